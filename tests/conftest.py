@@ -41,7 +41,7 @@ def migrations_read():
 
 
 def pytest_configure(config):
-    """Have each worker collect the whole suite from another file on."""
+    """Have each worker start collecting the suite at a different file."""
     if "PYTEST_XDIST_WORKER" in os.environ and config.args == [TESTS.name]:
         config.args = own_part_first(sorted(map(str, TESTS.rglob("test_*.py"))))
 
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Keep what is loaded by now out of each later collection of garbage."""
+    """Exempt what is loaded by now from later garbage collections."""
     gc.freeze()
 
 

@@ -1,4 +1,4 @@
-"""State stores: the durable place of every job's batch state."""
+"""State stores, which keep every job's batch state."""
 
 from iscp_dagster.batches.factory import state_store
 from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, StateWrite

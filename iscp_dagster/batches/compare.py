@@ -62,21 +62,21 @@ def layout_text(layout: Layout) -> str:
 
 
 def settled(write: StateWrite, found: Held | None) -> Held | FenceError | None:
-    """The outcome of the write if it is done or lost; None while it is still to be done."""
+    """The outcome of the write if it is done or lost; None while it is pending."""
     if found is not None and to_text(found) == to_text(write.held):
         return found
     return None if same(found, write.seen) else lost(write, found)
 
 
 def same(one: Held | None, other: Held | None) -> bool:
-    """Whether both are nothing, or the same down to the microsecond and the layout."""
+    """Whether both are None, or equal down to the microsecond and the layout."""
     if one is None or other is None:
         return one is other
     return to_text(one) == to_text(other)
 
 
 def lost(write: StateWrite, found: Held | None) -> FenceError:
-    """The error of a write that came too late."""
+    """The error for a write that came too late."""
     return FenceError(
         f"State of job {write.key}: run {write.holder} saw {_named(write.seen)}, but found "
         f"{_named(found)}; another run has taken the state, so this run must stop here."
@@ -84,7 +84,7 @@ def lost(write: StateWrite, found: Held | None) -> FenceError:
 
 
 def checked(writes: Collection[StateWrite]) -> list[StateWrite]:
-    """The writes in the order of their ids. Raises ConfigError for those that no store takes."""
+    """The writes in the order of their ids. Raises ConfigError for one that no store takes."""
     (key, times), *_ = [*Counter(write.key for write in writes).most_common(1), (None, 0)]
     if times > 1:
         raise ConfigError(f"State of job {key}: written {times} times in one call; write it once.")
@@ -100,8 +100,8 @@ def _check_layout(write: StateWrite) -> None:
         raise ConfigError(f"State of job {write.key}: its layout is not JSON ({error}).") from None
     if json.loads(text) != write.record.layout:
         raise ConfigError(
-            f"State of job {write.key}: its layout {write.record.layout} would come back "
-            "from JSON changed; use JSON's types, and text as names."
+            f"State of job {write.key}: its layout {write.record.layout} would change "
+            "when stored as JSON; use JSON's types, and text as names."
         )
 
 

@@ -26,7 +26,7 @@ TOLERATE = "ISCP_TOLERATE_STATE_MISMATCH"
 
 @dataclass(frozen=True, kw_only=True)
 class Backing:
-    """Where a store may live: in the ISCP log's database, or behind a ClickHouse."""
+    """Where a store may keep states: in the ISCP log's database, or behind a ClickHouse."""
 
     log_url: str | None = field(default=None, repr=False)
     endpoint: Endpoint | None = None
@@ -41,7 +41,7 @@ def state_store(
 ) -> StateStore:
     """The store that the setting names; `ensure` it before its first use.
 
-    `sql` lives in the ISCP log's database, `keepermap` in the Keeper behind ClickHouse, with
+    `sql` keeps states in the ISCP log's database, `keepermap` in the Keeper behind ClickHouse,
     `keepermap:database/path` at that path. Others are an entry point of `GROUP`, named by the part
     of the setting before a colon, or `package.module:Name`; each is called as a `Maker`. Raises
     ConfigError for a setting that names no store, or if the store's place is not given.
@@ -114,7 +114,7 @@ def _sql(_: str, backing: Backing) -> StateStore:
     from iscp_dagster.batches.sql import SqlStates
 
     if backing.log_url is None:
-        raise ConfigError("state_store 'sql' lives in the ISCP log's database; set ISCP_LOG_URL.")
+        raise ConfigError("state_store 'sql' needs the ISCP log's database; set ISCP_LOG_URL.")
     return SqlStates(backing.log_url)
 
 
@@ -122,7 +122,7 @@ def _keepermap(setting: str, backing: Backing) -> StateStore:
     from iscp_dagster.batches.keepermap import KeeperMapStates
 
     if backing.endpoint is None:
-        raise ConfigError("state_store 'keepermap' lives behind ClickHouse; set CLICKHOUSE_URL.")
+        raise ConfigError("state_store 'keepermap' needs ClickHouse; set CLICKHOUSE_URL.")
     found = KEEPERMAP.fullmatch(setting)
     place = {name: said for name, said in found.groupdict().items() if said} if found else {}
     return KeeperMapStates(backing.endpoint, **place)

@@ -26,7 +26,7 @@ from iscp_dagster.model.errors import FenceError, IscpError, SetupError, Unavail
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
-# KEEPER_EXCEPTION; INVALID_STATE, of a table that was loaded while its Keeper was away.
+# KEEPER_EXCEPTION; INVALID_STATE, of a table that was loaded while its Keeper was down.
 _OF_KEEPER = {999, 668}
 _NOT_AS_SEEN = 395
 _NOT_SET_UP = {36, 139}
@@ -36,8 +36,8 @@ class KeeperMapStates(StateStore):
     """A StateStore in a KeeperMap table, one row per key.
 
     Stores with the same `path` share their states, also on different ClickHouse servers; each
-    server has its own table for that path. With several Keeper nodes `read` may return a state of
-    a moment ago; a write that has seen it gets a FenceError.
+    server has its own table for that path. With several Keeper nodes `read` may return an
+    outdated state; a write that has seen it gets a FenceError.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class KeeperMapStates(StateStore):
             (made,) = client.query(self._sql.made).first_row
         if self._sql.path not in made:
             raise SetupError(
-                f"The state table {self._sql.table} has another path than {self._sql.path}: "
-                f"{made}. Name another database for this one (ISCP_STATE_STORE="
-                "keepermap:database/path), or drop the table, which deletes its states."
+                f"The state table {self._sql.table} does not have the path {self._sql.path}: "
+                f"{made}. Use another database (ISCP_STATE_STORE=keepermap:database/path), or "
+                "drop the table, which deletes its states."
             )
 
     def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
@@ -88,7 +88,7 @@ class KeeperMapStates(StateStore):
     def _written(
         self, writes: Sequence[StateWrite], send: Callable[[Sequence[StateWrite]], Outcomes]
     ) -> Outcomes:
-        """Send all in one Keeper transaction, and again without those found done or lost."""
+        """Send all in one Keeper transaction; if it fails, retry without those done or lost."""
         outcomes: dict[StateKey, Held | FenceError] = {}
         while writes:
             try:
@@ -102,7 +102,7 @@ class KeeperMapStates(StateStore):
         return outcomes
 
     def _settled(self, writes: Sequence[StateWrite]) -> dict[StateKey, Held | FenceError]:
-        """The outcomes that are settled: a statement that failed may have been carried out."""
+        """The outcomes that are settled: a statement that failed may have taken effect."""
         found = self.read([write.key for write in writes])
         known = {write.key: settled(write, found.get(write.key)) for write in writes}
         return {key: outcome for key, outcome in known.items() if outcome is not None}
@@ -140,7 +140,7 @@ class KeeperMapStates(StateStore):
             raise named from error
 
     def _named(self, error: IscpError, doing: str) -> IscpError | None:
-        """The error as one of Keeper, of the comparison or of the set-up, if it is one."""
+        """The error that names Keeper, the comparison or the set-up as the cause, if it is one."""
         code = getattr(error.__cause__, "code", None)
         if code in _OF_KEEPER:
             return UnavailableError(
@@ -150,7 +150,7 @@ class KeeperMapStates(StateStore):
         if code == _NOT_AS_SEEN:
             return FenceError(f"States changed while they were compared ({doing}); plan again.")
         if code in _NOT_SET_UP and isinstance(error, ClickHouseError):
-            return SetupError(f"{error}. What KeeperMap needs: docs/state-stores.md")
+            return SetupError(f"{error}. See docs/state-stores.md for what KeeperMap needs.")
         return None
 
 

@@ -15,7 +15,7 @@ COLUMNS = ("state_id", "account_id", "table_id", "job_name", "job_id", "held")
 LINES = "JSONCompactEachRow"
 
 PATIENCE = {
-    # Retry for about a second when Keeper fails; after that the next iteration does.
+    # Retry for about a second when Keeper fails; after that the next iteration retries.
     "keeper_max_retries": 4,
     "keeper_retry_initial_backoff_ms": 50,
     "keeper_retry_max_backoff_ms": 500,

@@ -20,12 +20,12 @@ class MemoryStates(StateStore):
         self._held: dict[StateKey, Held] = {}
         self._lock = threading.Lock()
         _LOG.warning(
-            "state_store: memory is for tests only: states end with this process, and nothing is "
-            "written exactly once after a restart; set sql or keepermap"
+            "state_store: memory is for tests only: states are lost with this process, so "
+            "nothing is exactly-once after a restart; use sql or keepermap"
         )
 
     def ensure(self) -> None:
-        """Nothing to make."""
+        """Nothing to do."""
 
     def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
         with self._lock:

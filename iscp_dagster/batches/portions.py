@@ -36,6 +36,6 @@ def _size(write: StateWrite) -> int:
     if size > MOST_CHARACTERS:
         raise ConfigError(
             f"State of job {write.key}: {size} characters with its layout, but KeeperMap takes "
-            f"{MOST_CHARACTERS}; keep states in sql."
+            f"at most {MOST_CHARACTERS}; keep states in sql."
         )
     return size

@@ -14,7 +14,7 @@ from iscp_dagster.model.specs import checked_name
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class StateKey:
-    """Whose batch a state is: an index of a tenant, under one registration of the job."""
+    """Whose batch a state describes: an index of a tenant, under one registration of the job."""
 
     tenant: str
     table_id: str
@@ -69,24 +69,24 @@ Outcomes = Mapping[StateKey, Held | FenceError]
 
 
 class StateStore(Protocol):
-    """The one durable place of batch states. Every write is a compare-and-set.
+    """The one place that keeps batch states. Every write is a compare-and-set.
 
-    Safe under callers from several threads and processes. A store that does not answer raises
-    UnavailableError; the write may have happened or not, and repeating the call finds out.
+    Safe to call from several threads and processes. A store that does not answer raises
+    UnavailableError; the write may or may not have happened; repeating the call settles it.
     """
 
     def ensure(self) -> None:
         """Make the store ready to use. Idempotent, and safe from several processes at once."""
 
     def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
-        """What is held for the keys, as far as they have been written, in a few round trips."""
+        """The states held for those keys that have been written, in a few round trips."""
         ...
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
         """Replace what each write's holder has seen; each key once.
 
-        Keys are independent: one that is not as seen has a FenceError as its outcome and is left
-        as it is, the others are written. A write that is repeated after its answer was lost has
+        Keys are independent: one that is not as seen has a FenceError as its outcome and stays as
+        it is, the others are written. A write that is repeated after its answer was lost has
         the outcome of the first attempt, unless another write came after it. Raises ConfigError,
         before anything is written, for a repeated key or a layout that is not JSON.
         """

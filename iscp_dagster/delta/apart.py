@@ -1,4 +1,4 @@
-"""How each of many tenants is read: asked of as many at a time as have the same answer."""
+"""How each of many tenants is read, planned for as many at a time as possible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def by_plan(
 ) -> Mapping[ReadPlan, frozenset[str]]:
     """Every answer of `plan`, with the tenants that it is for.
 
-    `plan` answers for a set of tenants, perhaps an empty one: a tail only if all can have it.
+    `plan` answers for a set of tenants, perhaps an empty one: a tail only if all can have one.
     """
     whole = plan(tenants)
     if whole.kind is ReadKind.TAIL or len(tenants) == 1:
@@ -20,7 +20,7 @@ def by_plan(
     anyone = plan(frozenset())
     if anyone.kind is ReadKind.SNAPSHOT:
         return {anyone: tenants}
-    # What is missing for some tenants is no reason to read the others as a snapshot.
+    # A reason that concerns some tenants must not make the others snapshots.
     found: dict[ReadPlan, frozenset[str]] = {}
     waiting = _halves(tenants)
     while waiting:

@@ -88,7 +88,7 @@ def reading(location: str) -> Iterator[None]:
     """Wrap every Spark action that reads `location`: turn its failures into this project's errors.
 
     FeedGoneError: read a snapshot instead (a newer one, if this was one). SourceError: a person
-    repairs. UnavailableError: retry with a new session. Errors not from Spark pass unchanged.
+    must repair it. UnavailableError: retry with a new session. Other errors pass unchanged.
     """
     try:
         yield

@@ -60,7 +60,7 @@ def read_range(
 
 @dataclass(frozen=True, kw_only=True)
 class Feed:
-    """The change feed of a table, asked for many tenants: what is the same for all is found once.
+    """A table's change feed, for many tenants: what is the same for all is looked up once.
 
     Valid until the log is polled again.
     """
@@ -73,7 +73,7 @@ class Feed:
     _opened: dict[str | None, list[tuple[int, str]]] = field(
         default_factory=dict, init=False, repr=False
     )
-    """By tenant the version and path of each file that a reader of its feed opens; None: of all."""
+    """By tenant (None: all), version and path of each file that a reader of its feed opens."""
     _looked: set[int] = field(default_factory=set, init=False, repr=False)
     """The versions that `_opened` covers."""
 
@@ -93,7 +93,7 @@ class Feed:
     def first_drop(self, after: int, upto: int) -> int | None:
         """The first commit in (after, upto] that drops columns and does nothing else.
 
-        None also where the log does not hold a commit, or the columns before it.
+        None also where the log lacks a commit, or the columns before it.
         """
         if (after, upto) not in self._drops:
             self._drops[after, upto] = _first_drop(self.log, after, upto)
@@ -111,7 +111,7 @@ class Feed:
         ]
         if self.log.files.missing(opened) is None:
             return WHOLE
-        # The same for all tenants, which are then read together.
+        # One reason for all tenants, so that they are read together.
         return _gone(f"VACUUM removed files of the changes of versions {after + 1} to {upto}")
 
     def _look(self, after: int, upto: int) -> None:

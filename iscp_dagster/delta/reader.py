@@ -1,7 +1,7 @@
 """Rows of a Delta table through Spark: a snapshot, or the changes of a range of versions.
 
 Both give the selected columns, `_version` (bigint), `_timestamp` (bigint, microseconds since the
-epoch, of the row's last commit) and `_deleted` (boolean): source timestamps stand beside the data,
+epoch, of the row's last commit) and `_deleted` (boolean): source timestamps are beside the data,
 never in it. Frames are lazy: put every action inside `failures.reading`.
 """
 
@@ -131,7 +131,7 @@ def changes(
 def _gathered(rows: Any, selection: Selection, partitions: int) -> tuple[Any, list[Any]]:
     """The rows with all changes of a key in one partition, and the columns that identify a key.
 
-    `FOLDED` marks a key that for some index is the same as another one there.
+    `FOLDED` marks a key that some index treats as equal to another one there.
     """
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.connect.window import Window
@@ -172,7 +172,7 @@ def _added(rows: Any, selection: Selection, partitions: int) -> Any:
 
 
 def _sortable(rows: Any, name: str) -> Any:
-    """The column; of maps and variants, which Spark cannot order or hash, the JSON text."""
+    """The column; for maps and variants, which Spark cannot order or hash, its JSON text."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     kind = rows.schema[name].dataType.simpleString()

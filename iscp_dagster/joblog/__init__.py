@@ -1,1 +1,1 @@
-"""The life cycle of jobs and its log: in memory here, in SQL below."""
+"""The lifecycle of jobs, and the ISCP log: in memory here, in SQL below."""

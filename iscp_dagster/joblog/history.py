@@ -74,7 +74,7 @@ class Bookmark:
 
     @staticmethod
     def sign_of(at: datetime, registration: int) -> str:
-        """A text that tells an entry from another one with its number."""
+        """A text that tells apart two entries with the same number."""
         return short(f"{at.timestamp():.6f} {registration}")
 
 

@@ -52,7 +52,7 @@ class Iteration:
         return Range(from_=self.from_, to=self.to)
 
     def only(self, jobs: Iterable[JobKey]) -> Iteration:
-        """Its part for these of its jobs; at least one."""
+        """Its part for these jobs of it, at least one."""
         chosen = tuple(jobs)
         return replace(self, tenants=frozenset(key.tenant for key in chosen), jobs=chosen)
 
@@ -76,12 +76,12 @@ def waiting(jobs: Iterable[Job]) -> tuple[Iteration, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Recall:
-    """What claims need to know of earlier batches, besides the jobs' rows."""
+    """What claims need to know about earlier batches, besides the jobs' rows."""
 
     previous: Mapping[JobKey, BatchRecord] = field(default_factory=dict)
     """A state store's records; each overrides its row's batch, if the row has one."""
     unrepeatable: frozenset[JobKey] = frozenset()
-    """The jobs whose unconfirmed batch can no longer be read and is to be set aside."""
+    """The jobs whose unconfirmed batch can no longer be read and must be set aside."""
     tolerate_state_mismatch: bool = False
     """Whether a range that lies before the recorded batch is skipped instead of rejected."""
     unread: bool = False
@@ -95,9 +95,9 @@ ROWS_ALONE = Recall()
 class Claim:
     """The right to write one job's part of an iteration, until its row's `seq` moves.
 
-    `range` ends where the job stands after the last of `steps`; they are written in order, and
+    `range` ends where the job is after the last of `steps`; they are written in order, and
     the first is recorded as BEFORE. `fence` is the row's `seq`. `previous` is the record that was
-    found, `case` how `range` relates to it.
+    found, and `case` says how `range` relates to it.
     """
 
     key: JobKey

@@ -2,7 +2,7 @@
 
 A lease is a name with a time in the ISCP log, by the log's clock alone. A run renews its own while
 it works; the runner renews those of the iterations it has queued and of the tables it looks at.
-Anybody may free a job whose lease has run out, and nobody a running job whose lease has not.
+Anybody may free a job whose lease has run out; nobody may free a running job whose lease has not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 BEATS = 6
-"""How many times a run renews its lease in the time that one lasts."""
+"""How many times a run renews its lease before it would run out."""
 
 
 @dataclass(frozen=True, kw_only=True)

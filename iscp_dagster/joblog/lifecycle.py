@@ -64,7 +64,7 @@ def unregistered(job: Job, now: datetime) -> Job:
 def updated(job: Job, change: SpecUpdate, now: datetime) -> Job:
     """With its new spec; a run that holds it goes on under the old one.
 
-    A changed consumer, also if only its columns or options changed, gets all rows again; an
+    A changed consumer, even if only its columns or options changed, gets all rows again; an
     iteration that waits for a worker then starts from START.
     """
     spec = change.applied(job.spec)
@@ -203,7 +203,7 @@ def failed(job: Job | None, claim: Claim, code: int, message: str, now: datetime
 def all_enqueued(
     rows: Mapping[JobKey, Job], iteration: Iteration, run_id: str, now: datetime
 ) -> tuple[list[Job], dict[JobKey, FenceError]]:
-    """Enqueue the jobs that are still as the iteration has them; errors for the others."""
+    """Enqueue the jobs whose rows still fit the iteration; errors for the others."""
     changed: list[Job] = []
     lost: dict[JobKey, FenceError] = {}
     for key in iteration.jobs:
@@ -372,7 +372,7 @@ def _due(job: Job | None, key: JobKey, iteration: Iteration, event: Event) -> Jo
         )
     if job.watermark.version != iteration.from_.version:
         raise FenceError(
-            f"Job {key} stands at version {job.watermark.version}, but the iteration starts from "
+            f"Job {key} is at version {job.watermark.version}, but the iteration starts from "
             f"{iteration.from_.version}; plan again."
         )
     return job

@@ -66,7 +66,7 @@ class MemoryLog:
         return copy
 
     def ensure(self) -> None:
-        """Nothing to make."""
+        """Nothing to do."""
 
     def register(self, tenant: str, name: JobID, table_id: str, spec: JobSpec) -> bool:
         row = NewJob(tenant=tenant, name=name, table_id=table_id, spec=spec)

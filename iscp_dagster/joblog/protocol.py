@@ -44,13 +44,13 @@ class SharedLog(Protocol):
     """A log in a database that others may write to in the same transaction."""
 
     def within(self, connection: Any) -> JobLog:
-        """The log, with every method part of the caller's transaction."""
+        """The log, with every method in the caller's transaction."""
 
 
 class JobLog(Protocol):
     """The one durable record of jobs. Each method is one transaction.
 
-    Safe under callers from several threads and processes. A row that another writer moved
+    Safe to call from several threads and processes. A row that another writer moved
     raises FenceError; a log that does not answer raises UnavailableError.
     """
 
@@ -74,7 +74,7 @@ class JobLog(Protocol):
 
         Without `revive` a dropped row stays dropped, and a standing registration, if there is one
         now, overrides a row's spec. An index has one consumer for all its tenants: a row with
-        another one is given theirs, or without `adopt` raises ConfigError.
+        another one gets theirs, or without `adopt` raises ConfigError.
         """
 
     def unregister(self, tenant: str | None, name: JobID, table_id: str | None = None) -> bool:
@@ -141,15 +141,15 @@ class JobLog(Protocol):
     def enqueue(self, iteration: Iteration, run_id: str) -> Mapping[JobKey, FenceError]:
         """Set the iteration's jobs pending for `run_id`: a run's id, or the name of a dispatch.
 
-        It gets the lease of a queued iteration. A job that is not startable, or does not stand at
-        the iteration's start, is left as it is; returns only those.
+        It gets the lease of a queued iteration. A job that is not startable, or whose watermark is
+        not the iteration's start, stays as it is; returns only those.
         """
 
     def queued(self, run_id: str) -> tuple[Iteration, ...]:
         """The iterations that still wait for `run_id`, ordered by where they start.
 
-        That is the one that was enqueued, less the jobs that were taken from it since. Its jobs
-        that are to be rebuilt since then are a second one, from START.
+        That is the one that was enqueued, without the jobs taken from it since. Those of its jobs
+        that must be rebuilt since then form a second one, from START.
         """
 
     def begin(
@@ -164,11 +164,11 @@ class JobLog(Protocol):
     ) -> tuple[Claim, ...]:
         """Claim the iteration's jobs, in its order: running, first step recorded BEFORE.
 
-        Each job must be startable and stand at the iteration's start; a pending one must wait
-        for `run_id` or `queued_as`. Otherwise FenceError names it and no row changes. The run gets
-        a lease, which it must `keep` while it works. `layouts` has those that are not as `layout`,
-        by tenant. The claim's steps replay or set aside a batch
-        that an earlier run left unconfirmed, and reject or skip a range that contradicts it.
+        Each job must be startable, with the iteration's start as its watermark; a pending one must
+        wait for `run_id` or `queued_as`. Otherwise FenceError names it and no row changes. The run
+        gets a lease, which it must `keep` while it works. `layouts` has, by tenant, those that
+        differ from `layout`. The claim's steps replay or set aside a batch that an earlier run left
+        unconfirmed, and reject or skip a range that contradicts it.
         """
 
     def advance(self, steps: Collection[Done]) -> Mapping[JobKey, Claim | FenceError]:
@@ -241,7 +241,7 @@ class JobLog(Protocol):
     def carry_over(self, table_id: str, to: str) -> tuple[JobKey, ...]:
         """Register a table's jobs for `to`, which took its place, and drop them; returns the new.
 
-        Each keeps its spec, and its pause, and begins at START; a job that `to` has already stays
+        Each keeps its spec, and its pause, and begins at START; a job that `to` already has stays
         as it is. Idempotent.
         """
 
@@ -252,16 +252,16 @@ class JobLog(Protocol):
         """The tenants whose job of that name has not yet given its consumer all rows."""
 
     def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
-        """Where the table's live jobs stand: every (job name, watermark's version, state)."""
+        """The (job name, watermark's version, state) of the table's live jobs, each once."""
 
     def watermarks(self, table_id: str) -> tuple[Moment, ...]:
         """The watermarks of the table's live jobs, each version and time once."""
 
     def tenants(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
-        """The tenants with a live job of the table, or with one that stands before `behind`."""
+        """The tenants with a live job of the table, or with one at a version before `behind`."""
 
     def tenants_of_runs(self, names: Collection[str]) -> frozenset[str]:
-        """The tenants of jobs that these runs and dispatches had, as rows and history tell."""
+        """The tenants of jobs that these runs and dispatches had, from rows and history."""
 
     def holders(
         self, table_id: str, tenants: Collection[str] | None = None
@@ -284,7 +284,7 @@ class JobLog(Protocol):
     def flush(self, moves: Mapping[JobKey, Range]) -> int:
         """Move idle jobs over ranges in which their tenants' data did not change.
 
-        Only jobs that are live and completed, stand at their range's start, have had their first
+        Only jobs that are live and completed, are at their range's start, have had their first
         iteration and have no unconfirmed batch; only their watermark changes. Returns how many
         moved. Idempotent.
         """
@@ -314,7 +314,7 @@ class JobLog(Protocol):
         """What jobs used since then, ordered by tenant and job; `table` is `database.table`."""
 
     def prune(self, before: datetime) -> int:
-        """Delete the history from before that time, and old leases; returns how many entries.
+        """Delete history entries from before that time, and old leases; returns how many entries.
 
         The newest entry stays: bookmarks name it.
         """

@@ -14,8 +14,8 @@ from iscp_dagster.model.errors import IscpError
 def kept(log: JobLog, run_id: str) -> Iterator[None]:
     """Renew the run's lease, in a thread, until the block ends.
 
-    If the log does not answer, the next beat tries again. A run that stood still for longer than
-    its lease may have lost its jobs; its claims tell it so, this does not.
+    If the log does not answer, the next beat tries again. A run that hung for longer than
+    its lease may have lost its jobs; it learns that from its claims, not here.
     """
     over = threading.Event()
 

@@ -16,7 +16,7 @@ def joined(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) ->
     """Fit `spec` to the other jobs of its index, dropped ones included.
 
     All jobs of an index have the same consumer. If `spec` has another one, `adopt` takes theirs;
-    without it, raises ConfigError. If all others are dropped, it begins a new generation instead.
+    without it, raises ConfigError. If all others are dropped, `spec` begins a new generation.
     """
     consumer = spec.detail.consumer
     found = sorted(others, key=lambda job: (job.drop_at is None, job.drop_at or job.create_at))

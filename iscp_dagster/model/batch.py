@@ -1,7 +1,7 @@
 """The batch state machine: one pure decision over two ranges.
 
-Offsets are commit versions. A range is half-open, (from, to]: where others write `minOffset` and
-`maxOffset`, the first is `from + 1`, the second `to`.
+Offsets are commit versions. A range is half-open, (from, to]: `minOffset` elsewhere is `from + 1`
+here, `maxOffset` is `to`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Phase(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRecord:
-    """What is remembered of a job's previous batch."""
+    """The record of a job's previous batch."""
 
     range: Range
     phase: Phase
@@ -88,7 +88,7 @@ class Action(str, Enum):
 
 WRITES = frozenset({Action.REPLAY, Action.INSERT})
 SETTLES = WRITES | {Action.DEAD_LETTER}
-"""The actions after which nothing is left to do for the range."""
+"""The actions that finish a range."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +119,8 @@ def decide(
     """Decide what to do with `incoming` after `previous` (docs/exactly-once.md has the table).
 
     `tolerate_state_mismatch` skips an invalid range instead of rejecting it. Without `repeatable`
-    the chunks of an unconfirmed range cannot be made again, and it is set aside. Two refinements,
-    since Delta's ranges, unlike Kafka's, can be read again: a new range after an unconfirmed one
+    an unconfirmed range is set aside, since its chunks cannot be made again. Delta's ranges, unlike
+    Kafka's, can be read again, hence two refinements: a new range after an unconfirmed one
     replays that one first, so no data is skipped; and a range that begins inside the previous one
     and ends after it counts as overlapping.
     """
@@ -149,9 +149,9 @@ def claim_steps(
 ) -> tuple[Case, tuple[Step, ...]]:
     """The steps an iteration over `incoming` takes, each with its layout.
 
-    An initial synchronization starts from scratch. An unconfirmed batch is taken whole, since
-    Delta can be read again; so it never has the case `contains`, and only a batch that is not
-    `repeatable` goes to the dead letters.
+    An initial synchronization starts from scratch. The range grows to cover an
+    unconfirmed batch, since Delta can be read again; so the case is never `contains`, and only a
+    batch that is not `repeatable` goes to the dead letters.
     """
     if incoming.initial:
         return Case.NONE, (Step(action=Action.INSERT, range=incoming, layout=layout),)

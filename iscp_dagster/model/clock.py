@@ -9,10 +9,10 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
 Clock = Callable[[], datetime]
-"""Gives the present as an aware UTC time."""
+"""Returns the current time, aware UTC."""
 
 NewId = Callable[[], int]
-"""Gives a positive number below 2**63 that was not given before."""
+"""Returns a new positive number below 2**63."""
 
 _RANDOM_BITS = 20
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
@@ -22,18 +22,18 @@ DURATION = "a number and ms, s, m, h, d or w, such as 90s or 1.5h"
 
 
 def utc_now() -> datetime:
-    """The present, aware UTC, microseconds."""
+    """The current time: aware UTC, microseconds."""
     return datetime.now(timezone.utc)
 
 
 def new_id() -> int:
-    """Milliseconds since the epoch with 20 random bits behind: ordered by time, fits a bigint."""
+    """Milliseconds since the epoch and 20 random bits: ordered by time, fits a bigint."""
     millis = time.time_ns() // 1_000_000
     return millis << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
 
 
 def duration(text: object) -> timedelta | None:
-    """The length of time that `text` says, as in `90s`; None for other text, and for eternities."""
+    """The length of time in `text`, such as `90s`; None for other text, or if it is too long."""
     match = _LENGTH.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
         return None

@@ -1,6 +1,6 @@
-"""What consumes an iteration's data.
+"""Consumers of an iteration's data.
 
-Batches are Arrow record batches. An insert batch has the job's columns and beside them
+Batches are Arrow record batches. An insert batch has the job's columns plus
 `_version` (int64, the commit) and `_timestamp` (microseconds, UTC); a
 delete batch has tenant, key and these two.
 """
@@ -35,11 +35,11 @@ class DataRetriever(Protocol):
 
     @property
     def tenants(self) -> frozenset[str]:
-        """The tenants whose rows come: all that are due for the same commits."""
+        """The tenants whose rows it delivers: all that are due for the same commits."""
 
     @property
     def registrations(self) -> Mapping[str, int]:
-        """By tenant, its job's registration; with the range it identifies the tenant's delivery."""
+        """The registration of each tenant's job; with the range it identifies the delivery."""
 
     @property
     def range(self) -> Range:
@@ -47,11 +47,11 @@ class DataRetriever(Protocol):
 
     @property
     def data_type(self) -> DataType:
-        """Whether all rows come, or only changes."""
+        """Whether it delivers all rows or only changes."""
 
     @property
     def fences(self) -> Mapping[str, int]:
-        """By tenant, a number that grows with every run that takes the tenant's job.
+        """For each tenant, a number that grows with every run that takes the tenant's job.
 
         Reject a run whose number is lower than one you have seen: another run has taken over.
         """
@@ -91,14 +91,14 @@ class DataRetriever(Protocol):
         """Reject one tenant's rows: only its job fails, and no more of its rows come."""
 
     def sent_again(self) -> None:
-        """Report that rows were sent again, since no answer came: the first may still land."""
+        """Report that rows were sent again, since no answer came: the first copy may still land."""
 
     def update_watermark(self, connection: Any = None) -> None:
         """Move the watermark in the consumer's own transaction, once everything is consumed.
 
         `connection` is a SQLAlchemy connection to the database that holds the ISCP log; what the
         consumer writes through it commits together with the watermark. Later calls do nothing.
-        Raises FenceError if some tenant's job was taken: roll the transaction back, which has that
+        Raises FenceError if a tenant's job was taken: roll back the transaction, since it has that
         tenant's rows too. `consume` is called again for the others.
         Without a connection, or without a call, the watermark moves after `consume` returns, so the
         same range may come again after a crash: writing it again must then change nothing.

@@ -9,6 +9,6 @@ BYTES = 4
 
 
 def short(text: str) -> str:
-    """Six letters, digits, `-` or `_`; two texts collide once in four thousand million."""
+    """Six letters, digits, `-` or `_`; two texts collide once in four billion."""
     digest = hashlib.blake2b(text.encode(), digest_size=BYTES).digest()
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")

@@ -9,7 +9,7 @@ class IscpError(Exception):
     """The root of every error this package raises.
 
     `code` is 0 for success, 1-9999 for a temporary failure (the next iteration retries), 10000
-    and above for a permanent one (a person repairs).
+    and above for a permanent one (a person must repair it).
     """
 
     code = 10_000

@@ -33,7 +33,7 @@ def imported(module: str) -> ModuleType:
 
 
 def load_object(name: str, group: str, what: str, built_in: str = "") -> Any:
-    """Load what an entry point of `group`, or an import path `module:Name`, names.
+    """Load an entry point of `group`, or the object at an import path `module:Name`.
 
     `built_in` lists, for messages, what else the name may be. Raises ConfigError.
     """
@@ -51,7 +51,7 @@ def load_object(name: str, group: str, what: str, built_in: str = "") -> Any:
 
 
 def object_at(name: str, what: str) -> Any:
-    """Load what an import path `module:Name` names. Raises ConfigError."""
+    """Load the object at an import path `module:Name`. Raises ConfigError."""
     if not _is_path(name):
         raise ConfigError(f"The {what} {name!r} is not an import path such as package.module:Name.")
     module, _, attribute = name.partition(":")
@@ -104,7 +104,7 @@ def _places(error: BaseException, root: str) -> Iterator[tuple[str, int]]:
 
 
 def _short(file: str, root: str) -> str:
-    """The file's path from its package on."""
+    """The file's path, beginning with its package."""
     parts = _parts(file)
     at = len(parts) - 1 - parts[::-1].index(root) if root in parts else -1
     return "/".join((*parts[at:-1], Path(file).name))

@@ -16,11 +16,11 @@ from iscp_dagster.model.states import ACTIVE, Event, JobState
 ERROR_TEXT_LIMIT = 4_000
 """Characters of an error message that are kept."""
 TENANT_BYTES = 1_024
-"""The longest name of a tenant, in UTF-8. PostgreSQL's indexes take 2,704 bytes for a whole entry;
-object stores take as much for a whole path.
+"""The longest name of a tenant, in UTF-8. PostgreSQL limits an index entry to 2,704 bytes,
+object stores limit a path to 1,024.
 """
 MOST_SHOWN = 100
-"""Characters of a refused name that a message shows."""
+"""How many characters of a rejected name a message shows."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -74,7 +74,7 @@ class NewJob:
 class JobStatus:
     """The latest iteration: range, times, code, message, row counts.
 
-    `attempts` counts the failures in a row; `shared_by` counts the jobs that the iteration was
+    `attempts` counts consecutive failures; `shared_by` counts the jobs that the iteration was
     claimed for, which share one scan.
     """
 
@@ -124,7 +124,7 @@ class Job:
 
     `seq` grows with every change except of spec and pause, also across registrations: it is the
     fence of the run that holds the job. `run_id` is the run of the latest iteration; `batch` is its
-    record. A paused job is not planned until it is resumed; what is queued or runs goes on.
+    record. A paused job is not planned until it is resumed; what is queued or running goes on.
     `happened` is the event that turned an earlier row into this one; a log writes it to its
     history.
     """
@@ -142,10 +142,10 @@ class Job:
     run_id: str | None = None
     batch: BatchRecord | None = None
     queued_to: Moment | None = None
-    """Where the iteration that waits for its run ends; it starts at the watermark."""
+    """The end of the iteration that waits for its run; it starts at the watermark."""
     paused_at: datetime | None = None
     rebuild: bool = False
-    """The job is to be built again: start over when the running iteration has ended."""
+    """Whether to build the job again: start over when the running iteration has ended."""
     changed_at: datetime | None = None
     """When the row last made a transition, other than of spec or pause."""
     collected_at: datetime | None = None
@@ -168,19 +168,19 @@ def checked_tenant(tenant: Any) -> str:
         return tenant
     shown = repr(tenant)
     raise ConfigError(
-        f"The tenant {shown if len(shown) <= MOST_SHOWN else f'{shown[:MOST_SHOWN]}…'} is not "
-        f"storable as a name: it must be text without NUL, of at most {TENANT_BYTES:,} bytes. "
+        f"The tenant {shown if len(shown) <= MOST_SHOWN else f'{shown[:MOST_SHOWN]}…'} cannot "
+        f"be stored as a name: it must be text without NUL, of at most {TENANT_BYTES:,} bytes. "
         "Rename it in the source."
     )
 
 
 def is_name(tenant: str) -> bool:
-    """Whether databases can store the text as a tenant's name, and find it by an index."""
+    """Whether databases can store and index the text as a tenant's name."""
     return storable(tenant) == tenant and len(tenant.encode()) <= TENANT_BYTES
 
 
 def storable(text: str) -> str:
-    """`text` without what SQL text columns refuse: NUL and halves of surrogate pairs."""
+    """`text` without what SQL text columns reject: NUL and halves of surrogate pairs."""
     return text.replace("\0", "").encode(errors="replace").decode()
 
 

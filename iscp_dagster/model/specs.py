@@ -18,7 +18,7 @@ class _Empty:
 
 
 EMPTY: Any = _Empty()
-"""What a field that was not given holds until `_fill` puts its default there."""
+"""The value of a field that was not given, until `_fill` sets its default."""
 
 
 def _fill(record: Any, defaults: Mapping[str, Any]) -> None:
@@ -30,7 +30,7 @@ def _fill(record: Any, defaults: Mapping[str, Any]) -> None:
 
 
 MOST_PRIORITY = 2**31 - 1
-"""The highest priority, and the lowest below zero: every database and reader of JSON holds it."""
+"""The highest priority; negated, the lowest: every database and JSON reader can hold it."""
 DEFAULT_TYPE = "default"
 """The trigger that keeps the jobs of a table in step with each other."""
 
@@ -193,19 +193,19 @@ class JobSpec:
 
 
 def check_priority(priority: Any) -> None:
-    """Raises ConfigError for what is no priority."""
+    """Raises ConfigError unless it is a priority within bounds."""
     whole = isinstance(priority, int) and not isinstance(priority, bool)
     if not whole:
         raise ConfigError(f"The priority {priority!r} is not a whole number.")
     if abs(priority) > MOST_PRIORITY:
         raise ConfigError(
-            f"The priority {priority} is beyond the bounds; use one from -{MOST_PRIORITY} to "
+            f"The priority {priority} is out of bounds; use one from -{MOST_PRIORITY} to "
             f"{MOST_PRIORITY}."
         )
 
 
 def checked_name(what: str, name: Any) -> str:
-    """`name` if it is a non-empty text that prints on one line. Raises ConfigError if not."""
+    """`name` if it is non-empty text that prints on one line. Raises ConfigError if not."""
     if isinstance(name, str) and name and name.isprintable():
         return name
     raise ConfigError(f"The {what} {name!r} is not a name; use printable text.")

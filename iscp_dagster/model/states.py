@@ -20,7 +20,7 @@ class JobState(IntEnum):
     CANCELED = 2
     """It was canceled; the next one may be planned."""
     ERROR = 3
-    """It failed with a permanent error; a person repairs."""
+    """It failed with a permanent error; a person must repair it."""
     COMPLETED = 4
     """It finished, or none has begun; the next one may be planned."""
 
@@ -110,7 +110,7 @@ ACTIVE = frozenset({JobState.PENDING, JobState.RUNNING})
 
 
 def after(event: Event, state: JobState | None, job: object) -> JobState:
-    """The state that `event` leads to. Raises TransitionError naming `job` if it may not."""
+    """The state that `event` leads to. Raises TransitionError naming `job` if not allowed."""
     transition = TRANSITIONS[event]
     if state in transition.allowed:
         return transition.target if transition.target is not None else JobState(state or 0)

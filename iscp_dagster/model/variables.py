@@ -1,4 +1,4 @@
-"""Environment variables that several rooms read or set."""
+"""Environment variables that several packages read or set."""
 
 CLICKHOUSE_URL = "CLICKHOUSE_URL"
 CLICKHOUSE_URLS = "CLICKHOUSE_URLS"

@@ -1,4 +1,4 @@
-"""The jobs that a declaration stands for."""
+"""The jobs that follow from a declaration."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def new_jobs(
     *,
     but: Collection[tuple[str, str]] = (),
 ) -> list[NewJob]:
-    """One job per spec and tenant, `but` not those (tenant, job name)."""
+    """One job per spec and tenant, except the (tenant, job name) pairs in `but`."""
     return [
         NewJob(tenant=tenant, name=name, table_id=table_id, spec=spec)
         for name, spec in specs.items()

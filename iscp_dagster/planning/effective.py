@@ -23,7 +23,7 @@ class EffectiveJob:
     job: Job
     agrees: Moment
     """Up to here its index agrees with its source. Later than the watermark where only columns
-    changed in between, which the next iteration has to see."""
+    changed in between, which the next iteration must see."""
 
     def in_step(self, latest: Moment) -> bool:
         """Whether the job is up to date with its table at `latest`."""
@@ -31,9 +31,9 @@ class EffectiveJob:
 
 
 def effective_jobs(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[EffectiveJob]:
-    """Where the jobs of one table stand, idle ones moved to just before their tenant's next change.
+    """The jobs of one table, idle ones moved to just before their tenant's next change.
 
-    A job that is not idle stays where it is, and so does one whose log cannot tell what changed.
+    A job stays where it is if it is not idle, or if the Delta log cannot tell what changed.
     """
     movable = {job.key for job in jobs if _may_move(job, upto) and delta_log.has(job.watermark)}
     ends = _ends(delta_log, {job.watermark.version for job in jobs if job.key in movable}, upto)
@@ -58,11 +58,11 @@ def effective(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[
 def _ends(delta_log: DeltaLog, versions: Collection[int], upto: Moment) -> dict[int, Moment]:
     """By version, how far a job may move from there when its tenant does not change.
 
-    Leaves out the versions since which the log cannot tell what changed.
+    Leaves out versions after which the log cannot tell what changed.
     """
     ends: dict[int, Moment] = {}
     stated: int | None = START.version
-    # Lowest first: the changes that the log indexes for it serve the others.
+    # Lowest first: the index that the log builds for it serves the others.
     for version in sorted(versions):
         if delta_log.tells(version, upto.version):
             if stated is not None and stated <= version:

@@ -1,9 +1,9 @@
 """Cuts iterations of a long backlog into steps, and joins those of many tenants.
 
 Triggers plan tenant by tenant, up to the latest commit; `sync.bounds` limits a step. Iterations are
-joined if they have the same priority and job names, if there is a version that all of them can be
-read from, and one that they end at: one scan serves all tenants that a commit changed. A step may
-end earlier than its bounds allow, where others do.
+joined if they have the same priority and job names, and can start at one version and end at one:
+one scan then serves all tenants that a commit changed. A step may end earlier than its bounds
+allow, to end with others.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from iscp_dagster.sync.reader import SMALL_BYTES
 NEVER = datetime.min.replace(tzinfo=timezone.utc)
 MOST_TENANTS = 1_000
 """Tenants read in one scan. Each has a partition in ClickHouse; a block with a thousand takes a
-second, one with ten thousand a quarter of a minute."""
+second, one with ten thousand fifteen seconds."""
 MOST_BYTES = SMALL_BYTES
-"""Bytes in the lake of tenants read in one scan; a larger tenant is read alone."""
+"""Bytes, as in the lake, of the tenants read in one scan; a larger tenant is read alone."""
 PARTS = 8
 """How many such scans a run may do in sequence: Dagster hears of them when the run ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Due:
-    """An iteration that may be run, with its jobs as the ISCP log has them."""
+    """An iteration that may run, with its jobs as the ISCP log has them."""
 
     iteration: Iteration
     jobs: Sequence[Job]
@@ -46,13 +46,13 @@ class Due:
 
     @property
     def soonest(self) -> int:
-        """The earliest version that it may end at: a step takes a third of what it could."""
+        """The earliest version that it may end at: a step takes at least a third of its range."""
         after, last = self.iteration.from_.version, self.iteration.to.version
         return last - (last - after) * 2 // 3 if self.cut else last
 
     @property
     def since(self) -> int:
-        """The earliest version that it may be read from: nothing changed up to its start."""
+        """The earliest version that it may be read from: nothing changed until its start."""
         return max(job.watermark.version for job in self.jobs)
 
     @property
@@ -66,7 +66,7 @@ class Due:
         flush_jobs(log, self.jobs, [replace(job, watermark=start) for job in self.jobs])
 
     def enqueue(self, log: JobLog, name: str) -> Iteration | None:
-        """Queue it as `name`, less the jobs that others took since; None if that is all of them."""
+        """Queue it as `name`, without the jobs that others took since; None if they took all."""
         self.flush(log)
         taken = log.enqueue(self.iteration, name)
         left = [key for key in self.iteration.jobs if key not in taken]
@@ -76,7 +76,7 @@ class Due:
 def bounded(
     deployment: Deployment, feed: Feed, iteration: Iteration, jobs: Collection[Job]
 ) -> Iteration:
-    """The iteration, or its first step where the change feed lets it be read in steps.
+    """The iteration, or its first step if the change feed allows reading it in steps.
 
     A commit that drops columns begins a step.
 
@@ -100,7 +100,7 @@ def bounded(
 
 
 def joined(due: Sequence[Due], delta_log: DeltaLog) -> list[Due]:
-    """Join into as few iterations as possible, each within the tenants and bytes of one run.
+    """Join into as few iterations as possible, each within one run's tenants and bytes.
 
     The longest-waiting come first. Iterations of one tenant are not joined: its trigger has kept
     them apart.
@@ -134,7 +134,7 @@ def parts(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration]:
 
 
 def _ended(members: Sequence[Due]) -> list[list[Due]]:
-    """The members by their ends: the fewest, and for each member the latest that it may have."""
+    """The members grouped by as few ends as possible, each with the latest that it may have."""
     ends = sorted({each.iteration.to for each in members if not each.cut})
 
     def end(each: Due) -> Moment | None:
@@ -181,7 +181,7 @@ def _packed(members: Sequence[Due], start: Moment, delta_log: DeltaLog) -> Itera
 def _sizes(
     delta_log: DeltaLog, start: Moment, to: Moment, tenants: Collection[str]
 ) -> dict[str, int]:
-    """Bytes of the changes per tenant; of the snapshot where that is read instead, or may be."""
+    """Bytes per tenant: of the changes, or of the snapshot if that is or may be read instead."""
     after, upto = start.version, to.version
     tail = after >= 0 and feed_state(delta_log, after, upto, tenants).available
     known = dict(delta_log.bytes_written(after, upto)) if tail else {}

@@ -20,7 +20,7 @@ AT_REST = "|"
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatch:
-    """An iteration to run; `name` is what the ISCP log knows it by until its run begins."""
+    """An iteration to run; `name` is its name in the ISCP log until its run begins."""
 
     source: SourceTable
     iteration: Iteration
@@ -41,7 +41,7 @@ class Look:
     problems: list[Problem] = field(default_factory=list)
     """All current problems."""
     risen: frozenset[str] = frozenset()
-    """The tables whose problems are new, or differ from those told before."""
+    """The tables whose problems are new, or differ from those reported before."""
     settled: frozenset[str] = frozenset()
     """The tables whose problems are over."""
     elsewhere: frozenset[str] = frozenset()
@@ -60,12 +60,12 @@ class Look:
         return [each for each in self.problems if each.table == table]
 
     def signs(self) -> dict[str, str]:
-        """By table with problems, a digest of them."""
+        """A digest of the problems of each table that has any."""
         return {name: sign(self.of(name)) for name in sorted({e.table for e in self.problems})}
 
     @property
     def quiet(self) -> bool:
-        """Whether it found nothing to do or to tell."""
+        """Whether it found nothing to do or to report."""
         return not (self.dispatches or self.risen or self.settled or self.forgot)
 
 
@@ -75,14 +75,14 @@ class Cursor:
 
     marks: dict[str, str] = field(default_factory=dict)
     at_rest: dict[str, str] = field(default_factory=dict)
-    """The tables at rest, with their terms (`planning.declared`): after a restart the runner need
-    only find out what happened to them since."""
+    """The tables at rest, with their terms (`planning.declared`): after a restart the runner only
+    needs to find out what happened to them since."""
     heard: Bookmark | None = None
-    """How far the ISCP log's history was taken in for `at_rest`."""
+    """How far the ISCP log's history was read for `at_rest`."""
     untold: dict[str, list[Untold]] = field(default_factory=dict)
-    """The ranges whose tenants are still to be told of."""
+    """The ranges whose tenants are not all reported yet."""
     told: dict[str, str] = field(default_factory=dict)
-    """By table, a digest of the problems that were told."""
+    """By table, a digest of the problems that were reported."""
     unreadable: bool = False
 
     @classmethod
@@ -126,7 +126,7 @@ def marks_of(before: Cursor, sources: Iterable[SourceTable]) -> dict[str, str]:
 
 
 def remember(before: Cursor, after: Cursor, look: Look) -> tuple[frozenset[str], frozenset[str]]:
-    """Note the problems told by now in `after`; return the tables with risen and settled ones."""
+    """Note the problems reported so far in `after`; return the tables with new and settled ones."""
     kept = {name: said for name, said in before.told.items() if name in look.left_out}
     after.told = kept | look.signs()
     risen = (name for name in look.signs() if before.told.get(name) != after.told[name])

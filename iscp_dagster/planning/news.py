@@ -1,7 +1,7 @@
-"""Keeps track of the changed tenants still to be told of, a bounded number at a time.
+"""Keeps track of changed tenants not yet reported, to report a bounded number at a time.
 
-Telling Dagster of one tenant costs some 10 ms, so a commit that touches every tenant is spread over
-several reports. What is left is remembered as ranges of versions and the last tenant told,
+Reporting one tenant to Dagster takes some 10 ms, so a commit that touches every tenant is spread
+over several reports. What is left is remembered as ranges of versions and the last tenant reported,
 never as a list of tenants.
 """
 
@@ -15,7 +15,7 @@ from iscp_dagster.model.moment import Moment
 
 @dataclass(frozen=True, kw_only=True)
 class Untold:
-    """The tenants changed in (after, upto] that sort after `told`; None: all, from the start."""
+    """The tenants changed in (after, upto], or all if `after` is None, that sort after `told`."""
 
     after: Moment | None
     upto: Moment
@@ -34,7 +34,7 @@ class Untold:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """The tenants of one range to tell of now, sorted."""
+    """The tenants of one range to report now, sorted."""
 
     after: Moment | None
     upto: Moment
@@ -42,7 +42,7 @@ class Told:
 
 
 def with_range(pending: Sequence[Untold], after: Moment | None, upto: Moment) -> list[Untold]:
-    """Add (after, upto] to `pending`; extends its last range if none of that was told yet."""
+    """Add (after, upto] to `pending`; extends its last range if none of that was reported yet."""
     if pending and not pending[-1].told:
         return [*pending[:-1], replace(pending[-1], upto=upto)]
     return [*pending, Untold(after=after, upto=upto)]
@@ -51,7 +51,7 @@ def with_range(pending: Sequence[Untold], after: Moment | None, upto: Moment) ->
 def tell(
     pending: Sequence[Untold], changed: Callable[[Untold], Collection[str]], room: int
 ) -> tuple[list[Told], list[Untold]]:
-    """At most `room` tenants to tell of, oldest range first, and what then stays pending."""
+    """At most `room` tenants to report, oldest range first, and what stays pending."""
     news: list[Told] = []
     rest: list[Untold] = list(pending)
     while rest and room > 0:

@@ -1,7 +1,7 @@
-"""Tells people what the runner's looks found: changed tenants, and problems of tables.
+"""Reports what the runner's looks found: changed tenants, and problems of tables.
 
-Kept apart from the looks, so that telling of a thousand tenants delays no run: what is still to
-be told is the difference between what was told and how far the runner has looked.
+Kept apart from the looks, so that reporting a thousand tenants delays no run. What is not yet
+reported lies between the last report and how far the runner has looked.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class News:
 
 @dataclass(kw_only=True)
 class Report:
-    """What to tell now; `cursor` holds a mark and ranges per table, never an entry per tenant."""
+    """What to report now; `cursor` holds a mark and ranges per table, never an entry per tenant."""
 
     cursor: str
     news: list[News] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     """All current problems."""
     risen: frozenset[str] = frozenset()
-    """The tables whose problems are new, or differ from those told before."""
+    """The tables whose problems are new, or differ from those reported before."""
     settled: frozenset[str] = frozenset()
     """The tables whose problems are over."""
 
@@ -79,9 +79,9 @@ class Reporter:
         return {n: mark for n, mark in found.items() if mark and n not in look.left_out}
 
     def _tell(self, untold: dict[str, list[Untold]], report: Report, look: Look) -> None:
-        """Tell of changed tenants while there is room, shared out among the tables.
+        """Report changed tenants while there is room, shared among the tables.
 
-        Only tables that were looked at: waiting for another's store may take as long again.
+        Only of tables that were looked at: waiting for another's store may take as long again.
         """
         seen = self._marks(look)
         waiting = [e for e in self.runner.sources if e.name in seen and untold.get(e.name)]

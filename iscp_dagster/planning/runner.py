@@ -32,7 +32,7 @@ MOST_DISPATCHES = 200
 """Iterations dispatched in one look; Dagster submits six or seven runs a second."""
 BEGINNING = 20.0
 """Seconds of a look for taking in tables that were not looked at since the start; the others
-wait for the next look, since Dagster gives a tick a minute."""
+wait for the next look, since Dagster limits a tick to a minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,18 +70,18 @@ class Runner:
     """Seconds between two polls of a table in an object store."""
     monotonic: Callable[[], float] = time.monotonic
     ending: Callable[[], bool] = bool
-    """Whether the process is to end: then nothing more is queued, which nobody would run."""
+    """Whether the process is ending: it then queues nothing more, since nobody would run it."""
     _leading: dict[str, float] = field(default_factory=dict)
-    """By table, until when this runner surely holds its lease, by `monotonic`."""
+    """By table, until when this runner certainly holds its lease, by `monotonic`."""
     _tried: dict[str, int] = field(default_factory=dict)
     """In which look each table was last looked at."""
     _asked: dict[str, float] = field(default_factory=dict)
     """When each table was last asked for its next commit, by `monotonic`."""
     _looks: int = 0
     _missed: Bookmark | None = None
-    """From where the ISCP log has events that some watch has not taken in."""
+    """From where on the ISCP log has events that some watch has not taken in."""
     _heard: Bookmark | None = None
-    """From where it has the events since the last look began."""
+    """From where on it has the events since the last look began."""
     latest: Look | None = None
 
     def look(self, cursor: str | None) -> Look:
@@ -121,7 +121,7 @@ class Runner:
         return look
 
     def _in_turn(self, before: Cursor) -> list[SourceTable]:
-        """Tables without problems first: a store that does not answer takes its time.
+        """Tables without problems first: a store that does not answer takes long.
 
         Then those left out the longest; of equals, as at the start, those at rest, which cost next
         to nothing.
@@ -203,7 +203,7 @@ class Runner:
         self._heard = happened.upto
         if before.heard in {None, since}:
             return happened, before.at_rest if happened.whole else {}
-        # The bookmark of an earlier runner, or of this one's look whose cursor is not the latest.
+        # The bookmark of an earlier runner, or of an older look of this one.
         assert before.heard is not None
         others = log.touched(before.heard)
         if not others.whole:
@@ -219,7 +219,7 @@ class Runner:
         out = look.left_out - look.elsewhere
         behind = {name for name, watch in self.watches.items() if watch.mark} | rested.keys()
         since = self._missed if self._missed and behind & out else happened.upto
-        # The bookmark is also to know the newest entry: a log without it is another one.
+        # The bookmark must also name the newest entry: a log without it is another one.
         self._missed = replace(self.deployment.log.touched(None).upto, place=since.place)
         unsettled = out | {each.table for each in look.problems}
         after.at_rest = {name: rested[name] for name in rested.keys() & out} | {

@@ -1,4 +1,4 @@
-"""Problems of a table as it is now, other than that it cannot be read."""
+"""The current problems of a table."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def check_sole(
 ) -> None:
     """Raises ConfigError where another declaration has jobs for this table.
 
-    The ISCP log identifies jobs by the Delta table's id and their own names. Giving the `tenants`
-    concerned saves asking for all.
+    The ISCP log identifies jobs by the Delta table's id and their own names. Pass the `tenants`
+    concerned to avoid asking for all.
     """
     log = deployment.log
     # Tenants new to the log do not show whose table it is.
@@ -41,7 +41,7 @@ def check_sole(
     named = {".".join(each) for each in held}
     if others := sorted(named - {source.name}):
         raise ConfigError(
-            f"{source.name} is the same Delta table as {others[0]}, whose jobs follow it (id "
+            f"{source.name} is the same Delta table as {others[0]}, which has jobs for it (id "
             f"{table_id}). Declare the table once, with the indexes of both; or, if it has a new "
             f"name, unregister the jobs of {others[0]} for all tenants (`iscp job unregister`), "
             f"and register those of {source.name}."
@@ -58,7 +58,7 @@ def nameless(source: SourceTable, location: str, held: TenantSize | None) -> lis
     message = (
         f"{number} without a tenant: column {source.tenant!r} is null or empty (Spark stores both "
         "as null), or has a NUL character or more than "
-        f"{TENANT_BYTES:,} bytes, which databases do not store as a name. They are in no index; "
+        f"{TENANT_BYTES:,} bytes, which databases cannot store as a name. They are in no index; "
         "all other rows are indexed. Give them a tenant or delete them. "
         f"To delete those that are null or empty: DELETE FROM {where}"
     )

@@ -1,7 +1,7 @@
 """One source table as the runner watches it: its log, and the tenants that may be due.
 
 It can be rebuilt from the cursor, the table's log and the ISCP log; it is kept between looks so
-that a look's cost depends on what changed, not on what there is.
+that a look's cost depends on what changed, not on how much there is.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ GONE = "Table {name} was dropped or recreated: its id was {old} and is now {new}
 job again to build its index from the new table (`iscp job register`); until then the old rows \
 stay."
 
-LOST = "The log of table %s was restored or replaced: %d jobs are rebuilt, whose indexes were \
-built from commits that it does not have (version@microseconds %s)."
+LOST = "The log of table %s was restored or replaced: %d jobs are rebuilt, because their \
+indexes have commits that it lacks (version@microseconds %s)."
 LOGGER = logging.getLogger(__name__)
 
 Touches = Mapping[str, frozenset[str]]
@@ -169,7 +169,7 @@ class Watch:
         self.found = tuple(found)
 
     def _goes_on(self, before: LogMark, mark: LogMark) -> bool:
-        """Whether what is remembered of `before` holds: the table's log has only grown since."""
+        """Whether what is remembered from `before` holds: the table's log has only grown since."""
         if before == mark:
             return True
         return before.same_table(mark) and self.delta_log.goes_on_from(before)
@@ -195,7 +195,7 @@ class Watch:
         standing: Mapping[JobID, JobSpec],
         but: Collection[tuple[str, str]] = (),
     ) -> None:
-        """Register the self-registering and standing jobs, `but` not those (tenant, job).
+        """Register the self-registering and standing jobs, except the (tenant, job) pairs in `but`.
 
         Skips indexes with stranded jobs: a person decides whether they go on.
         """

@@ -76,8 +76,8 @@ def _parts(address: str) -> tuple[ParseResult, int]:
     placed = parts.hostname and port and ";" not in parts.netloc
     if not (address.startswith(SCHEME) and placed and parts.path in {"", "/"}):
         raise ConfigError(
-            f"SPARK_REMOTE, of {shown(address)}, is not sc://host:port[/;name=value;…]; "
-            "write a `/` within a value as %2F"
+            f"SPARK_REMOTE ({shown(address)}) is malformed; write it as "
+            "sc://host:port[/;name=value;…], and a `/` within a value as %2F."
         )
     return parts, port
 
@@ -87,7 +87,7 @@ def _parameters(address: str, text: str) -> dict[str, str]:
     for number, pair in enumerate(given, 1):
         if len(pair) != 2:  # noqa: PLR2004
             raise ConfigError(
-                f"parameter {number} of SPARK_REMOTE, of {shown(address)}, is not name=value; "
-                "write a `=` within a value as %3D"
+                f"Parameter {number} of SPARK_REMOTE ({shown(address)}) is not name=value; "
+                "write a `=` within a value as %3D."
             )
     return {name: unquote(value) for name, value in given}

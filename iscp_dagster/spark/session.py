@@ -29,8 +29,8 @@ CLOSED = "INVALID_HANDLE.SESSION_CLOSED"
 """The condition of a session that timed out or was released: its name cannot be used again."""
 SILENT = "does not answer. Start it (`iscp up`), or set SPARK_REMOTE."
 REFUSED = (
-    "did not get the token that it asks for. Set SPARK_REMOTE to an address with that token; for "
-    "the stack of `iscp up`, `iscp env` prints it."
+    "got no token, or a wrong one. Set SPARK_REMOTE to an address with its token; for the stack "
+    "of `iscp up`, `iscp env` prints it."
 )
 GENERATIONS = 2**20
 UNAUTHENTICATED = "UNAUTHENTICATED"
@@ -97,7 +97,7 @@ def _join(remote: str, settings: Settings) -> SparkSession:
             if not _is_closed(error):
                 raise
     raise UnavailableError(
-        f"No name of a shared session up to {GENERATIONS} is left. Restart Spark."
+        f"Spark has closed every shared session tried, up to number {GENERATIONS}. Restart Spark."
     )
 
 
@@ -170,7 +170,7 @@ def _is_closed(error: Exception) -> bool:
 
 @contextmanager
 def _unavailable(remote: str) -> Iterator[None]:
-    """Report any failure as a server that does not answer or refuses; hide its token."""
+    """Report any failure as a server that does not answer or rejects; hide its token."""
     try:
         yield
     except IscpError:

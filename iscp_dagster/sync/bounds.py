@@ -13,8 +13,8 @@ from iscp_dagster.model.jobs import Job
 class Bounds:
     """The most versions, bytes as written in the lake, and rows of one iteration; at least 1 each.
 
-    The limit on rows keeps chunks so few, even if one task writes them all, that ClickHouse still
-    knows their tokens at a replay.
+    The limit on rows keeps chunks few enough, even if one task writes them all, for ClickHouse to
+    still know their tokens at a replay.
     """
 
     versions: int = 500

@@ -36,9 +36,9 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> IndexKind:
     shard = changes.pop(SHARD, None)
     if shard is not None and declared is not None and declared.kind != info.type:
         raise ConfigError(
-            f"{_head(source, info)}: it keeps a shard of a {declared.kind} index, and a "
-            f"{info.type} index is spread over servers only where it is declared. Declare it as "
-            f"one, and rebuild its shards ({_rebuild(source, info)})."
+            f"{_head(source, info)}: it keeps a shard of a {declared.kind} index, and only "
+            f"a declared {info.type} index can be spread over servers. Declare it as one, and "
+            f"rebuild its shards ({_rebuild(source, info)})."
         )
     if info.columns:
         changes["columns"] = info.columns
@@ -117,7 +117,7 @@ def columns_of(
 
 
 def load_consumer(info: ConsumerInfo) -> Callable[[SourceTable, ConsumerInfo], Any]:
-    """What makes a consumer of the user's: an entry point of `GROUP`, or `module:Name`.
+    """What makes a user's consumer: an entry point of `GROUP`, or `module:Name`.
 
     Raises ConfigError.
     """

@@ -70,9 +70,9 @@ class Deployment:
             session.stop()
 
     def joining_spark(self) -> Deployment:
-        """The same, with its Spark session being joined for the first call of `spark`.
+        """The same, but already joining its Spark session, for the first call of `spark`.
 
-        That call raises what joining did; where none comes, nobody waits.
+        That call raises what joining raised; if it never comes, nobody waits.
         """
         joined: Future[SparkSession] = Future()
 

@@ -57,7 +57,7 @@ def delivered(
 
 @dataclass
 class _GroupStep:
-    """One step's scans: `waiting` are still to make."""
+    """One step's scans; `waiting` are not made yet."""
 
     reader: Reader
     ledger: Ledger
@@ -161,7 +161,7 @@ def _planned(reader: Reader, group: Sequence[Claim]) -> dict[ReadPlan, list[Clai
     by_tenant = {tenant: plan for plan, some in plans.items() for tenant in some}
     tails = [each for each in group if by_tenant[each.key.tenant].kind is ReadKind.TAIL]
     if not reader.source.keys:
-        # A batch may have been begun whose record a repair deleted.
+        # A repair may have deleted the record of a batch that was begun.
         forgotten = tenants_of([claim for claim in group if claim.previous is None])
         by_tenant |= dict.fromkeys(forgotten & tenants_of(tails), UNKNOWN)
     by_tenant |= dict.fromkeys(_replaced(reader, tails), REPLACED)
@@ -193,7 +193,7 @@ def _replaced(reader: Reader, claims: Sequence[Claim]) -> frozenset[str]:
 def _scanned(
     reader: Reader, trial: Trial, settled: dict[JobKey, Claim | None]
 ) -> Generator[tuple[list[Claim], Written], None, None]:
-    """Gives the claims of each index, and what the scan wrote for them; drops staged rows after.
+    """Yield the claims of each index, and what the scan wrote for them; drop staged rows last.
 
     Raises what the scan raises, except an error that some of the iteration's tenants may cause.
     """
@@ -206,7 +206,7 @@ def _scanned(
         scanned = scan(reader, wanted, sinks) if sinks else {}
     except IscpError as error:
         told = Error.of(error)
-        # These claims may be lost, and others of the iteration not.
+        # These claims may be lost while others of the iteration are not.
         if not several or not (told.unsure or isinstance(error, FenceError)):
             raise
         scanned = dict.fromkeys(writing, Written(reading=wanted, error=told, unsure=told.unsure))
@@ -326,8 +326,8 @@ def _aside(
     lost = sink.lost()
     errors = {
         tenant: UnrepeatableError(
-            f"Index {name}, tenant {tenant}: a run died over versions {range_}, which cannot be "
-            f"read again ({written.reading.plan.reason}). The index may have only some of their "
+            f"Index {name}, tenant {tenant}: a run died writing versions {range_}, which cannot "
+            f"be read again ({written.reading.plan.reason}). The index may have only some of their "
             "rows. Replay this letter to rebuild the tenant, or drop it to leave the index as it "
             "is."
         )

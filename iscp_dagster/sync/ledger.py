@@ -39,7 +39,7 @@ class Ledger:
     _held: dict[StateKey, Held] = field(default_factory=dict)
 
     def previous(self, log: JobLog, iteration: Iteration) -> Mapping[JobKey, BatchRecord]:
-        """What the store holds of the iteration's index jobs; no entry where it holds nothing."""
+        """What the store holds for the iteration's index jobs; no entry where it holds nothing."""
         if self.store is None:
             return {}
         keys = {state_key(job): job.key for job in _jobs(log, iteration)}

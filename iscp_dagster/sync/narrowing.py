@@ -1,4 +1,4 @@
-"""Finds out which of many tenants a failure is of: they are tried again in smaller sets."""
+"""Finds out which of many tenants cause a failure, by trying them again in smaller sets."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Trial:
     reading: Reading
     claims: Sequence[Claim]
     failed: Mapping[str, Error] = field(default_factory=dict)
-    """By job name, how they failed together: smaller sets are to be scanned instead."""
+    """By job name, how they failed together: scan smaller sets instead."""
 
 
 @dataclass
 class Narrowing:
     """What was learned, by job name and kind of reading.
 
-    Until a scan succeeds, tenants are tried alone, since that soon tells whether all fail. Then the
+    Until a scan succeeds, tenants are tried alone, since that soon shows whether all fail. Then the
     others are tried in halves. When too many in a row fail alone, the rest of a failed set is given
     up. Each run tries the tenants in an order of its own, so that none is always given up.
     """
@@ -70,9 +70,9 @@ class Narrowing:
 
 
 def untried(claim: Claim, error: Error) -> UntriedError:
-    """Why the claim fails for now: `error` was that of a set of tenants.
+    """Why the claim fails for now: `error` is that of a set of tenants.
 
-    It gives no more than the error's code, since the text may name a key of another tenant.
+    It has only the error's code, since the text may name a key of another tenant.
     """
     return UntriedError(
         f"Job {claim.key} failed together with other tenants (code {error.code}), and was not "

@@ -92,7 +92,7 @@ Moved = Mapping[JobKey, FenceError] | Mapping[JobKey, Claim | FenceError]
 
 
 def publish(deployment: Deployment, deliveries: Sequence[Delivery]) -> list[Delivery | Failed]:
-    """Serve the rows written to one index and move the watermarks; nothing else moves them.
+    """Serve the rows written to one index and move the watermarks.
 
     Jobs are independent. A job that another writer took is not served; if it is taken while its
     snapshot is put in place, it starts over. Leaves alone what a consumer settled in its own
@@ -178,7 +178,7 @@ def _confirmed(
         key: each if isinstance(each, Claim) else failed(claims[key], each)
         for key, each in outcomes.items()
     }
-    # The log itself may be what does not answer.
+    # The log itself may be down.
     with suppress(IscpError):
         wrong = refuse(deployment, [each for each in found.values() if isinstance(each, Failed)])
         found |= {each.claim.key: each for each in wrong}

@@ -39,11 +39,11 @@ SMALL_BYTES = 32 * 1024 * 1024
 MOST_ROWS = 500_000
 """The most changes that one task holds in memory; Spark sorts more."""
 NUMBERS = pa.schema([("id", pa.int64())])
-"""What tasks that read files themselves are given."""
+"""The input of tasks that read files themselves."""
 
 
 SNAPSHOT = "snapshot"
-"""In the layout of a batch that is read as a snapshot."""
+"""Marks the layout of a batch that is read as a snapshot."""
 
 
 def may_be_partial(record: BatchRecord) -> bool:
@@ -146,7 +146,7 @@ class Reader:
 
     def _range_plan(self, range_: Range, tenants: frozenset[str]) -> ReadPlan:
         after = range_.from_
-        # Not in an object store: it takes requests, and the look that found the range due did it.
+        # Not in an object store: it takes requests, and the look that found the range did it.
         if self.delta_log.files.local and not self.delta_log.has(after):
             reason = f"commit {after.version} of the table is not the one that was last followed"
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
@@ -171,7 +171,7 @@ class Reader:
         return ""
 
     def _given_again(self, range_: Range) -> Mapping[str, str]:
-        """A column added in the range of which an index has earlier values, by tenant."""
+        """By tenant, a column added in the range that an index has earlier values of."""
         found: dict[str, str] = {}
         for info in filter(is_index, self.consumers):
             # An index that does not answer fails on its own, in `refused_kept`.
@@ -242,7 +242,7 @@ class Reader:
 
         They record that a run that dies leaves nothing in the served table.
         """
-        # Only batches without keys are set aside, which depends on it.
+        # This only matters for setting batches aside; batches with keys never are.
         if range_.initial or self.source.keys:
             return {}
         # A source that cannot be read fails its jobs later, once they are claimed.
@@ -256,7 +256,7 @@ class Reader:
     ) -> MappedFrame:
         """The rows of the range; changes with the system columns, a snapshot without.
 
-        `through_spark` even where the tasks could read the files themselves.
+        With `through_spark`, Spark reads even files that the tasks could read themselves.
         """
         plan, range_ = wanted.plan, wanted.range
         if plan.kind is ReadKind.SNAPSHOT:

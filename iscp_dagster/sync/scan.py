@@ -83,7 +83,7 @@ class Written:
     seconds: float = 0.0
     """Duration of the whole scan, the same for all its sinks."""
     error: Error | None = None
-    """Why it failed for all others."""
+    """Why it failed for all other tenants."""
     unsure: bool = False
     """Whether one of these may have caused the error."""
     again: bool = False
@@ -227,7 +227,7 @@ def _less(share: Share, tenants: Collection[str]) -> Share:
 def _made_ready(
     reader: Reader, sink: Sink, share: Share
 ) -> tuple[IndexStore, Mapping[str, IscpError]]:
-    """The index's tables, closed to earlier runs, and the tenants that it may not write, with why.
+    """The index's tables, closed to earlier runs, and an error for each tenant not to write.
 
     Raises the first of these errors where it may write none.
     """
@@ -300,7 +300,7 @@ def _run(
 
 
 def _rows_of(frame: DataFrame, *, one_by_one: bool) -> Iterable[dict[str, Any]]:
-    """The frame's rows. Fetched at once they cost one request; `collect` makes another."""
+    """The frame's rows. Fetching all at once takes one request; `collect` takes another."""
     if one_by_one:
         return (row.asDict() for row in frame.toLocalIterator())
     rows: list[dict[str, Any]] = frame.toArrow().to_pylist()

@@ -67,7 +67,7 @@ def _served(deployment: Deployment, info: ConsumerInfo) -> int | None:
 
 
 def serve_all(deployment: Deployment, sources: Sequence[SourceTable]) -> Served:
-    """Serve every complete generation that a run died before serving, or while serving.
+    """Serve every complete generation whose run died before it was fully served.
 
     Where there is nothing to do, asks ClickHouse only once per database.
     """

@@ -79,12 +79,12 @@ class Sink:
     def settle(self, connection: Any, retriever: Retriever) -> None:
         """Move the claims' watermarks in the consumer's transaction.
 
-        Raises FenceError, with those of the claims refused that the run no longer holds: the
+        Raises FenceError if the run no longer holds some of the claims, and refuses those: the
         transaction has their rows too, so it must be rolled back.
         """
         if not isinstance(self.log, SharedLog):
             raise ConfigError(
-                "The ISCP log is in no database whose transactions a consumer could share; call "
+                "This ISCP log is in no database, so consumers cannot share its transactions; call "
                 "update_watermark() without a connection."
             )
         joined = self.log.within(connection)
@@ -117,7 +117,7 @@ def lost(log: JobLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
     return {
         claim.key: FenceError(
             f"Job {claim.key} was taken from run {claim.run_id} by another writer; this "
-            "run publishes nothing more of it. The next iteration continues."
+            "run publishes nothing more for it. The next iteration continues."
         )
         for claim in claims
         if held.get(claim.key) != (claim.registration, claim.fence)
@@ -125,6 +125,6 @@ def lost(log: JobLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
 
 
 def _index(each: Job | Claim) -> tuple[str, str, str]:
-    """The index, whichever shard the job keeps, or all of it from before it was sharded."""
+    """The index, whether the job keeps a shard of it or, from before sharding, all of it."""
     shard = shard_of(each.spec.detail.consumer.options)
     return each.name.db, each.name.table, base_name(each.name.job, shard)

@@ -49,7 +49,7 @@ def dead_letters(
 ) -> list[DeadLetter]:
     """The letters in the databases of all `sources`. Raises UnavailableError.
 
-    An id may be the beginning of one. Raises ConfigError for an id that matches no letter.
+    An id may be a prefix. Raises ConfigError for an id that matches no letter.
     """
     if "" in ids:
         raise ConfigError("An id is empty; see `iscp dlq list`.")
@@ -147,7 +147,7 @@ def _jobs(deployment: Deployment, letter: DeadLetter) -> list[Job]:
 
 
 def _last(store: IndexStore, index: str) -> set[str]:
-    """The id of the last letter of each key, of all letters of the index."""
+    """The ids of the last letter of each key in the index."""
     database, target = _of(store), store.target(staged=False)
     letters = [each for each in database.found(index=index) if not each.whole_range]
     every = sorted(letters, key=lambda each: each.version)
@@ -171,7 +171,7 @@ def _unserved(deployment: Deployment, letter: DeadLetter) -> IscpError | None:
 
 def _written(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Replayed:
     target = store.target(staged=False)
-    # Columns that the index has gained since are left to their defaults.
+    # Columns that the index has gained since get their defaults.
     there = tuple(name for name in target.columns if name in row.schema.names)
     narrow = replace(target, columns=there)
     try:

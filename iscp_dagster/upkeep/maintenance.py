@@ -1,4 +1,4 @@
-"""Hourly maintenance: flushes watermarks and clears away what was dropped."""
+"""Hourly maintenance: flushes watermarks, deletes garbage, old staging tables and history."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Flushed:
 
 
 def flush_watermarks(deployment: Deployment, sources: Sequence[SourceTable]) -> Flushed:
-    """Write down how far the watermarks of idle jobs moved in memory.
+    """Write to the ISCP log how far the watermarks of idle jobs moved in memory.
 
     A restart then asks for changes since the last flush, not since the last change. Reads the
     tables' logs; touches no state and no status. Idempotent.
@@ -56,7 +56,7 @@ def flush_watermarks(deployment: Deployment, sources: Sequence[SourceTable]) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Garbage:
-    """A dropped job to clear away, and what of its index goes with it."""
+    """A dropped job to delete, and what to delete with it."""
 
     job: Job
     drops: str
@@ -70,7 +70,7 @@ class Garbage:
 def garbage(
     deployment: Deployment, sources: Sequence[SourceTable], kept: timedelta = KEPT
 ) -> list[Garbage]:
-    """The jobs dropped longer ago than `kept`, and what goes with each, by name. Reads only.
+    """The jobs dropped longer ago than `kept`, and what to delete with each, by name. Reads only.
 
     Only jobs of the `sources`: others in the log belong, or belonged, to another deployment.
     """
@@ -91,7 +91,7 @@ def garbage(
 def collect(
     deployment: Deployment, sources: Sequence[SourceTable], found: Sequence[Garbage]
 ) -> int:
-    """Drop the data, then the rows; returns how many rows. The next call continues a broken one.
+    """Drop the data, then the rows; returns how many rows. Resumes an interrupted call.
 
     A row that stays is marked, so that its data is dropped once. Raises the first error, after
     trying all.
@@ -124,7 +124,7 @@ def _alike(found: Iterable[Garbage]) -> Iterator[list[Garbage]]:
 def _dropped(
     deployment: Deployment, group: Sequence[Garbage], tenant_column: str | None
 ) -> tuple[Sequence[Garbage], Sequence[IscpError]]:
-    """Those whose data was dropped, and what the others failed with.
+    """Those whose data was dropped, and the errors of the others.
 
     A group that fails is dropped one by one, since one tenant may be the cause.
     """
@@ -141,7 +141,7 @@ def _dropped(
 
 
 def _drop(deployment: Deployment, group: Sequence[Garbage], tenant_column: str | None) -> None:
-    """Drop what ClickHouse holds of dropped jobs that are alike, their dead letters too."""
+    """Drop the data of a group's jobs in ClickHouse, and their dead letters."""
     first = group[0]
     name, tenants = first.job.name, [each.job.key.tenant for each in group]
     data = deployment.data(first.job.spec.detail.consumer)
@@ -208,7 +208,7 @@ def clear_staging(deployment: Deployment, sources: Sequence[SourceTable]) -> lis
 
 
 def prune_history(deployment: Deployment, kept: timedelta = HISTORY) -> int:
-    """Delete the history from longer ago than `kept`; returns how many entries."""
+    """Delete history entries older than `kept`; returns how many."""
     return deployment.log.prune(deployment.clock() - kept)
 
 
@@ -216,7 +216,7 @@ def _flush(deployment: Deployment, source: SourceTable) -> int:
     delta_log = deployment.delta_log(source)
     latest, table_id = delta_log.latest(), delta_log.table_id()
     if not all(map(delta_log.has, deployment.log.watermarks(table_id))):
-        return 0  # the table's log was put back: the next look rebuilds those jobs
+        return 0  # the table's log was restored: the next look rebuilds those jobs
     tenants = deployment.log.tenants(table_id, behind=latest.version)
     jobs = deployment.log.jobs(table_id=table_id, tenants=tenants)
     return flush_jobs(deployment.log, jobs, effective(delta_log, jobs, latest))

@@ -1,4 +1,4 @@
-"""Where every index of a source table stands, tenant by tenant."""
+"""The position of every index of a source table, tenant by tenant."""
 
 from __future__ import annotations
 

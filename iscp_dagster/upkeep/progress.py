@@ -1,4 +1,4 @@
-"""How far the first iteration of an index has come: rows staged, of rows in the source."""
+"""The progress of an index's first iteration: rows staged, of rows in the source."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Proof that an index and its source agree: same keys, same values, tenant by tenant.
+"""Checks that an index and its source agree: same keys, same values, tenant by tenant.
 
 Spark reads the source `VERSION AS OF` the watermark and the index out of ClickHouse, and joins
-the two by key; nothing of the writing path takes part in the comparison.
+the two by key; no code of the writing path takes part.
 """
 
 from __future__ import annotations

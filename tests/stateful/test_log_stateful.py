@@ -1,4 +1,4 @@
-"""Every ISCP log beside a small model of it, driven through whatever order hypothesis finds."""
+"""Every ISCP log against a small model of it, in any order of calls that hypothesis finds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def spec(key: JobKey) -> JobSpec:
 
 @dataclass
 class Row:
-    """What the model knows of a live job."""
+    """What the model knows about a live job."""
 
     state: str = "completed"
     at: int = -1
@@ -115,7 +115,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(1, 60), kept=st.sets(runs))
     def leases_run_out(self, seconds, kept):
-        """Those that are silent are freed, and those that live are not, whatever clocks say."""
+        """Silent runs' jobs are freed and live runs' are not, whatever the clocks say."""
         self.leases_at += seconds
         self.log.keep(kept, 30)
         self.until |= dict.fromkeys(kept, self.leases_at + 30)
@@ -225,7 +225,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @staticmethod
     def check_replay(claim: Claim, row: Row, iteration: Iteration) -> None:
-        """What may have been written is written again just so, before anything else."""
+        """What may have been written is written again unchanged, before anything else."""
         if row.unsure is None or row.at == -1:
             assert [step.action for step in claim.steps] == [Action.INSERT]
             assert claim.range == iteration.range

@@ -1,4 +1,4 @@
-"""The runner beside a small model: whatever happens in whatever order, no change is passed over."""
+"""The runner against a small model: whatever happens in whatever order, it misses no change."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from iscp_dagster.upkeep.maintenance import KEPT, collect, flush_watermarks, gar
 TENANTS = ("eu", "us", "xx")
 INDEXES = ("one", "two")
 MINE = "mine"
-"""A job that nothing declares, of a consumer that keeps no index."""
+"""A job that nothing declares, and whose consumer keeps no index."""
 tenants = st.sampled_from(TENANTS)
 dagsters = st.sampled_from([0, 1])
 names = st.sampled_from([*INDEXES, MINE])
@@ -55,14 +55,14 @@ START_AT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 class RunnerMachine(RuleBasedStateMachine):
-    """`changes` is what each version changed; `covered` what each registration was given of it.
+    """`changes` is what each version changed; `covered` is what each registration got of that.
 
     `gone` are the jobs that a person unregistered, and whether their data was collected.
     """
 
     clickhouse = "http://127.0.0.1:9"
     fired: ClassVar[Counter[str]] = Counter()
-    """How often rules did what they are there for."""
+    """How often rules had their effect."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class RunnerMachine(RuleBasedStateMachine):
         )
 
     def beside(self):
-        """The log as the other Dagster has it open."""
+        """The log as the other Dagster opened it."""
         return self.deployment.log
 
     def runner(self, who):
@@ -150,7 +150,7 @@ class RunnerMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(1, 200), alive=st.booleans(), waits=st.booleans())
     def leases_run_out(self, seconds, alive, waits):
-        """Who lives renews its own, and nobody frees it; who is silent may wake up later."""
+        """A live run renews its lease and keeps its jobs; a silent one may wake up later."""
         log = self.deployment.log
         active = {each.key: each.run_id for each in log.jobs() if each.active}
         for _ in range(0, seconds, 20):
@@ -222,7 +222,7 @@ class RunnerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.gone)
     @rule(later=st.booleans())
     def collect_garbage(self, later):
-        """What a person dropped a day ago loses its data once; only what nothing keeps is gone."""
+        """A job dropped a day ago loses its data once; its row goes only if nothing declares it."""
         self.now += KEPT + timedelta(seconds=1) if later else timedelta(0)
         live, log = self.deployment.log.jobs(), self.deployment.log
         due = {each.key for each in log.dropped(self.now - KEPT)}
@@ -275,7 +275,7 @@ class RunnerMachine(RuleBasedStateMachine):
         self.cancel(data.draw(st.sampled_from(active or TENANTS)))
 
     def cancel(self, tenant):
-        """What is queued for the tenant or runs loses its jobs, whose next iteration is planned."""
+        """The tenant's queued and running iterations lose their jobs, which are planned again."""
         jobs = self.deployment.log.jobs(tenant=tenant)
         active = [each.key for each in jobs if each.active]
         assert self.deployment.log.cancel(each.key for each in jobs) == tuple(sorted(active))
@@ -331,7 +331,7 @@ class RunnerMachine(RuleBasedStateMachine):
 
     @rule()
     def everything_calms_down_in_step(self):
-        """Without further trouble every job gets all there is."""
+        """Without further trouble every job gets every change."""
         for each in self.deployment.log.jobs():
             self.deployment.log.resume(each.key.tenant, each.name)
         self.repair()
@@ -395,7 +395,7 @@ def real(clickhouse_url):
 def _rules_fire(real):
     RunnerMachine.fired.clear()
     yield
-    # Chance brings these every time; the rarer ones have a test of their own below.
+    # Random runs always cause these; rarer ones have their own test below.
     assert all(RunnerMachine.fired[name] for name in ("unregistered", "canceled", "stood by"))
 
 

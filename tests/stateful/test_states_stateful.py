@@ -1,4 +1,4 @@
-"""Every state store beside a dict: runs that race, wake up late, and lose answers."""
+"""Every state store against a dict: runs that race, wake up late, and lose answers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def plain(held: Held | None) -> Any:
 
 
 class StatesMachine(RuleBasedStateMachine):
-    """`there` is the model; `seen` is what any run has ever been told, `sent` what any has sent."""
+    """`there` is the model; `seen` is all that runs have read, `sent` all that they sent."""
 
     def __init__(self, store: StateStore) -> None:
         super().__init__()

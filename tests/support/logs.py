@@ -104,7 +104,7 @@ def at(log: JobLog, version: int, *keys: JobKey) -> None:
 
 
 def carry_out(deployment, look):
-    """Do to the log what the runs of a look would."""
+    """Do to the log what a look's runs would do."""
     for dispatch in look.dispatches:
         claims = deployment.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name)
         for claim in claims:

@@ -135,7 +135,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class _Task:
-    """A partition whose function has yet to run, as the task of that number."""
+    """A partition whose function will run as the task of that number."""
 
     number: int
     function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]

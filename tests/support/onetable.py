@@ -159,7 +159,7 @@ def write_commit(table: Path, version: int, changed: Iterable[str], seconds: flo
     file = table / "_delta_log" / f"{version:020d}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join(map(json.dumps, actions)))
-    # A commit without a time of its own has its file's.
+    # A commit without its own time has its file's.
     os.utime(file, (seconds, seconds))
 
 

@@ -154,7 +154,7 @@ class Table:
         writer: NearSpark | None = None,
         **declared: Any,
     ) -> Table:
-        """Declare a table under a name of its own, and create it empty."""
+        """Declare a table under a new name, and create it empty."""
         options = {"key": "id", "tenant": "tenant", "indexes": indexes} | declared
         source = SourceTable(f"accept{next(NUMBERS)}.rows", **options)
         table = cls(deployment, source, writer=writer)

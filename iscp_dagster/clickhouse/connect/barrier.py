@@ -16,7 +16,7 @@ from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 
 NAME = "iscp_barrier_"
-"""Prefix of the constraint's name; its epoch follows. Replacing it names the one seen."""
+"""Prefix of the constraint's name. The epoch follows, so an ALTER names the one it replaces."""
 MOST_TENANTS = 1_000
 MOST_BYTES = 100_000
 """Limits for the tenants that a barrier lists; its floor applies to all others."""
@@ -57,8 +57,8 @@ class Barrier:
     def raised(self, tenants: Collection[str]) -> Barrier:
         """Return the next barrier, which rejects earlier epochs for these tenants.
 
-        Where there are too many tenants, a higher floor replaces those raised longest ago. It
-        rejects more than it must, which costs a run that began before one more attempt.
+        If there are too many tenants, a higher floor replaces those raised longest ago. The floor
+        also rejects inserts of earlier runs for other tenants; those runs need one more attempt.
         """
         epoch = self.epoch + 1
         kept, left = _latest({**self.tenants, **dict.fromkeys(tenants, epoch)})
@@ -91,7 +91,7 @@ class Barrier:
 
 
 def shown(database: str, table: str, epoch: int = 0) -> dict[str, str]:
-    """Return the setting that shows a statement's epoch, and by which it is found while it runs."""
+    """Return the setting that shows a statement's epoch; running statements are found by it."""
     return {"log_comment": f"{told(database, table)}{epoch}"}
 
 

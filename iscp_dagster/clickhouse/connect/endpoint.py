@@ -59,13 +59,13 @@ class Endpoint:
             # The text after a colon may be part of an unquoted password: do not show it.
             raise ConfigError(
                 f"The port in the CLICKHOUSE_URL of {parts.hostname!r} is not a number; write "
-                "http[s]://[user:password@]host[:port], a password percent-encoded."
+                "http[s]://[user:password@]host[:port], and percent-encode the password."
             ) from None
         if parts.path not in {"", "/"} or parts.fragment:
             raise ConfigError(
                 f"The CLICKHOUSE_URL of {parts.hostname!r} has a path, {parts.path!r}, which is "
-                "not allowed: an index lies in the database in its source table's name, or in "
-                "that of ?database=NAME. Write http[s]://[user:password@]host[:port]; a proxy that "
+                "not allowed: an index lies in its source table's database, or in that of "
+                "?database=NAME. Write http[s]://[user:password@]host[:port]; a proxy that "
                 "serves ClickHouse below a path needs a host or port of its own."
             )
         asked = _asked(parts.query)

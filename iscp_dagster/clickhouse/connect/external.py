@@ -1,4 +1,4 @@
-"""Rows that travel with a query (ClickHouse docs, "External Data for Query Processing")."""
+"""Rows sent with a query (ClickHouse docs, "External Data for Query Processing")."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Gate:
         """Reject inserts for these tenants that show an earlier epoch; return the new epoch.
 
         When it returns, no statement admitted earlier is running. The ALTER names the constraint
-        that it replaces, so of two racing calls the server refuses one. Raises IscpError.
+        that it replaces, so the server refuses one of two racing calls. Raises IscpError.
         """
         for _ in range(RACES):
             held = self._barrier()
@@ -99,7 +99,7 @@ class Gate:
             raise ClickHouseBusyError(
                 f"ClickHouse at {self.endpoint.address}: statements of an earlier run on "
                 f"{self.database}.{self.table} do not end ({', '.join(sorted(seen))}), so its rows "
-                "are left as they are. The next iteration tries again."
+                "stay unchanged. The next iteration tries again."
             )
 
     def _ended(self, seen: Collection[str], seconds: float) -> bool:
@@ -112,7 +112,7 @@ class Gate:
         return True
 
     def _running(self, among: Collection[str] | None = None) -> frozenset[str]:
-        """Return the ids of running statements on the table, of those in `among` if given."""
+        """Return the ids of the table's running statements; with `among`, only those in it."""
         if among is not None and not among:
             return frozenset()
         query = (

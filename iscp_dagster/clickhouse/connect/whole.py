@@ -1,6 +1,6 @@
 """Settings for complete results: nothing in the user's profile may drop rows silently.
 
-A limit stays a limit: when it is reached, the statement fails and says so (ClickHouse docs,
+Limits still apply: a statement that reaches one fails and says so (ClickHouse docs,
 "Restrictions on query complexity").
 """
 

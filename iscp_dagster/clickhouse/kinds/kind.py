@@ -69,14 +69,14 @@ class IndexKind(Index):
     def check_stored(
         self, source: SourceTable, field: DeltaField, stored: Stored, asked: str | None
     ) -> None:
-        """Raise SchemaError if the kind cannot use a column as it was `asked` for."""
+        """Raise SchemaError if the kind cannot use a column as `stored`; messages show `asked`."""
 
     def skip_indexes(self) -> Sequence[str]:
         """Return the INDEX clauses of the table."""
         return ()
 
     def view_beside(self, shape: Shape, selected: str) -> str:
-        """Return the SELECT of the view that `beside` names, of columns `selected`; empty: none."""
+        """Return the SELECT of the view `beside`, with the columns `selected`; empty: no view."""
         del shape, selected
         return ""
 

@@ -13,7 +13,7 @@ from iscp_dagster.model.errors import SchemaError
 def whole_vectors(target: Rows, rows: pa.Table, vector: str, dimension: int) -> pa.Table:
     """Check every live vector; replace those of deleted rows that the graph would refuse.
 
-    It accepts vectors of one length, without NaN and infinities.
+    The graph accepts vectors of one length, without NaN and infinities.
     """
     column = rows[vector].combine_chunks()
     gone = pc.cast(rows[target.deleted], pa.bool_()).combine_chunks()
@@ -22,7 +22,7 @@ def whole_vectors(target: Rows, rows: pa.Table, vector: str, dimension: int) -> 
     live = pc.and_not(wrong, gone)
     if pc.any(live).as_py():
         raise _misfit(target, rows.filter(live).slice(0, 1), vector, dimension)
-    # Others keep their last vector: one shared by all deleted rows would crowd out neighbours.
+    # Other deleted rows keep theirs: one shared by all deleted rows would crowd out neighbours.
     if pc.any(wrong).as_py():
         unit = pa.scalar([1.0, *[0.0] * (dimension - 1)], type=column.type)
         column = pc.if_else(wrong, unit, column)

@@ -1,4 +1,4 @@
-"""The source's rows as they are."""
+"""The source's rows, unchanged."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from iscp_dagster.clickhouse.kinds.kind import IndexKind
 
 @dataclass(frozen=True)
 class Mirror(IndexKind):
-    """The source's rows as they are, for SQL."""
+    """The source's rows, unchanged, for SQL."""
 
     kind: ClassVar[str] = "mirror"

@@ -16,7 +16,7 @@ class FullText(IndexKind):
     """A mirror with a `text` index on each column in `text`, for word search.
 
     `tokenizer` is a tokenizer expression of ClickHouse's text index, such as
-    `splitByNonAlpha` or `ngrams(3)`. Case is folded.
+    `splitByNonAlpha` or `ngrams(3)`. Case is ignored.
     """
 
     text: str | Sequence[str]

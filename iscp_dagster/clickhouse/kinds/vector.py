@@ -92,7 +92,7 @@ class Vector(IndexKind):
         if field.name == self.vector and stored.members[0].type.name not in FLOATS:
             raise SchemaError(
                 f"Vector column {field.name!r} of {source.name!r} cannot be kept as "
-                f"{asked!r}; the graph needs Array(T), T one of {', '.join(FLOATS)}."
+                f"{asked!r}; the graph needs Array(T), where T is one of {', '.join(FLOATS)}."
             )
 
     def skip_indexes(self) -> Sequence[str]:

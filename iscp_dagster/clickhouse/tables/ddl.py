@@ -135,7 +135,7 @@ class IndexTable:
 
     @property
     def views(self) -> tuple[str, ...]:
-        """All views that may be this index's, also of the kinds that earlier generations had."""
+        """All views that the index may have, including those of earlier generations' kinds."""
         return (self.view, *map(self.beside, views_beside()))
 
     @property
@@ -186,14 +186,14 @@ class IndexTable:
         if field.name in self.sharding_key and stored.type.bare.name in FLOATS:
             raise SchemaError(
                 f"Index {self.source.name}.{self.index.name}: the sharding key's {field.name!r} is "
-                f"{stored.type}, where 0 and -0 are one key with two hashes; shard by others."
+                f"{stored.type}, where 0 and -0 are one key with two hashes; use other columns."
             )
         # A tenant keeps the source's spelling, or nobody would find its rows.
         return replace(stored, as_written=field.name == self.source.tenant)
 
     @property
     def definition(self) -> str:
-        """What determines the tables besides the source's columns, as JSON; their comment."""
+        """What determines the tables besides the source's columns, as JSON: their comment."""
         source = {"key": list(self.source.keys), "tenant": self.source.tenant}
         return json.dumps(self.index.definition | source | {OWNER: self.owner}, sort_keys=True)
 
@@ -224,7 +224,7 @@ class IndexTable:
             f"CREATE OR REPLACE VIEW {self.name(self.view)} AS SELECT {selected} "
             f"FROM {self.final} SETTINGS {settings(EXACT_FINAL)}"
         )
-        # The plain view last: it determines which generation is served.
+        # Put the plain view last: it determines which generation is served.
         return [*self._views_beside(selected), plain]
 
     def _views_beside(self, selected: str) -> Iterator[str]:

@@ -117,9 +117,9 @@ class IndexData:
                 self._drop(table, "SYNC")
 
     def _take_away(self, table: str, generation: int) -> None:
-        """Rename the table, then drop it under a name of this call.
+        """Rename the table to a name that only this call uses, then drop it.
 
-        The RENAME also moves a temporary table: delayed, it no longer finds that one, and fails.
+        The RENAME also moves a temporary table; a delayed RENAME does not find that one, and fails.
         """
         ticket, used, away = (ident(self.database, self._own(generation)) for _ in range(3))
         name = ident(self.database, table)
@@ -132,7 +132,7 @@ class IndexData:
         self._run(f"DROP TABLE IF EXISTS {away} SYNC")
 
     def _own(self, generation: int) -> str:
-        """Return a table name that nobody else knows; a leftover is cleaned up as staging is."""
+        """Return a table name that nobody else knows; leftovers are cleaned up like staging."""
         return f"{table_name(self.view, 'staging', generation)}_{new_attempt('nobody')}"
 
     def drop_before(self, generation: int) -> None:
@@ -175,7 +175,7 @@ class IndexData:
 
 
 def is_table_of(view: str, name: str) -> bool:
-    """Whether `name` is that of a table of the index whose view is `view`."""
+    """Whether `name` is a table of the index with this `view`."""
     parts = _TABLE.fullmatch(name)
     return parts is not None and parts["view"] == view
 

@@ -41,7 +41,7 @@ class LostRowsError(IscpError):
 
 
 class DoubledRowsError(IscpError):
-    """ClickHouse took rows twice, tokens forgotten; the next iteration rebuilds the tenant."""
+    """ClickHouse forgot tokens and took rows twice; the next iteration rebuilds the tenant."""
 
     code = 1_420
 
@@ -234,7 +234,7 @@ class IndexStore:
         registrations: Mapping[str, int],
         range_: Range,
     ) -> None:
-        """Write a dead letter for each tenant whose range may be there in part. Idempotent."""
+        """Write a dead letter for each tenant whose range may be there only in part. Idempotent."""
         target = self.target(staged=False)
         self._letters.write_range(target, errors, registrations=registrations, range_=range_)
 
@@ -263,7 +263,7 @@ class IndexStore:
         return refused
 
     def count_staged(self, tenant: str) -> int:
-        """Count the tenant's staged rows, in the attempt that has most."""
+        """Count the tenant's staged rows, in the attempt that has the most."""
         counts = [0]
         for table in self.data.stagings():
             query = f"SELECT count() FROM {self.shape.name(table)} {self._where()}"
@@ -273,7 +273,7 @@ class IndexStore:
         return max(counts)
 
     def check_staged(self, rows: Mapping[str, int], *, version: int) -> Mapping[str, IscpError]:
-        """Return an error for each staged tenant that has not exactly its `rows` at `version`.
+        """Return an error for each staged tenant without exactly its `rows` at `version`.
 
         A KeyColumnError if a key is repeated, else a LostRowsError.
         """
@@ -290,16 +290,16 @@ class IndexStore:
                 wrong[tenant] = KeyColumnError(self._repeated(tenant))
                 continue
             wrong[tenant] = LostRowsError(
-                f"{self.staging}, tenant {tenant!r}: {number} rows were sent, {found} rows with "
-                f"{keys} keys are there, {stray} of another version. The next iteration "
-                "rebuilds the tenant."
+                f"{self.staging}, tenant {tenant!r}: {number} rows were sent, but it has "
+                f"{found}, with {keys} different keys and {stray} of another version. The next "
+                "iteration rebuilds the tenant."
             )
         return wrong
 
     def check_appended(
         self, rows: Mapping[str, int], *, range_: Range
     ) -> Mapping[str, LostRowsError | DoubledRowsError]:
-        """Return an error for each tenant of an append-only index that has not exactly its `rows`
+        """Return an error for each tenant of an append-only index without exactly its `rows`
         in the range: a DoubledRowsError if it has more, else a LostRowsError.
         """
         if not self.shape.index.append:
@@ -361,7 +361,7 @@ class IndexStore:
     @property
     def _remedy(self) -> str:
         command = f"`iscp job rebuild {self._shown} --tenant '*'`"
-        return f"Rebuild the index beside what it serves now ({command})."
+        return f"Rebuild the index ({command}); the old rows are served until then."
 
     def _shows_less(self, shown: Mapping[str, str]) -> bool:
         """Whether the view was made for fewer columns, or for other types."""
@@ -474,7 +474,7 @@ class IndexStore:
                 f"SELECT {ident(column)} AS value, {counts} {rows} "
                 f"WHERE value IN (SELECT value FROM {named}) GROUP BY value"
             )
-            # As the caller names them: ClickHouse may write a value differently.
+            # Name tenants as the caller does: ClickHouse may write a value differently.
             held = f"({groups}) AS held JOIN {named} AS named USING value"
             query = f"SELECT tenant, counts FROM {held}"
             names = pa.table({"tenant": pa.array(sorted(tenants), pa.string())})

@@ -31,11 +31,11 @@ class Existing:
     comment: str
     as_select: str
     columns: Mapping[str, str] = field(default_factory=dict)
-    """The types of its columns; of the index's own table and view alone."""
+    """The types of its columns; known only for the index's own table and view."""
 
     @property
     def definition(self) -> dict[str, Any]:
-        """The definition that an index's table was made by; empty for any other table."""
+        """The definition that an index's table was made from; empty for any other table."""
         with suppress(ValueError):
             found = json.loads(self.comment)
             return found if isinstance(found, dict) else {}
@@ -70,7 +70,11 @@ def check_owned(shape: IndexTable, found: dict[str, Existing]) -> None:
         view = name in shape.views
         own = f"{shape.view}__rows" in each.as_select if view else whose == shape.owner
         if not own:
-            said = f"belongs to index {whose}" if whose else f"is a {each.engine} of no index"
+            said = (
+                f"belongs to index {whose}"
+                if whose
+                else f"is a {each.engine} that belongs to no index"
+            )
             raise SchemaError(
                 f"Index {shape.owner}: {shape.name(name)} {said}. Give the index another name, or "
                 "drop what is there."

@@ -88,7 +88,7 @@ _JSON = Cell(
     names=("JSON",),
     holds="objects that it returns unchanged: no null members, no empty objects, no arrays of only "
     "nulls, no `.` in a name, arrays of one kind, numbers that a 64-bit integer or double holds, "
-    "of texts that look like a date or time, such as `2020-01-31 12:00:00`, only dates from "
+    "no text that looks like a date or time, such as `2020-01-31 12:00:00`, except dates from "
     "1970-01-01 to 2149-06-06; not within other types",
     fit=texts.json_object,
     read="String",

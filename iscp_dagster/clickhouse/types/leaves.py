@@ -1,6 +1,6 @@
 """Converts Arrow values for ClickHouse types without parts; values that do not fit raise.
 
-ClickHouse's own Arrow reader wraps, clips and rounds: it reads 300 as UInt8 as 44. So each function
+ClickHouse's own Arrow reader wraps, clips and rounds: a UInt8 gets 44 for 300. So each function
 here takes values of one Delta type and returns Arrow values that mean the same to ClickHouse, or
 raises `Misfit` or one of Arrow's own errors. Nulls stay null.
 """
@@ -65,7 +65,7 @@ def boolean(values: pa.Array, _: ChType) -> pa.Array:
 
 
 def floating(values: pa.Array, type_: ChType) -> pa.Array:
-    """Convert numbers that the type holds to the last bit."""
+    """Convert numbers that the type holds exactly."""
     made = values.cast(FLOATS[type_.name])
     if pa.types.is_floating(values.type) and made.type != values.type:
         _all(pc.or_(pc.equal(made.cast(values.type), values), pc.is_nan(values)))
@@ -106,7 +106,7 @@ def member(values: pa.Array, type_: ChType) -> pa.Array:
 
 
 def uuid(values: pa.Array, _: ChType) -> pa.Array:
-    """Lower-case the UUIDs, which are one key in any case."""
+    """Lower-case the UUIDs: keys that differ only in case are the same key."""
     return pc.ascii_lower(_matching(values, UUID))
 
 

@@ -76,8 +76,7 @@ def stored_column(
         made = _asked(type_, parsed(asked), nullable=nullable, key=key)
     except (_Refused, TypeTextError) as error:
         raise SchemaError(
-            f"Column {at!r} is {type_} and cannot be kept as {asked!r}: {error}. "
-            f"{type_} can be kept as {allowed(type_)}."
+            f"Column {at!r} is {type_} and cannot be kept as {asked!r}: {error}. {_remedy(type_)}"
         ) from error
     return Stored(source=type_, type=made)
 
@@ -92,8 +91,13 @@ def takes_nulls(type_: ChType) -> bool:
     return inner.name in {"Nullable", *OPEN}
 
 
-def allowed(type_: DeltaType) -> str:
-    """Describe what a Delta type can be kept as."""
+def _remedy(type_: DeltaType) -> str:
+    allowed = _allowed(type_)
+    return f"{type_} can be kept as {allowed}." if allowed else "Leave it out with columns=[...]."
+
+
+def _allowed(type_: DeltaType) -> str:
+    """Describe the types that can keep a Delta type; empty: none."""
     if isinstance(type_, Array):
         return "Array(T), Nested(...) for structs, and the geo types for points"
     if isinstance(type_, Map):
@@ -102,7 +106,7 @@ def allowed(type_: DeltaType) -> str:
         return "Tuple(...) of its fields in order, and Point for two doubles"
     cells = CELLS.get(family(type_) or "", ())
     if not cells:
-        return "nothing: leave it out with columns=[...]"
+        return ""
     shown = [cell.shown.replace("`", "") for cell in cells]
     return ", ".join([*shown, "LowCardinality(...) of them", "Dynamic", "Variant(...)"])
 

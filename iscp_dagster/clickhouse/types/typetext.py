@@ -156,7 +156,7 @@ def _with_text(known: ChType, value: str, tokens: _Tokens) -> ChType:
 
 
 def _with_part(known: ChType, tokens: _Tokens) -> ChType:
-    """Parse a type, and the name before it that a tuple's member may have."""
+    """Parse a type, and before it the name that a tuple's member may have."""
     name = ""
     if tokens.ahead and tokens.ahead[0] == "quoted":
         name = _unquoted(tokens.take()[1])

@@ -90,7 +90,7 @@ class IndexConsumer:
             place = _ChunkName(owners, numbers[owners])
             write = partial(self._write, retriever, place)
             refusals: list[Refusal] = []
-            # Chunks for staging are of a good size already.
+            # Chunks for staging already have a good size.
             staged = retriever.data_type is DataType.SNAPSHOT
             for start, rows in [(0, chunk)] if staged else pieces(chunk):
                 refusals += self._written(retriever, write, rows, start)
@@ -112,8 +112,8 @@ class IndexConsumer:
     ) -> list[Refusal]:
         """Write the rows; return those that are refused, if the index sets them aside.
 
-        Each of several tenants is stopped by its own rows only. A chunk of several has a key:
-        without one, parts of it would be repeated under other tokens.
+        Each of several tenants is stopped by its own rows only. A chunk of several tenants has a
+        key: without one, parts of it would be repeated under other tokens.
         """
 
         def act(some: pa.Table) -> list[Refusal]:
@@ -140,7 +140,7 @@ class IndexConsumer:
         """Write the rows; if ClickHouse refuses one, find out which it is.
 
         A refused delete need not be stored: the rows under its key are deleted instead. Without a
-        key nothing is looked for, as parts of the chunk would be repeated under other tokens.
+        key this does not search: it would repeat parts of the chunk under other tokens.
         """
         try:
             write(rows, start)
@@ -192,8 +192,8 @@ class IndexConsumer:
     def _take_back(self, write: Write, rows: pa.Table) -> None:
         """Stop serving earlier versions of the rows with these keys; later ones stay.
 
-        The rows are inserted as deleted. The table may refuse even that; then earlier ones are
-        deleted, for which ClickHouse passes over every part of the table.
+        The rows are inserted as deleted. If the table refuses even that, earlier versions are
+        deleted, for which ClickHouse goes through every part of the table.
         """
         if not self.target.keys:
             return

@@ -34,7 +34,7 @@ def fitted(target: Target, chunk: pa.Table) -> pa.Table:
 
 
 def fitting_keys(target: Target, rows: pa.Table) -> pa.Table:
-    """Return the identity columns as `target` stores them, less rows whose key it cannot hold."""
+    """Return the identity columns as `target` stores them; drop rows whose key it cannot hold."""
     keys = _without_strangers(target, rows.select(list(target.identity)))
     for column in target.identity:
         if column in target.stored:
@@ -76,7 +76,7 @@ def _without_gone_strangers(target: Target, chunk: pa.Table) -> pa.Table:
 
 
 def _without_strangers(target: Target, rows: pa.Table, among: list[bool] | None = None) -> pa.Table:
-    """Drop rows whose key `target` cannot hold, only those marked in `among` if given."""
+    """Drop rows whose key `target` cannot hold; with `among`, only rows marked there."""
     strange = {
         row
         for column in target.identity

@@ -87,7 +87,7 @@ def insert(
         # The count includes rows that a token drops, and those of materialized views.
         if told.written_rows < rows.num_rows:
             raise UnconfirmedError(
-                f"{name}: {rows.num_rows} rows were sent to {database}.{table}, and ClickHouse "
+                f"{name}: {rows.num_rows} rows were sent to {database}.{table}, but ClickHouse "
                 f"confirms {told.written_rows}; the chunk is sent again."
             )
 

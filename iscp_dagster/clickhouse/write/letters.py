@@ -107,8 +107,8 @@ class Refusal:
 class DeadLetters:
     """The dead letters of one database. Every method may be repeated.
 
-    Writes show an epoch to a barrier, as rows do; drops take only letters up to an epoch that was
-    seen. So neither can change what came later, however late it lands.
+    Writes show an epoch to a barrier, as rows do; deletes take only letters up to an epoch that was
+    read. So neither changes what was written later, however late it lands.
     """
 
     endpoint: Endpoint

@@ -59,7 +59,7 @@ class Placement:
         return strange
 
     def _asked(self, keys: pa.Table, numbers: pa.Array) -> Iterable[pa.Array]:
-        """Return, in order, those of the row `numbers` that are the shard's."""
+        """Return those of the row `numbers` that are the shard's, in order."""
         if not len(numbers):
             return []
         kept = keys if len(numbers) == keys.num_rows else keys.take(numbers)

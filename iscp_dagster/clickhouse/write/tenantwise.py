@@ -64,7 +64,7 @@ def halved(
     faults: type[IscpError] | tuple[type[IscpError], ...],
     alone: Callable[[pa.Table], T] | None = None,
 ) -> tuple[list[T], dict[str, IscpError]]:
-    """Act on the rows; if that raises one of `faults`, on those of ever fewer tenants.
+    """Act on the rows; if that raises one of `faults`, act on ever fewer tenants' rows.
 
     Returns the results of the calls that succeeded, and the error of each other tenant. `alone`, if
     given, acts on a single tenant's rows. Raises other errors.

@@ -22,9 +22,9 @@ from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.errors import FeedGoneError
 
 REPEATS = "_repeats"
-"""Marks, in a scan of changes, a key that was inserted twice; without keys, a row not inserted."""
+"""Marks a key that was inserted twice; in a table without keys, a row changed or deleted."""
 FRESH = "_fresh"
-"""Marks, in a scan of changes, a key whose first change is an insert."""
+"""Marks a key whose first change in the scan is an insert."""
 REPLACEMENT = "\ufffd".encode()
 _TABLE = "fresh"
 
@@ -34,10 +34,10 @@ def refuse_twins(
 ) -> None:
     """Reject a chunk of changes that inserts a key which already exists; writes nothing.
 
-    The keys at version `since` are those that `target` serves at `endpoint`; without them, or where
-    rows are staged (None), only marked repeats are found. Two rows of the source then have that
-    key, of which an index can hold only one, and a later delete of either would remove the key.
-    Raises FeedGoneError, as a snapshot shows what exists; UnavailableError.
+    `target` at `endpoint` tells which keys existed at version `since`; if one of these is None, as
+    where rows are staged, only marked repeats are found. Two rows of the source then have that
+    key. An index holds only one of them, and a later delete of either would remove the key. Raises
+    FeedGoneError, since a snapshot shows what exists, and UnavailableError.
     """
     twins: list[dict[str, Any]] = []
     if REPEATS in chunk.schema.names:

@@ -1,4 +1,4 @@
-"""The commits of one table's log: which is the last, when each was, what each did.
+"""The commits of one table's log: the last one, and when each was made and what it did.
 
 Each commit is read once and kept; call `forget` when the log turns out to be another one.
 """

@@ -85,7 +85,7 @@ class DeltaLog:
         if known is not None and self._stands(known) and self._is_last(known.moment.version):
             self._mark = known
             return known
-        # What is known of the table is kept across the next commit, if the log is still the same.
+        # Facts about the table are kept across the next commit, if the log is still the same.
         stands = self._stands_now(known)
         if not stands:
             self._forget()

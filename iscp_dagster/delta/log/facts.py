@@ -1,4 +1,4 @@
-"""What `deltalake` knows of a table's snapshot: identity, schema, properties, protocol, tenants.
+"""What `deltalake` tells about a table's snapshot: identity, schema, properties, protocol, tenants.
 
 Opening a table costs 2-5 ms on a local disk, more with many files: deltalake reads all of the
 snapshot's actions. Nothing here runs while nothing changes.
@@ -231,7 +231,7 @@ def _value(scalar: Any) -> Any:
 def _deleted(table: Any) -> dict[str, Places] | None:
     """The places of deleted rows, by file path below the table's folder.
 
-    None where deltalake cannot read them, which is so for some tables that it can open.
+    None where deltalake cannot read them, as for some tables that it can open.
     """
     import numpy as np
     import pyarrow as pa
@@ -251,7 +251,7 @@ def _deleted(table: Any) -> dict[str, Places] | None:
 
 
 def table_url(location: str) -> str:
-    """The URL for deltalake; of a local path a file URL, where `#` and `?` have no meaning.
+    """The URL for deltalake; for a local path a file URL, where `#` and `?` have no meaning.
 
     Raises SourceError for a local path with `%41` or the like, which deltalake decodes twice.
     """

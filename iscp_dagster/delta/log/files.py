@@ -24,7 +24,7 @@ MISSING = (FileNotFoundError, NotADirectoryError)
 
 
 class FileMark(NamedTuple):
-    """The identity of one writing of a file, and its time in nanoseconds since 1970."""
+    """The identity of one write of a file, and its time in nanoseconds since 1970."""
 
     mtime_ns: int
     identity: str

@@ -19,7 +19,7 @@ ATTEMPT = re.compile(r"Error performing |[\d.]+\w*,|[\d.]+\w*s\b")
 STORE_FAILED = re.compile(r"Generic \w+ error")
 """The start of an object store's error, also within deltalake's own errors."""
 STORE_DOWN = re.compile(r"HTTP error|status code[^0-9a-z]+5\d\d")
-"""What an object store's error has where no request was answered, or the store itself failed."""
+"""Found in an object store's error if no request was answered, or the store itself failed."""
 QUERY = re.compile(r"\?.*")
 LONGEST = 300
 PANICS = "pyo3_runtime"
@@ -55,7 +55,7 @@ def calm() -> Iterator[None]:
 
 
 def unreadable(location: str, error: Exception) -> IscpError:
-    """The project's error, with the same text for the same cause, so that it is told once."""
+    """The project's error, with the same text for the same cause, so that it is reported once."""
     place, said = QUERY.sub("", location), reason(error)
     if isinstance(error, OSError) or STORE_FAILED.search(str(error)):
         return UnavailableError(

@@ -91,7 +91,7 @@ def answering(engine: sa.Engine) -> Iterator[None]:
 
 
 def use_wal(engine: sa.Engine) -> None:
-    """Let SQLite's readers and writer work side by side; the file keeps it. Idempotent."""
+    """Let SQLite's readers and writer work side by side; the file keeps this mode. Idempotent."""
     for _ in range(WAL_ATTEMPTS):
         if _switched_to_wal(engine):
             return
@@ -129,7 +129,7 @@ def _parse(url: str | sa.URL, role: Role) -> sa.URL:
         ) from None
     except KeyError:
         raise ConfigError(
-            f"{role.setting} {shown(parsed)}: the {role.name} lives in sqlite or postgresql only."
+            f"{role.setting} {shown(parsed)}: the {role.name} needs sqlite or postgresql."
         ) from None
     if driver == "sqlite" and parsed.database in {None, "", ":memory:"}:
         raise ConfigError(f"{role.setting} names no file; give sqlite:///file.")
@@ -160,7 +160,7 @@ def _connect_sqlite(connection: Any, _record: Any) -> None:
     # The driver would begin transactions itself, but too late; _begin_sqlite does it.
     connection.isolation_level = None
     connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
-    # The log says what was written where: it must outlive a power cut.
+    # The log says what was written where: it must survive a power cut.
     connection.execute("PRAGMA synchronous = FULL")
 
 

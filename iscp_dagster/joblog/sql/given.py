@@ -1,4 +1,4 @@
-"""Rows of the caller as a table in a statement, so that one statement takes any number."""
+"""The caller's rows as a table in a statement, so that one statement takes any number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The statements on leases (joblog.leases); `now` is the database's time, save in tests."""
+"""The statements on leases (joblog.leases); `now` is the database's time, except in tests."""
 
 from __future__ import annotations
 

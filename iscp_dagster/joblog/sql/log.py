@@ -83,7 +83,7 @@ class SqlLog:
 
     Rows are locked, changed by joblog.lifecycle, and written back if `seq` is still what was read.
     `at` is a URL (see `open_engine`) or an engine of the caller's; `who` signs what is done outside
-    of runs. Leases go by the database's clock, unless `lease_clock` gives seconds.
+    of runs. Leases use the database's clock, unless `lease_clock` gives seconds.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class SqlLog:
         self._lease_clock = lease_clock
 
     def within(self, connection: sa.Connection) -> SqlLog:
-        """The log, with every method part of the caller's transaction.
+        """The log, with every method in the caller's transaction.
 
         The connection must be one to the log's database; on SQLite, one of `engine`. Others see
         nothing before the caller commits; after an error the caller must roll back.

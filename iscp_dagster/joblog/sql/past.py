@@ -44,9 +44,9 @@ def tenants_of_runs(connection: sa.Connection, names: Collection[str]) -> list[s
 def touched(connection: sa.Connection, since: Bookmark | None) -> Touched:
     """The (table id, tenant) of jobs that something happened to since the bookmark.
 
-    On PostgreSQL a place is the oldest transaction under way: what older ones wrote can be read,
-    and what later ones write is at or after it, in whatever order they commit. On SQLite, which
-    has one writer at a time, it is a number of the history.
+    On PostgreSQL a place is the oldest open transaction: entries of older ones are visible, and
+    those of later ones are at or after it, in whatever order they commit. On SQLite, which
+    has one writer at a time, it is the number of an entry.
     """
     # The place first, so that entries written between the statements are read twice, not missed.
     upto = _bookmark(connection)
@@ -82,7 +82,7 @@ def _is_postgres(connection: sa.Connection) -> bool:
 def usage(
     connection: sa.Connection, since: datetime | None, tenant: str | None, table: str | None
 ) -> list[Usage]:
-    """What the iterations that ended used, by tenant and job; of `database.table`, if named."""
+    """What the ended iterations used, by tenant and job; only of `database.table`, if given."""
     completed = EVENTS.event == Event.COMPLETE.value
     cut = sa.and_(
         EVENTS.event.in_([event.value for event in CUTS]),

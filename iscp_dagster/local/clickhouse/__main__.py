@@ -101,39 +101,39 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8123, help="0 takes a free port")
     parser.add_argument(
-        "--user", default=None, help=f"needs --password-env; {DEFAULT_USER} if left out"
+        "--user", default=None, help=f"needs --password-env; default: {DEFAULT_USER}"
     )
     parser.add_argument("--password-env", default=None, help="variable that holds the password")
     parser.add_argument(
-        "--max-connections", type=int, default=_MAX_CONNECTIONS, help="statements at once"
+        "--max-connections", type=int, default=_MAX_CONNECTIONS, help="most statements at once"
     )
     parser.add_argument(
         "--allowed-host",
         action="append",
         default=[],
         metavar="NAME[:PORT]",
-        help=f"Host header to accept besides the address; {HOSTS_VARIABLE} if left out",
+        help=f"Host header to accept besides the address; default: {HOSTS_VARIABLE}",
     )
     parser.add_argument(
         "--allowed-origin",
         action="append",
         default=[],
         metavar="SCHEME://HOST[:PORT]",
-        help=f"origin whose web pages may use the server; {ORIGINS_VARIABLE} if left out",
+        help=f"origin whose web pages may use the server; default: {ORIGINS_VARIABLE}",
     )
     parser.add_argument(
         "--allowed-path",
         action="append",
         default=[],
         metavar="FOLDER",
-        help=f"folder that file() may use besides user_files; {PATHS_VARIABLE} if left out",
+        help=f"folder that file() may use besides user_files; default: {PATHS_VARIABLE}",
     )
     parser.add_argument(
         "--remote-host",
         action="append",
         default=[],
         metavar="NAME[:PORT]",
-        help=f"host that url() and s3() may connect to; {REMOTE_VARIABLE} if left out",
+        help=f"host that url() and s3() may connect to; default: {REMOTE_VARIABLE}",
     )
     return parser
 

@@ -164,7 +164,7 @@ def _socket(settings: StackSettings, name: str) -> str:
 
 
 def _write_workspace(settings: StackSettings, socket: str) -> str:
-    """Copy the repository's workspace.yaml, our location at the socket; return the copy's path."""
+    """Copy the repository's workspace.yaml with our location at the socket; return the path."""
     import yaml  # type: ignore[import-untyped]
 
     named = yaml.safe_load((repository() / "workspace.yaml").read_text(encoding="utf-8"))

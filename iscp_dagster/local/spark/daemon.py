@@ -2,7 +2,7 @@
 
 Without the preload, imports in a new worker would double the time of the first small iteration
 after each quiet minute. Spark starts a daemon for every session that runs Python, keeps it until
-the executor ends, and starts it again when it is needed; without the end when idle, daemons would
+the executor ends, and starts it again when it is needed; daemons that did not end when idle would
 pile up. Set as `spark.python.daemon.module`.
 """
 

@@ -34,7 +34,7 @@ _VARIABLES = {
 def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` plus the running stack's addresses that it lacks, if a stack is up.
 
-    Adds the stack's secrets to its own services' addresses, also where `environ` has them without.
+    Adds the stack's secrets to the addresses of its own services, including those in `environ`.
     """
     home = home_of(environ)
     state = running_stack(home)

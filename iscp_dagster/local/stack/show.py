@@ -23,7 +23,7 @@ def _console() -> Console:
 
 
 def line(text: str) -> None:
-    """Print a line as it is."""
+    """Print a line without markup."""
     _console().print(text, markup=False)
 
 

@@ -103,7 +103,7 @@ class Supervisor:
         return list(zip(self._services, things, strict=True))
 
     async def turn(self, service: Service) -> None:
-        """Wait until the service that this one has to start after has been ready once."""
+        """Wait until the service that this one starts after has been ready once."""
         if service.after in self._ready:
             await self._ready[service.after].wait()
 

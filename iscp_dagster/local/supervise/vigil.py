@@ -58,7 +58,7 @@ class Vigil:
         self._cpu = 0.0
         self._mended = False
         self._whole: tuple[float, float] | None = None
-        """When the processor time of the service and all below it was last read, and that time."""
+        """When the processor time of the service and its processes was read last, and that time."""
 
     async def keep(self, note: str) -> str:
         """Watch until the service needs a restart; return its problem."""

@@ -78,7 +78,7 @@ class Admission:
         return f"open this server's own address{added}"
 
     def _serves(self, host: str, scope: Scope) -> bool:
-        """Whether the Host is ours, on any port: forwards change it, and a rebound name fails."""
+        """Whether the Host is ours, on any port: forwarding changes that; a rebound name fails."""
         name, port = _split(host, _DEFAULT_PORTS[scope["scheme"]])
         if name in self.hosts or f"{name}:{port}" in self.hosts:
             return True

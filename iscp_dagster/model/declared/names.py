@@ -1,4 +1,4 @@
-"""Names that only one thing may have: a view in ClickHouse, an asset in Dagster."""
+"""Names that must be unique: a view in ClickHouse, an asset in Dagster."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def view_name(table: str, index: str) -> str:
 
 
 def check_view(source: str, table: str, index: str) -> None:
-    """Reject an index whose view's name belongs to tables and views beside other indexes.
+    """Reject an index whose view has a name reserved for tables and views beside other indexes.
 
     Raises ConfigError.
     """

@@ -1,8 +1,8 @@
-"""A source table's columns as values: the schema that the Delta log states, without Spark.
+"""A source table's columns as values: the schema in the Delta log, read without Spark.
 
 Type names are those of the Delta protocol, "Schema Serialization Format": string, long, integer,
-short, byte, float, double, boolean, binary, date, timestamp, timestamp_ntz, ... Names that this
-module does not know are kept as they are: whoever maps them to an index type rejects them.
+short, byte, float, double, boolean, binary, date, timestamp, timestamp_ntz, ... This module
+keeps names that it does not know: whoever maps them to an index type rejects them.
 """
 
 from __future__ import annotations

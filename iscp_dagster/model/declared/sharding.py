@@ -1,4 +1,4 @@
-"""How an index's rows are spread over ClickHouse servers: as a Distributed table does it."""
+"""How an index's rows are spread over ClickHouse servers, as a Distributed table does it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Sharding:
 
     @property
     def suffix(self) -> str:
-        """What a shard's job has in its name after the index's."""
+        """What a shard's job adds to the index's name."""
         return suffix(self.shard) if self.shards else ""
 
     def spread(self, shards: int) -> list[Sharding]:
@@ -112,7 +112,7 @@ class Sharding:
 
 
 def suffix(shard: int) -> str:
-    """The end of the name of a shard's job."""
+    """The suffix of the name of a shard's job."""
     return f"_shard_{shard}"
 
 

@@ -50,7 +50,7 @@ class Index:
     _: KW_ONLY
     name: str = ""
     columns: Sequence[str] | None = None
-    """The source columns it carries; key and tenant always come along. None: all."""
+    """The source columns it carries; key and tenant are always included. None: all."""
     types: Mapping[str, str] = field(default_factory=dict)
     """By column, ClickHouse types other than the default (docs/types.md)."""
     description: str | None = None
@@ -125,7 +125,7 @@ class Index:
 
     @property
     def definition(self) -> dict[str, Any]:
-        """What its tables follow from, besides the columns' types; a change makes another index."""
+        """What determines its tables, besides the columns' types; a change makes another index."""
         chosen = {each.name for each in fields(self)} - _NOT_OF_TABLES
         said = {"kind": self.kind} | {n: _plain(getattr(self, n)) for n in sorted(chosen)}
         return said | ({"sharding": self.placement.to_json()} if self.placement else {})
@@ -140,14 +140,14 @@ class SourceTable:
     key: str | Sequence[str] = ()
     """The primary key's columns, unique within a tenant; none: every index has `append=True`."""
     path: str | None = None
-    """Where the Delta table lies; None: `database/table` below the lake's root."""
+    """Where the Delta table is; None: `database/table` below the lake's root."""
     tenant: str | None = None
     """The partition column that names the tenant; None: one partition, `default`."""
     indexes: Sequence[Index] = ()
     load: Callable[..., Any] | None = None
     """Called with a `Load` when a person materializes the source; None: others write it."""
     tenants: Callable[[], Sequence[str]] | None = None
-    """Tenants that `load` can bring, before the table holds them."""
+    """Tenants that `load` can load before the table has them."""
     load_config: type[Any] | None = None
     """A pydantic model, such as a `dagster.Config`, that the launchpad offers for `load`."""
     on_replace: str = "strand"
@@ -253,7 +253,7 @@ def check_append(source: SourceTable, index: Index) -> None:
 def check_sharding(source: SourceTable, index: Index) -> None:
     """Reject sharding by columns that can change or that the index does not store.
 
-    Rows of an append-only index never change: if some of a tenant's do, it is built again. Raises
+    Rows of an append-only index never change: if some do, their tenant is built again. Raises
     ConfigError.
     """
     allowed = dict.fromkeys((*([source.tenant] if source.tenant else []), *source.keys))
@@ -294,7 +294,7 @@ def _spread(index: Index, shards: int) -> list[Index]:
 def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] = ()) -> None:
     """Reject tables and index views that two declarations would both write.
 
-    `databases` are those that the deployment names for its shards, see `view_of`.
+    `databases` are the names that the deployment gives its shards' databases, see `view_of`.
     """
     _refuse_repeats("The location", "source table", [table.name for table in tables])
     _refuse_one_path(tables)

@@ -33,7 +33,7 @@ def periodic_trigger(jobs: Sequence[Job], latest: Moment, now: datetime) -> tupl
 
 
 def interval(schedule: Mapping[str, Any]) -> timedelta:
-    """The schedule's interval, such as `10s`, `1.5m`, `2h`. Raises ConfigError for no length."""
+    """The schedule's interval, such as `10s`, `1.5m`, `2h`. Raises ConfigError for others."""
     text = schedule.get(INTERVAL)
     length = duration(text)
     if length is None:
@@ -43,7 +43,7 @@ def interval(schedule: Mapping[str, Any]) -> timedelta:
     if not length:
         raise ConfigError(
             f"The periodic schedule's interval {text!r} is not above 0; give a longer one, or use "
-            "the trigger greedy, which waits for nothing but a commit."
+            "the trigger greedy, which only waits for a commit."
         )
     return length
 

@@ -42,8 +42,8 @@ def plan(
 
     A job is in at most one of them, and in none while it is pending, running, in error, paused,
     dropped or waiting after a temporary failure, or when nothing lies between its watermark and
-    its goal; of these only a pending or running job holds up others. Planning again without a
-    change of the rows gives the same. A trigger that cannot be loaded, fails or plans what is not
+    its goal; of these only a pending or running job holds up others. Planning the same rows
+    again gives the same. A trigger that cannot be loaded, fails or plans what is not
     its own is reported to `refuse`, and the others are planned. Raises ConfigError for jobs of
     several tables or tenants.
     """
@@ -74,7 +74,7 @@ def check_trigger(spec: TriggerSpec, load: Callable[[str], Trigger] = load_trigg
 
 
 def check_scheduled(spec: TriggerSpec) -> None:
-    """Raises ConfigError for a schedule that the trigger would not look at."""
+    """Raises ConfigError for a schedule that the trigger would ignore."""
     if spec.schedule and spec.job_type in BUILT_IN and spec.job_type != PERIODIC_TYPE:
         raise ConfigError(
             f"The trigger {spec.job_type!r} has no schedule, and would ignore "

@@ -19,7 +19,7 @@ Pure: the same rows, version and time give the same iterations.
 
 
 def iteration_of(jobs: Sequence[Job], to: Moment) -> tuple[Iteration, ...]:
-    """One iteration of those `jobs` that may start and stand before `to`, or none.
+    """One iteration of those `jobs` that may start and are before `to`, or none.
 
     The jobs share one watermark. The iteration gets their highest priority.
     """
@@ -35,10 +35,10 @@ def each_alone(jobs: Sequence[Job], to: Moment) -> tuple[Iteration, ...]:
 def together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
     """The iterations of jobs that try to keep one watermark, so that they share scans.
 
-    - A first iteration starts at once: from START to `latest` if no other of the jobs has
+    - A first iteration starts at once: from START to `latest` if no other job has
       synchronized, else from START to the others' maximum watermark, while they go on.
     - The others are equal and none of them is pending or running: one shared iteration to `latest`.
-    - They differ: the job that lags most catches up to the maximum watermark, one job at a time.
+    - They differ: lagging jobs catch up to the maximum watermark one at a time, lowest first.
     - Jobs of different shards share an iteration while they are equal, but never wait for each
       other: a server that is down holds up only its own jobs.
 

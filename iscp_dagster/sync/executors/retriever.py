@@ -99,7 +99,7 @@ class Retriever:
     coming: queue.Queue[pa.Table | BaseException | None] = field(
         default_factory=lambda: queue.Queue(AHEAD), repr=False
     )
-    """Rows of the scan; last the error that it ended with, or None for no more."""
+    """Rows of the scan, then the error that ended it, or None at its end."""
     _handed: float | None = None
     _waiting: list[pa.Table] = field(default_factory=list, repr=False)
 
@@ -178,7 +178,7 @@ class Retriever:
         return rows
 
     def _held(self, rows: pa.Table | None) -> pa.Table | None:
-        """The rows less those of jobs that the run lost. Raises FenceError if it lost all."""
+        """The rows without those of jobs that the run lost. Raises FenceError if it lost all."""
         lost = self.lost()
         self.refused |= lost
         if lost and lost.keys() >= self.tenants:
@@ -248,7 +248,7 @@ class Retriever:
         if not self.drained:
             raise ConsumerError(
                 f"Consumer of {self.job}: the watermark moves only when everything is read; call "
-                "next() until it says that there is no more."
+                "next() until it reports the end."
             )
         if connection is not None and self.settle is not None and not self.settled:
             self.settle(connection, self)

@@ -72,5 +72,5 @@ class Worker:
             if not self.retriever.drained:
                 self.failure = ConsumerError(
                     f"Consumer of {self.retriever.job} returned before it had read everything; "
-                    "call next() until it says that there is no more."
+                    "call next() until it reports the end."
                 )

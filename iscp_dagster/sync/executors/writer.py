@@ -95,11 +95,11 @@ class Writer:
     rows_per_chunk: int | None = ROWS_PER_CHUNK
     """None: chunks of about 32 MiB, for staging."""
     most_chunks: int = MOST_CHUNKS
-    """Of changes; more are read as a snapshot, as ClickHouse may forget tokens before a replay."""
+    """Of changes; more are read as a snapshot: ClickHouse may forget tokens before a replay."""
     tenant_column: str | None = None
     """Tells apart the tenants whose changes are unclear; None: unclear changes end the scan."""
     apart: str | None = None
-    """The column by which rows come sorted and chunks are cut too: one tenant's rows in each."""
+    """The column that rows are sorted by; each chunk has one value of it, so one tenant's rows."""
     stamp: tuple[int, int] | None = None
     sleep: Callable[[float], None] = time.sleep
 
@@ -112,7 +112,7 @@ class Writer:
     def written(
         self, partition: int, batches: Iterable[pa.RecordBatch], receipts: list[Receipt]
     ) -> Iterator[pa.Table]:
-        """Give each chunk once it is handed on; add what was written to `receipts` at the end.
+        """Yield each chunk once it is handed on; at the end, add what was written to `receipts`.
 
         Raises FeedGoneError for changes that do not say which rows remain; the task then has no
         receipts.
@@ -139,7 +139,7 @@ class Writer:
     def _clear(
         self, workers: Sequence[Worker], rows: pa.Table, unclear: dict[str, IscpError]
     ) -> pa.Table:
-        """The rows as the source has them, less those of tenants whose changes are `unclear`.
+        """The rows as the source has them, without tenants whose changes are `unclear`.
 
         Raises FeedGoneError where tenants are not told apart.
         """
@@ -183,7 +183,7 @@ class Writer:
             yield chunk
 
     def _refuse_twins(self, workers: Sequence[Worker], chunk: pa.Table) -> None:
-        """Reject keys that came in twice, by asking one working target for each tenant.
+        """Reject inserts of existing keys, by asking one working target for each tenant.
 
         All targets of a tenant served the same keys; a shard knows only its own, so each is asked.
         """

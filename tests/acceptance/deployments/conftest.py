@@ -142,7 +142,7 @@ def ground(tmp_path_factory):
             "PYTHONPATH": str(project),
         }
         stack = held.enter_context(running_stack(project / ".iscp", SERVICES, extra=extra))
-        # Sessions of a Spark that ends here would be asked by tests of another one.
+        # Later tests must not use sessions of this Spark, which ends here.
         held.callback(disconnect)
         environment = stack.environment | extra
         direct = {"CLICKHOUSE_URL": clickhouse.clickhouse_url}

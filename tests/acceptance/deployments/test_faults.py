@@ -55,7 +55,7 @@ CAUGHT_SECONDS = 120.0
 HEALED_SECONDS = 240.0
 REFUSED_SECONDS = 30.0
 MANYS_LOOK_SECONDS = 2.0
-"""Between two looks at the jobs of many tenants, each of which takes processor time from them."""
+"""The pause between two looks at many tenants' jobs, since each look takes processor time."""
 THE_RUNS_LINES = 30
 FINISHED = {"SUCCESS", "FAILURE", "CANCELED"}
 
@@ -95,7 +95,7 @@ class Followed:
             self.sizes[tenant] = first + rows
 
     def change(self, tenant: str) -> None:
-        """Commit changes of most rows and removals of some, which are followed by the feed."""
+        """Change most rows and delete some; the indexes follow by the change feed."""
         self.changes += 1
         merged = DeltaTable(self.table.path).merge(
             pa.table({"now": list(range(FEW))}),
@@ -113,7 +113,7 @@ class Followed:
         return len(found) == jobs and all(each.in_step for each in found)
 
     def check(self, tenants: Collection[str]) -> None:
-        """Check that these tenants' rows equal the source's, and the others' rows in number."""
+        """Check that these tenants' rows equal the source's, and that the others' counts do."""
         indexes = self.table.source.indexes
         known = set(tenants) & set(self.sizes)
         verdicts = verify(self.table.deployment, self.table.source, tenants=known)
@@ -549,7 +549,7 @@ def browser(tmp_path):
 
 @pytest.fixture
 def run_of_many(world):
-    """Return the latest run of many tenants that succeeded, and how many they were.
+    """Return the latest successful run of many tenants, and their number.
 
     The test before leaves one; there is none yet if the test runs alone.
     """

@@ -1,4 +1,4 @@
-"""docs/production.md's deployment, executed as it stands: no `iscp up`, PostgreSQL, passwords."""
+"""The deployment of docs/production.md, executed: no `iscp up`, PostgreSQL, passwords."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Scheduled(Deployed):
         return next(iter(self.table.deployment.log.jobs(tenant=tenant, name=named)), None)
 
     def began(self, name: str, tenant: str) -> datetime:
-        """Return when the job's first iteration began: one may have come before the rows."""
+        """Return when the job's first iteration began; it may have begun before there were rows."""
         named = JobID(db="sched", table="rows", job=name)
         entries = self.table.deployment.log.history(tenant=tenant, name=named)
         return min(entry.at for entry in entries if entry.after is JobState.RUNNING)
@@ -233,7 +233,7 @@ def test_a_busy_tenant_does_not_take_all_slots_and_priority_decides_who_goes_fir
         wait_for(lambda: len(running(world, "busy")) == A_TENANTS_SLOTS, SECONDS, world.told)
         world.table.insert(1, tenant="calm")
         world.await_in_step("calm")
-        assert len(running(world, "busy")) == A_TENANTS_SLOTS, "the gates are closed still"
+        assert len(running(world, "busy")) == A_TENANTS_SLOTS, "the gates are still closed"
         assert len(waiting(world, "busy")) == SLOTS - A_TENANTS_SLOTS
         with world.gated("calm", "hold"):
             world.await_state("hold", "calm", JobState.RUNNING)
@@ -339,7 +339,7 @@ def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, t
         world.terminate(run)
         world.await_state("mirror", "cut", JobState.CANCELED)
         meet_on_all_cores(shared(world.stack.spark_remote), tmp_path / "met", default_cores())
-        assert not gate.opened, "its insert waits still"
+        assert not gate.opened, "its insert still waits"
     assert Event.CANCEL in {each.event for each in log.history(tenant="cut", name=both[0])}
     stopped = world.job("mirror", "cut")
     assert (stopped.watermark, stopped.batch.phase) == (before, Phase.BEFORE)

@@ -65,7 +65,7 @@ def daemons(stack):
 
 
 def resident(stack):
-    """Return the MiB of all Python processes; one that has just ended counts as none."""
+    """Return the MiB of all Python processes; one that has just ended counts as 0."""
     sizes = 0
     for each in python_processes(stack):
         try:
@@ -169,7 +169,7 @@ def test_what_a_users_code_sets_in_its_session_nobody_else_sees(deployment, stac
 def test_whoever_lacks_the_token_is_refused(stack, remote):
     address = remote.format(port_of(stack))
     for session in (shared, private):
-        with pytest.raises(UnavailableError, match=r"localhost:\d+ did not get the token") as said:
+        with pytest.raises(UnavailableError, match=r"localhost:\d+ got no token") as said:
             session(address)
         assert "guessed" not in str(said.value)
     assert "authentication token" in asyncio.run(SparkHealth(address).problem(0))

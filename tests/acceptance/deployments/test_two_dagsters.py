@@ -162,7 +162,7 @@ def test_each_range_is_consumed_once_whoever_dies_or_stands_still(world):  # noq
     idle = next(each for each in children if each.pid not in dispatched)
     world.until(lambda: any("stands by" in e["skipped"] for e in world.told("looks", pid=idle.pid)))
 
-    # A run that works is left alone, however long it takes.
+    # A working run is left alone, however long it takes.
     for child in children:
         world.held(child).touch()
     table.insert(5)
@@ -175,7 +175,7 @@ def test_each_range_is_consumed_once_whoever_dies_or_stands_still(world):  # noq
     world.until(lambda: all(world.looks(child, seen[child.pid] + 5) for child in children))
     assert (world.job().seq, world.job().run_id) == (before.seq, before.run_id)
 
-    # It is killed there; another goes on, and its own Dagster ends its run when it is back.
+    # It is killed there; another Dagster goes on, and its own ends the run when it is back.
     busy.kill()
     busy.wait()
     heir = next(each for each in children if each is not busy)
@@ -194,7 +194,7 @@ def test_each_range_is_consumed_once_whoever_dies_or_stands_still(world):  # noq
 
     world.until(orphan_ended)
 
-    # It is stopped and woken; its consumer gets nothing that another has taken.
+    # It is stopped and resumed; its consumer gets nothing that another run has taken.
     for child in children:
         world.held(child).touch()
     table.insert(6)

@@ -1,4 +1,4 @@
-"""Each tenant ends as it would alone, whichever are iterated together and whichever fail."""
+"""Each tenant ends as it would alone, whichever tenants share its iteration or fail."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class World:
             self.insert((tenant, 1, 1))
 
     def iterate(self, tenants):
-        """Materialize by hand: then all but the spoilt tenants are in step."""
+        """Materialize by hand; then all tenants without a bad row are in step."""
         outcomes = self.table.materialize(*sorted(tenants), run_id=self.run_id)
         failed = {e.claim.key.tenant: e.code for e in outcomes if isinstance(e, Failed)}
         wrong = {tenant: self.spoilt[tenant] for tenant in tenants & self.spoilt.keys()}
@@ -111,7 +111,7 @@ class World:
         self.agree(tenants - wrong.keys())
 
     def due(self, tenants):
-        """Return an iteration of those that wait for the same commits; None if none does."""
+        """Return an iteration of tenants that wait for the same commits; None if none waits."""
         stand = {tenant: set() for tenant in tenants}
         for job in self.table.jobs():
             if job.state is JobState.COMPLETED or job.state is JobState.CANCELED:
@@ -136,7 +136,7 @@ class World:
         deployment.log.recover({run_id})
 
     def overtake(self, tenants, others):
-        """Let another run take some of the jobs of one that writes, and end before it does."""
+        """Let another run take some jobs of a writing run, and end before that run does."""
         due, log = self.due(tenants), self.table.deployment.log
         if due is None:
             return

@@ -253,7 +253,7 @@ def test_the_layout_that_a_batch_was_cut_by_is_kept_for_its_replay(events, monke
     assert kinds(events.follow()) == [ReadKind.TAIL] * 2
     check(events)
     add(events, *(f"newest {n}" for n in range(40)))
-    # A batch of its own is cut by the current layout.
+    # A new batch is cut by the current layout.
     (first, *_) = kinds(events.follow())
     assert first is ReadKind.TAIL
     check(events)

@@ -227,7 +227,7 @@ def test_vectors_of_mixed_dimensions_stop_their_index_alone(deployment):
 
 @pytest.mark.parametrize("errors", ["stop", "dead_letter"])
 def test_a_row_that_the_server_refuses_is_mended_by_deleting_it(deployment, errors):
-    """The delete carries the row's values, which would be refused again."""
+    """The delete has the row's values, which would be refused again."""
     table = Table.make(deployment, Mirror(errors=errors), columns="tenant STRING, id BIGINT, x INT")
     table.sql("INSERT INTO {t} VALUES ('a', 1, 1), ('a', 2, 2), ('b', 1, 1)")
     table.follow()

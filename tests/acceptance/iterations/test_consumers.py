@@ -1,4 +1,4 @@
-"""Consumers of the user's on real services, alone and beside indexes."""
+"""Users' own consumers on real services, alone and beside indexes."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(dep
     lose_files(table)
     table.insert(4)
     outcomes = table.follow()
-    # Its sibling, which may be rebuilt, is rebuilt.
+    # Its sibling may be rebuilt, and is.
     assert {(each.claim.key.job_name, each.plan.kind) for each in outcomes} == {
         ("mirror", ReadKind.TAIL),
         ("text", ReadKind.SNAPSHOT),
@@ -148,7 +148,7 @@ def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(dep
     table.insert(5)
     table.follow()
     assert len(json.loads(dlq(table, "list", "--json")[1])) == 1
-    # A replay makes a job go on that has stopped meanwhile.
+    # A replay resumes a job that has stopped meanwhile.
     table.insert(6)
     (job,) = [job for job in table.jobs() if job.key.job_name == "mirror"]
     (claim,) = deployment.log.begin(replace(table.iteration("a"), jobs=(job.key,)), "fails", {})
@@ -182,7 +182,7 @@ def test_of_a_dead_run_s_tenants_only_those_whose_batch_is_gone_are_set_aside(
     put(1)
     table.follow()
     put(2, 3)
-    # Of this tenant the run begins a snapshot, which leaves nothing behind.
+    # For this tenant the run begins a snapshot, which leaves nothing behind.
     lose_files_of(table, "staged")
     dies(table, table.iteration(*tenants), Life("after", "begin"))
     deployment.log.recover({"dead"})

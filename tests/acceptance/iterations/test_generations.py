@@ -207,7 +207,7 @@ def test_what_a_tenant_built_in_its_place_has_lost_comes_again(table):
     both.insert(7)
     both.follow()
     assert api(both).rebuild_job("a", mirror(both)) is True
-    # From nothing up to the other job's earlier watermark, then on by the change feed.
+    # From the start up to the other job's earlier watermark, then on by the change feed.
     log = both.deployment.delta_log(two)
     iteration = replace(
         both.iteration("a"),

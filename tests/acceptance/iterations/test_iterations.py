@@ -292,7 +292,7 @@ def test_a_column_that_the_source_drops_stays_readable_and_is_told_of(spark_depl
         found = table.query(f"SELECT id, note FROM {{{index.name}}} ORDER BY id")
         assert found == [(1, "said"), (2, "said later"), (3, None)], index
     table.check()
-    # A tenant that is rebuilt afterwards also has the columns in its view.
+    # The view of a tenant that is rebuilt afterwards has the columns too.
     table.insert(1, tenant="b")
     table.follow()
     query = "SELECT tenant, note FROM {mirror} WHERE id = 1 ORDER BY tenant"
@@ -450,7 +450,7 @@ def test_a_replay_over_its_own_snapshot_deletes_no_key_that_lives(deployment, mo
     table = Table.make(deployment, Mirror())
     table.insert(1, 2)
     table.follow()
-    # A second row under the key, then one of the two deleted: only a snapshot shows which is left.
+    # Insert a second row with the key, then delete one: only a snapshot shows which is left.
     table.insert(2, name="twin")
     table.sql("DELETE FROM {t} WHERE id = 2 AND name = 'twin 2'")
     with monkeypatch.context() as patched:
@@ -626,7 +626,7 @@ def crash(table, iteration, point, **life):
 
 
 def crash_of_three(table, point, iteration):
-    """As `crash`, with tenants of three fates; each one's jobs must be left where they were then.
+    """As `crash`, for three kinds of tenants; check that the dead run left their jobs as they were.
 
     A row of `odd` is set aside, and another writer takes the jobs of `taken` at once.
     """
@@ -649,7 +649,7 @@ def crash_of_three(table, point, iteration):
 
 
 def check_of_three(table, dead):
-    """Every index is in step and agrees; the mirrors lack `dead` rows of `odd`, set aside once."""
+    """Check that all indexes agree; the mirrors lack `dead` rows of `odd`, each set aside once."""
     assert [each for each in positions(table.deployment, table.source) if not each.in_step] == []
     for each in table.verdicts():
         aside = dead if each.index == "mirror" and each.tenant.startswith("odd") else 0
@@ -755,7 +755,7 @@ def test_what_a_zombie_serves_too_late_does_not_stay(deployment, monkeypatch, le
     table.insert(3, 4)
 
     def overtaken(store, *rows, **named):
-        """Let the owner sleep after its last check of the fence."""
+        """Let the owner hang after its last check of the fence."""
         monkeypatch.undo()
         deployment.log.recover({"zombie"})
         table.run(table.iteration("a"), "heir")

@@ -1,4 +1,4 @@
-"""An iteration of many tenants: one scan, few statements, and each tenant's fault its own."""
+"""An iteration of many tenants: one scan, few statements, and one tenant's fault hurts no other."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def asked(deployment, monkeypatch, tenants):
 
 
 def test_the_number_of_statements_depends_on_indexes_and_not_on_tenants(deployment, monkeypatch):
-    # Off: the guard of a scan asks every two seconds, so its number depends on the time taken.
+    # Off: the guard of a scan asks every two seconds, so its statements depend on the time taken.
     monkeypatch.setattr(scan, "interruptible", lambda *_: nullcontext())
     asked(deployment, monkeypatch, MANY[:1])
     few = asked(deployment, monkeypatch, MANY[:3])
@@ -166,7 +166,7 @@ def test_a_row_that_is_refused_stops_its_tenant_alone(deployment, fault, read):
     assert wrong == {(BAD, name): code for name in names}
     message = next(each.message for each in outcomes if isinstance(each, Failed))
     assert table.source.name in message
-    # Each is charged its own rows.
+    # Each tenant is charged its own rows.
     held = {job.key.tenant: job.status.counts for job in table.jobs() if job.key.tenant != BAD}
     assert {counts["inserted"] for counts in held.values()} == {1}
     assert len({counts["bytes"] for counts in held.values()}) == 1
@@ -185,7 +185,7 @@ def test_rows_of_some_tenants_are_set_aside_and_everybody_goes_on(deployment, re
     if read == "tail":
         fill(table, SOME, 1, 2, values="1")
         table.run(table.iteration(*SOME))
-        # What was there before the rows that are refused must not be served either.
+        # The older versions of the refused rows must not be served either.
         table.sql(f"UPDATE {{t}} SET n = 300 WHERE id = 2 AND tenant = '{BAD}'")
     else:
         fill(table, SOME, 1, values="1")
@@ -195,7 +195,7 @@ def test_rows_of_some_tenants_are_set_aside_and_everybody_goes_on(deployment, re
     fill(table, dead, 3, values="300")
     iteration = table.iteration(*SOME)
     log = deployment.log
-    # Its run dies once it has written: letters are not written twice either.
+    # Its run dies after it has written: letters are not written twice either.
     dies(table, iteration, Life("before", "complete"))
     log.recover({"dead"})
     assert ended(table, table.run(iteration)) == {}
@@ -608,6 +608,6 @@ def test_a_tenant_that_has_values_of_an_earlier_column_stops_alone(deployment, m
     assert ended(table, outcomes) == {(BAD, "mirror"): UnavailableError.code}
     (told,) = [each.message for each in outcomes if isinstance(each, Failed)]
     assert "earlier column 'w'" in told
-    # It has none, in truth, so it goes on.
+    # In truth it has none, so it goes on.
     table.run(table.iteration(BAD))
     table.check()

@@ -92,7 +92,7 @@ def test_a_tail_that_lands_after_a_snapshot_changes_nothing(table, proxy):
 
 
 def test_a_tail_that_lands_after_its_heir_has_written_the_same_changes_nothing(table, proxy):
-    """This holds however many tokens the table has had to remember since."""
+    """This holds however many tokens the table has recorded since."""
     table.follow()
     add(table, 3, 4)
     dies(proxy, table, "rows")
@@ -229,7 +229,7 @@ def test_what_a_run_that_died_was_building_is_cleared_away(table):
     found = one_by_one(table.deployment, table.source, table.iteration("a"), run_id="dies")
     next(found)
     (name,) = staged(table)
-    # Nobody drops it while the run is at work.
+    # Nobody drops it while the run works.
     assert clear_staging(table.deployment, [table.source]) == []
     assert staged(table) == [name]
     table.deployment.log.recover({"dies"})

@@ -346,7 +346,7 @@ def test_another_number_of_shards_stops_the_jobs_until_they_are_built_anew(deplo
     assert f"iscp job rebuild {two.source.name}/mirror_shard_0" in (
         jobs["mirror_shard_0"].status.message
     )
-    # The new shard exists, and the old one serves what it did.
+    # The new shard exists, and the old one serves the same rows as before.
     assert (len(held(two, 0)), jobs["mirror_shard_1"].status.code) == (30, 0)
     assert api(two).rebuild_job(EVERY, name(two, "mirror_shard_0")) is True
     two.follow()

@@ -72,7 +72,7 @@ CRASHES = {
 def crash(table, iteration, point):
     """Run the iteration in a process that dies there; another writer takes `taken` at once.
 
-    The store then holds AFTER for the tenants that the run wrote and confirmed, for no other.
+    The store then has AFTER only for the tenants that the run wrote and confirmed.
     """
     log, store = table.deployment.log, table.deployment.states()
     taken = [key for key in iteration.jobs if key.tenant.startswith("taken")]
@@ -98,7 +98,7 @@ def test_a_run_that_dies_at_any_write_of_state_loses_and_doubles_nothing_of_any_
     trios = {point: [f"{who} {point}" for who in ("plain", "odd", "taken")] for point in CRASHES}
 
     def put(*numbers):
-        """Insert these rows of each tenant, and one that the mirror cannot hold of `odd`."""
+        """Insert these rows for each tenant, and for `odd` one that the mirror cannot hold."""
         rows = [
             f"('{tenant}', {n})"
             for tenants in trios.values()
@@ -128,7 +128,7 @@ def test_a_run_that_dies_at_any_write_of_state_loses_and_doubles_nothing_of_any_
     add(events, 7, tenant="plain written")
     outcomes = events.follow()
     assert not [each for each in outcomes if isinstance(each, Failed)]
-    # The store decides: AFTER where the log has no end, nothing where nothing began.
+    # The store decides: it has AFTER where the log has no end, and nothing where nothing began.
     found = {each.tenant: (each.claim.case, each.claim.previous.phase) for each in outcomes}
     nothing, unsure = (Case.NEW, Phase.AFTER), (Case.OVERLAPPING, Phase.BEFORE)
     confirmed = (Case.OVERLAPPING, Phase.AFTER)
@@ -141,7 +141,7 @@ def test_a_run_that_dies_at_any_write_of_state_loses_and_doubles_nothing_of_any_
         "not completed": confirmed,
     }
     alike = {f"{who} {point}": by_point[point] for point in by_point for who in ("plain", "odd")}
-    # Nothing is confirmed of what another writer has taken.
+    # Nothing that another writer has taken is confirmed.
     begun = {"begun", "not before"}
     of_taken = {f"taken {point}": nothing if point in begun else unsure for point in CRASHES}
     assert found == alike | of_taken
@@ -202,7 +202,7 @@ def test_a_store_that_another_run_writes_to_stops_the_one_that_comes_late(events
 
 @pytest.fixture
 def put_back(events, tmp_path):
-    """Write five batches, then restore the log from a copy that knows only two."""
+    """Write five batches, then restore the log from a copy that has only two."""
     log, copy = (sqlite3.connect(tmp_path / name) for name in ("iscp_log.sqlite", "copy.sqlite"))
     for number in range(5):
         add(events, number)

@@ -1,4 +1,4 @@
-"""The code location with real services: what Dagster shows of it, and what its runs do."""
+"""The code location with real services: what Dagster shows, and what its runs do."""
 
 from __future__ import annotations
 
@@ -534,7 +534,7 @@ def test_the_runs_of_a_backfill_that_wait_are_one_with_a_run_that_begins_or_ends
     assert location.instance.get_run_by_id(late).status is dg.DagsterRunStatus.QUEUED
     log.take(["backfill third"], "the earlier run", 0.0)
     assert executed("g", of="third")[1] == {"d", "g"}
-    # What has come to wait while a run works is taken over at its end.
+    # A run takes over, at its end, the runs that were queued while it worked.
     more = iter([("a",), ("d", "e")])
 
     def meanwhile(*given):
@@ -567,7 +567,7 @@ def test_what_is_in_step_is_materialized_again_as_it_stands(locate):
             assert each.metadata["rows_inserted"].value == 0
             assert each.metadata["to_version"].value == location.table.version
             assert each.metadata["read"].value.startswith("nothing: in step")
-    assert location.data_versions("a") == before, "what is downstream is not stale for it"
+    assert location.data_versions("a") == before, "it makes no asset downstream stale"
     assert location.status("a") == {StaleStatus.FRESH}
     location.table.check()
 
@@ -726,7 +726,7 @@ def test_jobs_of_runs_that_are_gone_are_queued_again(locate):
     location.table.create()
     location.table.insert(1)
     first = location.tick()
-    assert location.tick().run_requests == [], "its run may be being submitted"
+    assert location.tick().run_requests == [], "Dagster may still submit its run"
     location.instance.add_run(
         dg.DagsterRun(
             job_name="sync",
@@ -804,7 +804,7 @@ def test_of_many_tenants_in_a_run_one_that_is_refused_fails_it_and_the_others_ar
     assert location.status("b", [mirror, text]) == {StaleStatus.FRESH}
     assert location.status("b", [vector]) == {StaleStatus.MISSING}
     location.table.sql("DELETE FROM {t} WHERE id = 2")
-    # Executed again, it does the remaining work of the tenants that it had.
+    # Executed again, it does the remaining work of its tenants.
     again = again_tags(failed, request)
     done = location.run(None, None, again, job_name=request.job_name)
     events = location.materializations(done)
@@ -927,7 +927,7 @@ def test_runs_are_pruned_and_each_partition_keeps_its_latest_materialization(loc
     config = {"ops": {"iscp_prune_runs_op": {"config": {"keep_days": 0, "dry_run": True}}}}
     assert location.job("iscp_prune_runs").success
     assert location.job("iscp_prune_runs", config).success
-    assert instance.has_run(first.run_id), "a week has not passed, and nothing is deleted dry"
+    assert instance.has_run(first.run_id), "a week has not passed, and a dry run deletes nothing"
     config["ops"]["iscp_prune_runs_op"]["config"]["dry_run"] = False
     assert location.job("iscp_prune_runs", config).success
     assert not instance.has_run(first.run_id)

@@ -1,4 +1,4 @@
-"""What Dagster is told of runs: after the rows, of each tenant, also when a run ends too soon."""
+"""What runs report to Dagster: after the rows, for each tenant, even if a run ends too soon."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_executing_a_run_again_reports_what_it_had_not(locate, monkeypatch):
     again = location.run(None, None, again_tags(failed, request), job_name=request.job_name)
     assert materialized(location, again) == dict.fromkeys("abc", 3)
     assert statuses(location) == dict.fromkeys("abc", FRESH)
-    # Told once, it is not told again.
+    # What was reported once is not reported again.
     again = location.run(None, None, again_tags(failed, request), job_name=request.job_name)
     assert materialized(location, again) == {}
 
@@ -128,7 +128,7 @@ def test_every_hour_what_a_dead_run_did_not_report_is_reported(locate, monkeypat
     location.table.insert(2, tenant="d")
     location.follow()
     reported = location.job(REPORT)
-    # Of b, which has changed since, what it serves is reported as what it is.
+    # b has changed since; what it serves is reported as it is.
     assert materialized(location, reported)["a"] == 2
     assert "c" not in materialized(location, reported)
     assert "d" not in materialized(location, reported)
@@ -280,7 +280,7 @@ def test_by_hand_what_another_run_is_writing_is_left_out_and_named(locate):
     assert materialized(location, failed) == {"a": 3, "c": 3}
     behind = [job for job in location.table.jobs() if job.key.tenant != "b"]
     assert {job.watermark.version for job in behind} == {location.table.version}
-    # When that run has ended, executing this one again does the rest.
+    # Once that run has ended, executing this one again does the rest.
     log.cancel(iteration.jobs)
     location.run(location.keys, None, range_tags("a", "c"))
     location.table.check()

@@ -344,7 +344,7 @@ def test_changes_lead_from_each_version_to_each_later_one(table, seed, propertie
 
 
 def written(table, name, seed, properties, chance):
-    """Return the model of a table that Spark has written, once for all where it is kept."""
+    """Return the model of a table that Spark wrote, now or once for a kept history."""
     is_kept = seed in KEPT
     if is_kept and not to_be_written():
         history = Kept(name, Path(table.path))
@@ -610,7 +610,7 @@ class TestTwins:
 
 class TestFeedGone:
     def gone(self, table, after, upto, reason, condition):
-        """Check that the plan predicts it, and that Spark's own refusal becomes the same advice."""
+        """Check that the plan predicts it, and that Spark's refusal becomes this error."""
         plan = read_range(table.log, after, upto)
         assert plan.kind is ReadKind.SNAPSHOT
         assert reason in plan.reason

@@ -159,7 +159,7 @@ class Rows:
         return ident("delta", self.table.path)
 
     def put(self, *rows):
-        """Insert rows of (tenant, number), each column with a value of its own."""
+        """Insert rows of (tenant, number), each column with a different value."""
         listed = ", ".join(f"({', '.join(self.row(*each))})" for each in rows)
         self.sql(f"INSERT INTO {self.delta} VALUES {listed}")
 

@@ -189,7 +189,7 @@ def test_what_is_seen_must_be_there_down_to_the_microsecond(store, key, other):
 
 
 def test_a_zombie_can_neither_advance_nor_overwrite_nor_bring_back(store, key):
-    """A run that was taken for dead wakes up after each step of its heir."""
+    """A run that was presumed dead wakes up after each step of its heir."""
     before = store.write(key, batch(to=5), holder="zombie", seen=None)
 
     def wakes_up():
@@ -418,7 +418,7 @@ def test_deployments_on_one_keeper_have_states_of_their_own(keeper, key):
     one.write(key, batch(), holder="r1", seen=None)
     assert (len(one.read([key])), len(other.read([key]))) == (1, 0)
     moved = state_store("keepermap:one/states_other", endpoint=keeper.endpoint)
-    with pytest.raises(SetupError, match="another path than '/states_other'"):
+    with pytest.raises(SetupError, match="does not have the path '/states_other'"):
         moved.ensure()
 
 

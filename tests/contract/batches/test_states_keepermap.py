@@ -121,7 +121,7 @@ def test_only_strict_updates_are_compared_with_the_version_that_was_read(table, 
 class Proxy:
     """Forwards requests; the next `cut` writes are carried out but not answered.
 
-    With headers in `ill` it answers status 500 with them; when `deaf` it ignores all requests.
+    If `ill` has headers, it answers 500 with them; if `deaf`, it ignores all requests.
     """
 
     def __init__(self, target: str) -> None:
@@ -225,7 +225,7 @@ def test_of_a_lost_write_an_heir_is_told(store, proxy):
 
 @contextmanager
 def broken(proxy: Proxy) -> Iterator[None]:
-    """Answer nothing from the first carried-out write on."""
+    """Stop answering once a write is carried out."""
     passed = proxy.pass_on
 
     def pass_on(request: BaseHTTPRequestHandler) -> None:

@@ -1,4 +1,4 @@
-"""Barriers on the real engine: which inserts they let in or refuse, and wait for."""
+"""Barriers on the real engine: which inserts they let in, refuse and wait for."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_the_largest_barrier_is_one_that_the_server_takes(make):
 
 
 def at_work(gate, into):
-    """Start an insert that waits inside ClickHouse; give its outcome and an event of its end."""
+    """Start an insert that waits inside ClickHouse; give its outcome, and an event of its end."""
     done, ended = [], Event()
 
     def run():

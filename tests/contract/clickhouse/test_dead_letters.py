@@ -118,7 +118,7 @@ def test_no_older_row_is_served_for_one_that_is_set_aside(make):
     write(store, rows({1: 1, 2: 2}))
     write(store, rows({2: 200}, version=2), since=1, upto=2)
     assert served(store) == {1: 1}
-    # Nor is a deleted row served, even if the delete cannot be written.
+    # A deleted row is not served either, even if the delete cannot be written.
     write(store, rows({1: 500}, version=3, deleted={1}), since=2, upto=3)
     assert served(store) == {}
     assert [(each.version, each.deleted) for each in letters(store).found()] == [

@@ -63,7 +63,7 @@ class CrashError(Exception):
 
 
 class OneJob:
-    """One index of one tenant, its job, and a source of `ROWS` rows a version.
+    """One index of one tenant, its job, and a source of `ROWS` rows per version.
 
     Runs go through `proxy`.
     """
@@ -201,7 +201,7 @@ class OneJob:
     allowed = frozenset({0})
 
     def zombie(self, which: int) -> None:
-        """Let an earlier attempt go on where it stopped; once it was taken over it is refused."""
+        """Let an earlier attempt go on where it stopped; if it was taken over, it is refused."""
         if self.attempts:
             self.allowed = frozenset({0, OvertakenError.code})
             self.write(*self.attempts[which % len(self.attempts)])
@@ -290,7 +290,7 @@ HELD_STEPS = st.lists(
 )
 @given(steps=HELD_STEPS)
 def test_whenever_a_held_insert_lands_each_row_is_there_once(endpoint, proxy, append, steps):
-    """It lands at any later moment: before its heir, after it, or after tenants are rebuilt."""
+    """It lands at any later moment: before its heir's, after it, or after tenants are rebuilt."""
     world = OneJob(endpoint, append=append, proxy=proxy)
     proxy.land()
     for more, what, number, lands in steps:

@@ -255,7 +255,7 @@ def test_a_dead_letter_is_promised_like_a_row(make, proxy, clickhouse_url, fault
 
 
 def test_a_dead_letter_that_was_dropped_may_come_again(make, proxy, clickhouse_url):
-    """On replicated tables ClickHouse would drop it if it came under a known token."""
+    """On replicated tables ClickHouse would drop it if its token were known."""
     store = make(errors="dead_letter")
     endpoint = Endpoint.parse(clickhouse_url)
     letters = DeadLetters(endpoint=endpoint, database=store.shape.database)
@@ -288,7 +288,7 @@ def test_one_that_goes_on_failing_is_given_up_with_a_temporary_code(make, proxy,
 def test_receipts_tell_whether_rows_were_sent_more_than_once(
     make, proxy, monkeypatch, attempt, fault, again
 ):
-    """They were sent again by us, or by another attempt of Spark at the task."""
+    """Either we sent them again, or Spark tried the task again."""
     store = make()
     share = shipping.shipped(store)
     index = replace(share, registrations=dict.fromkeys(["t0", "t1", "t2"], 7))

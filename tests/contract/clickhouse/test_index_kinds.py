@@ -1,4 +1,4 @@
-"""A kind of index from another package: one module, one line of registration."""
+"""A kind of index from another package: one module, and one line that registers it."""
 
 from __future__ import annotations
 

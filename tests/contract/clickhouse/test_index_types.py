@@ -57,7 +57,7 @@ def arrow(type_):
 
 
 def array(values, type_):
-    """Make an Arrow array; texts may be given as bytes, also such as are not UTF-8."""
+    """Make an Arrow array; texts may be given as bytes, even if they are not UTF-8."""
     if arrow(type_) == pa.string():
         encoded = [v.encode("utf-8") if isinstance(v, str) else v for v in values]
         return pa.array(encoded, pa.binary()).view(pa.string())

@@ -30,7 +30,7 @@ from iscp_dagster.sync.executors.writer import Writer
 pytestmark = pytest.mark.slow
 
 SHARDS = 3
-# Nobody answers there, so rows that a Distributed table sends to a shard wait in files.
+# Nobody answers there, so rows that a Distributed table sends to a shard stay in files.
 CLUSTER = "".join(
     "<shard><replica><host>127.0.0.1</host><port>1</port></replica></shard>" for _ in range(SHARDS)
 )
@@ -322,7 +322,7 @@ def test_a_replay_sends_the_same_chunks_under_the_same_tokens(servers):
             write(store, rows(range(200)), rows_per_chunk=30)
         query = f"SELECT count(), uniqExact(id) FROM {store.shape.name(store.shape.rows)}"
         (counts,) = store.endpoint.client().query(query).result_rows
-        # Not FINAL: what came again was dropped by its token.
+        # Without FINAL: the repeated chunk was dropped by its token.
         assert counts[0] == counts[1]
 
 

@@ -115,7 +115,7 @@ def anything(jobs: Jobs, chance: random.Random, number: int) -> Counter[str]:
 
 def look(jobs: Jobs) -> bool:
     """Make all calls that only read; return whether the latest commit is searchable."""
-    # Only of one state, since a job may change its state between two calls.
+    # For one state only, since a job may change its state between two calls.
     completed = [(tenant, job) for tenant, job, _ in jobs.get_job_count(JobState.COMPLETED)]
     assert len(set(completed)) == len(completed)
     assert {tenant for tenant, job in completed if job == EVERYONES} == set(TENANTS)

@@ -107,7 +107,7 @@ def test_odd_names_are_kept_exactly(log):
     assert log.register(odd.tenant, name(odd.job_name), odd.table_id, spec(odd.job_name))
     assert log.register("", name(), "t 1", spec())
     assert [job.key for job in log.jobs()] == sorted([odd, key("mirror", "", "t 1")])
-    with pytest.raises(ConfigError, match="not storable"):
+    with pytest.raises(ConfigError, match="cannot be stored as a name"):
         log.register("nul\0", name(), "t-1", spec())
 
 
@@ -184,7 +184,7 @@ def test_a_tenant_may_have_a_layout_of_its_own(log):
         (
             lambda log: (add(log, key("a")), at(log, 3, key("b"))),
             over(key("a"), key("b")),
-            "'b'.* stands at version 3, .* from -1",
+            "'b'.* is at version 3, .* from -1",
         ),
         (
             lambda log: (add(log, key("a"), key("b")), log.enqueue(over(key("b")), "run-0")),
@@ -239,7 +239,7 @@ def test_an_iteration_is_found_under_the_name_that_it_was_queued_by(make_log):
     assert of_a_run.queued("ticket-1") == (planned,)
     assert of_a_run.queued("ticket-2") == (other,)
     assert of_a_run.queued("ticket-3") == ()
-    # Events that do not concern the iteration leave it as it is.
+    # Events that do not concern the iteration do not change it.
     log.pause("acme", name("a"))
     log.update("acme", name("a"), SpecUpdate(job_type="greedy"))
     assert of_a_run.queued("ticket-1") == (planned,)
@@ -515,7 +515,7 @@ def test_a_plan_made_before_an_idle_move_is_refused(log):
     at(log, 5, key())
     planned = over(key(), start=5, to=6)
     log.flush({key(): span(5, 6)})
-    with pytest.raises(FenceError, match="stands at version 6"):
+    with pytest.raises(FenceError, match="is at version 6"):
         log.begin(planned, "run-1", LAYOUT)
 
 

@@ -130,7 +130,7 @@ def test_what_was_canceled_is_charged_for_what_it_had_counted(log):
     at(log, 5, key("a"))
     log.begin(over(key("a"), start=5, to=7), "run-1", LAYOUT)
     log.recover({"run-1"})
-    # The replay of the batch that run-1 left comes first, as a step of its own.
+    # The replay of the batch that run-1 left comes first, as a separate step.
     (claim,) = log.begin(over(key("a"), start=5, to=9), "run-2", LAYOUT)
     assert len(claim.steps) == 2
     advance(log, claim, {"inserted": 3, "deleted": 1, "bytes": 20})

@@ -119,7 +119,7 @@ def test_for_all_is_every_tenants_job_and_what_stands(log):
     assert log.unregister(None, name("a"))
     assert [job.key for job in log.jobs()] == [key("b")]
     assert dict(log.standing()) == {}
-    # The standing registration alone may be new, and so may the rows alone.
+    # Either the standing registration alone or the rows alone may be new.
     assert log.stand(name("a"), spec("a"))
     assert log.stand(name("a"), spec("a"), rows)
 
@@ -144,7 +144,7 @@ def test_the_tenants_of_an_index_have_one_consumer(log):
     with pytest.raises(ConfigError, match="not a text index"):
         log.stand(name("index"), wish("a", type="text").spec)
     assert log.standing() == {}
-    # An existing consumer stays as it is, whatever is asked.
+    # An existing consumer stays the same, whatever is asked.
     assert log.register_many([wish("a", columns=("y",))], adopt=False) == 0
     assert consumers(log) == dict.fromkeys("ab", first.spec.detail.consumer)
     with pytest.raises(ConfigError, match="for all of them: use --tenant"):
@@ -208,7 +208,7 @@ def test_a_job_is_rebuilt_after_what_runs_and_at_once_where_nothing_does(log):
     assert log.rebuild([*keys, key("other")]) == tuple(sorted(keys))
     stand = {k.job_name: log.job(k).watermark.version for k in keys}
     assert stand == {"rests": -1, "runs": 5, "waits": -1}
-    with pytest.raises(FenceError, match="stands at version -1"):
+    with pytest.raises(FenceError, match="is at version -1"):
         log.begin(over(key("waits"), start=5, to=7), "run-2", LAYOUT)
     complete(log, claim, moment(7), {})
     assert log.job(key("runs")).watermark == START
@@ -239,7 +239,7 @@ def test_jobs_are_carried_over_to_the_table_that_took_their_tables_place(log):
     log.pause("acme", name("b"))
     log.strand("t-1", TableGoneError.code, "replaced")
     new = [key("a", table_id="t-2"), key("b", table_id="t-2"), key("c", "globex", "t-2")]
-    # A job that a person has already registered for the new table stays as it is.
+    # A job that a person has already registered for the new table is not changed.
     log.register("acme", name("b"), "t-2", spec("b", priority=3))
     assert log.carry_over("t-1", "t-2") == (new[0], new[2])
     assert log.carry_over("t-1", "t-2") == ()

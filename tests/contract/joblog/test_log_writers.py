@@ -28,7 +28,7 @@ from iscp_dagster.model.errors import (
 
 
 class Meanwhile:
-    """A call in a thread of its own, which waits for a transaction open in this one."""
+    """A call in a separate thread, which waits for a transaction that is open in this one."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.found: list[object] = []

@@ -651,7 +651,7 @@ def test_a_client_that_stops_reading_ends_its_query(url, http):
     query = "SELECT number FROM system.numbers"
     params = {"log_comment": "stops"}
     with httpx.stream("POST", url, params=params, content=query, timeout=30) as response:
-        read = response.iter_raw()  # Kept in a variable: the connection closes with it.
+        read = response.iter_raw()  # Kept: the connection closes with it.
         next(read)
         assert running(http, "stops")
     wait_for(lambda: not running(http, "stops"), 20, "the query still runs".format)

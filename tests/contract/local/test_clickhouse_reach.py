@@ -499,7 +499,7 @@ def test_get_writes_nothing_through_a_function(http_client, session):
 
 @pytest.mark.skipif(not landlock.version(), reason="the kernel offers no Landlock")
 def test_the_engine_may_read_its_threads_statistics(http_client):
-    """Where it may not, every statement makes and drops several errors, a third of its work."""
+    """If it may not, every statement raises and drops several errors, a third of its work."""
     assert http_client.post("/", content="SELECT 1").text == "1\n"
     refused = "SELECT value FROM system.errors WHERE name = 'CANNOT_OPEN_FILE'"
     before = http_client.post("/", content=refused).text

@@ -1,4 +1,4 @@
-"""Runs that a server forks: each in a process of its own, with the current code."""
+"""Runs that a server forks: each in a separate process, with the current code."""
 
 from __future__ import annotations
 
@@ -273,9 +273,9 @@ def test_of_a_run_that_a_code_server_started_nothing_is_known(served):
 
 
 def ordinary(served):
-    """Launch a run that Dagster's own launcher gets, and return the warnings that it carries.
+    """Launch a run that Dagster's own launcher gets, and return the run's warnings.
 
-    Shown by that launcher asking for a workspace, which is missing here.
+    That launcher asks for a workspace, which is missing here.
     """
     run = served.run_of("telling")
     with pytest.raises(DagsterInvariantViolationError, match="requires a workspace"):

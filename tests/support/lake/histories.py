@@ -57,7 +57,7 @@ class Kept:
 
 @dataclass
 class Written:
-    """A table's history as it is written; `keep` makes the archive."""
+    """A table's history while it is written; `keep` makes the archive."""
 
     run: Callable[[str], object]
     latest: Callable[[], int]

@@ -21,7 +21,7 @@ HOLD_SECONDS = 0.1
 _DAEMON = "-m iscp_dagster.local.spark.daemon"
 _RUNS = "-m iscp_dagster.runs.server"
 KILL, STOP, HANG = "kill", "stop", "hang"
-"""SIGKILL; SIGSTOP once; SIGSTOP repeatedly, so that nothing can resume the process."""
+"""SIGKILL; SIGSTOP once; or SIGSTOP repeatedly, so that nothing can resume the process."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""An S3-compatible server (moto) with one bucket, in a process of its own."""
+"""An S3-compatible server (moto) with one bucket, in a separate process."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ObjectStore:
 
 @contextmanager
 def running_store(folder: Path, port: int) -> Iterator[ObjectStore]:
-    """Run it in a process of its own: deltalake blocks all threads of this one while it asks."""
+    """Run it in a separate process: deltalake blocks all threads of this one while it asks."""
     log = folder / "store.log"
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     store = ObjectStore(port, log, Warded(command, log))

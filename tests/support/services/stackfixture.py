@@ -48,7 +48,7 @@ PARTS = ("dagster_webserver", "dagster._daemon", "api grpc", "runs.server", "Spa
 """Parts of the commands of a whole stack's processes, besides its ClickHouse."""
 _POLL, _LONGEST_POLL = 0.05, 0.5
 PROJECT = ("assets", "iscp_dagster", "resources", "dagster.yaml", "workspace.yaml")
-# Dropped, or each of many processes compiles the package, which takes half a second.
+# Dropped, since otherwise each of many processes takes half a second to compile the package.
 _UNWRITTEN = "PYTHONDONTWRITEBYTECODE"
 _OF_THE_STACK = ("ISCP_", "DAGSTER_", "SPARK_", "CLICKHOUSE_", "PYSPARK_")
 
@@ -62,12 +62,12 @@ class Stack:
 
     @property
     def clickhouse_url(self) -> str:
-        """With the password, where the stack started it."""
+        """With the password, if the stack started it."""
         return with_stack({"ISCP_HOME": str(self.home)}).get("CLICKHOUSE_URL", "")
 
     @property
     def spark_remote(self) -> str:
-        """With the token, where the stack started it."""
+        """With the token, if the stack started it."""
         return with_stack({"ISCP_HOME": str(self.home)}).get("SPARK_REMOTE", "")
 
     @property

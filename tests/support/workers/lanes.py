@@ -83,7 +83,7 @@ def rank(nodeid: str) -> tuple[int, int, str]:
 
 
 def own_part_first(files: Sequence[str]) -> list[str]:
-    """Return the files, those first of which this worker shall compile the asserts for all.
+    """Return the files, beginning with those whose asserts this worker compiles for all workers.
 
     Each of four workers takes six seconds for all of them; `rank` puts the tests in one order.
     """

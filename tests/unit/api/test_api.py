@@ -50,7 +50,7 @@ OWN = f"{__name__}:Parquet"
 
 
 class Parquet:
-    """A consumer of the user's own."""
+    """A user's own consumer."""
 
 
 @pytest.fixture
@@ -770,7 +770,7 @@ def test_a_change_of_the_table_alone_leaves_an_idle_tenant_in_step(jobs, source,
     assert jobs.wait("shop.orders", tenant="eu", timeout=0) == latest
     (position,) = positions(jobs.deployment, source, tenants=["eu"])
     assert (position.in_step, position.lag) == (True, 0.0)
-    # Nor is it planned after another event of the job, or after a restart.
+    # It is not planned after another event of the job or a restart either.
     jobs.pause_job("eu", MIRROR)
     jobs.resume_job("eu", MIRROR)
     again = [runner.look(look.cursor), Runner(jobs.deployment, [source]).look(look.cursor)]

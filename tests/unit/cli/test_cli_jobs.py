@@ -178,7 +178,7 @@ def test_registering_a_tenant_of_whom_the_table_holds_nothing_says_so(iscp, jobs
 
 
 class Words:
-    """A consumer of the user's own."""
+    """A user's own consumer."""
 
     def __init__(self, source, info):
         pass
@@ -242,7 +242,7 @@ def test_an_interval_is_above_zero(iscp, jobs):
 
 
 def night(jobs, latest, now):
-    """A trigger of the user's own."""
+    """A user's own trigger."""
     return ()
 
 
@@ -956,7 +956,7 @@ def test_verify_takes_an_index_that_only_its_job_names(iscp, lake, source):
     lake.log.register("eu", replace(name, job="own"), table_id, own_spec)
     code, said = iscp("verify", "--index", shown(name))
     assert (code, said.strip()) == (2, f"{shown(name)}, tenant eu: not built yet")
-    # A job with a consumer of the user's own has no index to compare.
+    # A job with a user's own consumer has no index to compare.
     assert "No index 'own' is declared or registered" in iscp("verify", "--index", "own")[1]
     shutil.rmtree(source.path)
     assert "warehouse.order_lines: no table yet" in iscp("verify", "--index", "copy")[1]
@@ -990,7 +990,7 @@ def test_flush_says_how_many_watermarks_moved(iscp, jobs, source, clock):
 
 @pytest.fixture
 def dagster(monkeypatch):
-    """Run a webserver that gives the answers it was told, and a ClickHouse that answers."""
+    """Run a webserver that gives the set answers, and a ClickHouse that answers."""
     with answering_server() as webserver, answering_server() as clickhouse:
         monkeypatch.setenv("DAGSTER_URL", webserver.url)
         monkeypatch.setenv("CLICKHOUSE_URL", clickhouse.url)

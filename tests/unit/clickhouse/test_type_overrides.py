@@ -183,7 +183,6 @@ def test_what_is_not_null_is_not_nullable():
         (POINT, "Tuple(y Float64, x Float64)", "its members must be named x, y"),
         (Struct((DeltaField(name="x", type=STRING),)), "Tuple(UInt8)", "UInt8 does not hold it"),
         (STRING, "Enum8(", "found the end"),
-        (Primitive("interval day"), "Int64", "can be kept as nothing"),
     ],
 )
 def test_what_cannot_be_had_is_named_with_what_can(source, asked, why):
@@ -192,6 +191,12 @@ def test_what_cannot_be_had_is_named_with_what_can(source, asked, why):
     said = str(caught.value)
     assert said.startswith(f"Column 'state' is {source} and cannot be kept as {asked!r}: ")
     assert f"{source} can be kept as " in said
+
+
+def test_what_nothing_can_keep_is_to_be_left_out():
+    said = r"Column 'state' is interval day and cannot be kept as 'Int64': .* Leave it out with"
+    with pytest.raises(SchemaError, match=said):
+        stored_column(Primitive("interval day"), "Int64", nullable=True, at="state")
 
 
 def shape(index, *fields, **changes):

@@ -792,7 +792,7 @@ class TestFiles:
             unreadable.poll(unreadable.poll())
         assert not error.value.permanent
         assert "SECRET" not in str(error.value)
-        # The message must not change between looks, so that it is told only once.
+        # The message must not change between looks, so that it is reported only once.
         assert "retries" not in str(error.value)
 
     def test_a_data_file_that_the_system_refuses_is_not_gone(self, tmp_path):
@@ -815,7 +815,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("ask", [lambda f: f.names(), lambda f: f.read(commit_name(0))])
     def test_a_store_that_hangs_holds_up_no_other_thread(self, monkeypatch, ask):
-        """One such thread renews a run's lease."""
+        """One of those threads renews a run's lease."""
         beats, over = [], threading.Event()
 
         def beat():

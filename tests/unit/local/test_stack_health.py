@@ -43,7 +43,7 @@ _BUSY = "while True: pass"
 
 
 class Told:
-    """A check that reports the problem it was told, and counts the mends."""
+    """A check that reports the set problem, and counts the mends."""
 
     def __init__(self, problem: str = "") -> None:
         self.problem = problem

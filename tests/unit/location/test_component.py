@@ -33,7 +33,7 @@ from iscp_dagster.model.declared.tables import spread
 from iscp_dagster.model.errors import ConfigError, IscpError
 
 TYPE = "iscp_dagster.SourceTableComponent"
-# Dagster warns of what it does itself.
+# Dagster warns about what it does itself.
 pytestmark = [
     *(
         pytest.mark.filterwarnings(f"ignore::{kind.__module__}.{kind.__name__}")
@@ -151,7 +151,7 @@ def write(project, **attributes):
 
 
 def snapshot(definitions):
-    """Return everything that Dagster's processes exchange of them, except where it was declared."""
+    """Return all that Dagster's processes exchange about them, except where they were declared."""
     return plain(
         json.loads(serialize_value(RepositorySnap.from_def(definitions.get_repository_def())))
     )

@@ -1,4 +1,4 @@
-"""What Dagster is told with a data version, by a run that is ahead of the runner."""
+"""What a run that is ahead of the runner reports to Dagster with a data version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def instance():
 
 
 def test_it_tells_the_table_s_facts_as_of_the_run_s_version(source, instance):
-    """Dagster shows what the latest event tells of a table, and nothing of those before."""
+    """Dagster shows what a table's latest event says, and nothing from earlier ones."""
     commit(source, "eu", later="than the run")
     log = DeltaLog(source.path, "region")
     news = DataVersions(instance, source, log, 0).news(["eu", "us"])

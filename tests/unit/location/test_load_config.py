@@ -36,7 +36,7 @@ def test_a_model_of_pydantic_is_offered_as_one_of_dagsters():
 
 
 def test_who_reads_what_the_demo_declares_need_not_import_dagster():
-    """Commands of `iscp` read it, and would take half as long again."""
+    """Commands of `iscp` read it; importing Dagster would make them take half as long again."""
     code = "import sys, assets.docs; print({'dagster', 'pyspark'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=repository(), check=True, capture_output=True, text=True

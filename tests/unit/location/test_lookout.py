@@ -113,7 +113,7 @@ def test_a_table_that_goes_is_told_of_at_once(ticking, tmp_path):
     assert seconds == pytest.approx(3, abs=2 * COMMITS_SECONDS)
     assert looks[-1].risen == {ticking.source.name}
     looks, seconds = ticking.tick()
-    assert seconds == pytest.approx(TICK, abs=2 * COMMITS_SECONDS), "it was told before"
+    assert seconds == pytest.approx(TICK, abs=2 * COMMITS_SECONDS), "it was reported before"
 
 
 def test_no_tick_waits_where_others_would_wait_with_it(ticking):
@@ -151,7 +151,7 @@ def test_a_code_server_that_ends_waits_for_no_tick(ticking, tmp_path, monkeypatc
 
 
 def test_a_code_server_that_ends_queues_nothing_more(ticking, tmp_path, monkeypatch):
-    """Its daemon ends without starting it, and so do the runs that it interrupts."""
+    """The daemon ends without starting what is queued then."""
     sign = tmp_path / "ending"
     monkeypatch.setenv(ENDING_VARIABLE, str(sign))
     sign.touch()

@@ -1,4 +1,4 @@
-"""The maximum number of tenants and runs, in a Dagster whose storage is SQLite."""
+"""The maximum number of tenants and runs, in a Dagster with SQLite storage."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_a_run_that_reported_the_latest_version_of_a_source_stays(source, run):
     ],
 )
 def test_the_hourly_job_keeps_runs_for_as_long_as_is_set(source, run, environ, days, stays):
-    """What a person sets for one launch counts before the setting of the deployment."""
+    """What a person sets for one launch overrides the deployment's setting."""
     old = run("5", **{DISPATCH_TAG: "old"})
     run("6")
     iscp = SimpleNamespace(deployment=lambda: in_memory(Clock()))

@@ -134,7 +134,7 @@ def test_what_a_killed_dagster_held_another_one_frees_within_its_leases(world):
     ],
 )
 def test_a_run_with_nobody_behind_it_ends_and_gives_its_slot_back(world, status, ended):
-    """It was killed before its process first reported itself alive, or after."""
+    """It was killed before or after its process first reported itself alive."""
     world.run("never heard of", status)
     world.run("fell silent", status)
     world.run("lives", status)
@@ -200,7 +200,7 @@ def test_a_log_that_was_away_lets_those_who_live_say_so_first(world):
 
 
 def test_a_look_that_knows_little_yet_frees_what_its_dagster_knows_to_have_ended(world):
-    """So it is after a start, when another process has told Dagster which runs ended with it."""
+    """So a start frees jobs whose runs another process has reported to Dagster as ended."""
     for name, status in (("ended", STATUS.FAILURE), ("unsure", STATUS.STARTED)):
         world.run(name, status)
         world.put(name, name, begun=True)

@@ -125,7 +125,7 @@ def outcome(instance, source):
 
 
 def test_a_materialization_of_one_tenant_leaves_the_check_evaluated(source, tmp_path, instance):
-    """The check is of the table; Dagster compares it with any tenant's latest materialization."""
+    """The check is the table's; Dagster compares it with any tenant's latest materialization."""
     loaded = replace(source, load=lambda load: commit(source, *load.tenants))
     defs = defined(loaded, tmp_path)
     tick = Ticks(defs, instance)

@@ -1,4 +1,4 @@
-"""What is reported of a run that ends too soon, without Dagster and without rows."""
+"""What a run that ends too soon reports, without Dagster and without rows."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_a_spec_without_a_trigger_has_the_default_one():
         ),
         ({"detail": {"consumer": CONSUMER, "priority": "high"}}, "'high' is not a whole number"),
         ({"detail": {"consumer": CONSUMER, "priority": True}}, "True is not a whole number"),
-        ({"detail": {"consumer": CONSUMER, "priority": 2**31}}, "2147483648 is beyond the bounds"),
+        ({"detail": {"consumer": CONSUMER, "priority": 2**31}}, "2147483648 is out of bounds"),
         (
             {"detail": {"consumer": CONSUMER, "priority": -(2**31)}},
             "from -2147483647 to 2147483647",
@@ -138,7 +138,7 @@ def test_a_tenant_is_any_storable_text():
     for tenant in ("", "a\nb", "ñ/🌍", "x" * 1_024):
         assert JobKey(tenant=tenant, table_id="t", job_name="j").tenant == tenant
     for tenant in ("a\0b", "\ud800", None, "x" * 1_025, "ü" * 513):
-        with pytest.raises(ConfigError, match=r"^The tenant .{1,120} is not storable"):
+        with pytest.raises(ConfigError, match=r"^The tenant .{1,120} cannot be stored"):
             JobKey(tenant=tenant, table_id="t", job_name="j")
 
 

@@ -37,7 +37,7 @@ def test_names_come_from_the_declaration():
         (lambda: orders(indexes=[Mirror(append=True)]), "append=True, but its source has the key"),
         (lambda: orders(key=("id", "id")), "key column 'id' is declared twice"),
         (lambda: orders(indexes=[Mirror(), Mirror()]), "index 'mirror' is declared twice"),
-        (lambda: Mirror(priority=2**31), "Index 'mirror': The priority 2147483648 is beyond"),
+        (lambda: Mirror(priority=2**31), "Index 'mirror': The priority 2147483648 is out of"),
         (lambda: Mirror(priority="high"), "Index 'mirror': The priority 'high' is not a whole"),
         (lambda: Vector("v", dimension=0), "dimension 0 is below 1"),
         (lambda: Vector("v", dimension="3"), "dimension='3' is not a whole number"),

@@ -169,7 +169,7 @@ def test_first_iterations_are_bounded_by_what_the_snapshot_holds(monkeypatch):
 
 
 def test_tenants_that_may_be_read_whole_are_bounded_by_what_the_snapshot_holds(monkeypatch):
-    """A few bytes changed, and without a feed a gigabyte is read for each."""
+    """A few bytes changed, but without a feed a gigabyte is read for each."""
     monkeypatch.setattr(joining, "PARTS", 1)
     changed, held = dict.fromkeys("abc", 1), dict.fromkeys("abc", MOST_BYTES - 1)
     (whole,) = joined([due(each, 3, 3) for each in "abc"], log_of(changed, held))
@@ -203,7 +203,7 @@ BACKLOG = 30
 
 @st.composite
 def backlogs(draw):
-    """By tenant: what changed it, where its job stands, and its bound on versions."""
+    """By tenant: what changed it, where its watermark is, and its bound on versions."""
     changes = st.frozensets(st.integers(1, BACKLOG), min_size=1, max_size=8)
     return [
         (draw(changes), draw(st.integers(0, BACKLOG - 1)), draw(st.sampled_from([2, 6, 6, 6, 40])))
@@ -225,7 +225,7 @@ def planned(tenants, at):
 
 
 def worked_off(tenants, join):
-    """Return what each tenant's job was given, in order, and the number of looks and of runs."""
+    """Return what each tenant's job got, in order, and the number of looks and of runs."""
     at = [since for _, since, _ in tenants]
     given_, looks, runs = [[] for _ in tenants], 0, 0
     while steps := planned(tenants, at):

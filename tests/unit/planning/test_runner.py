@@ -264,7 +264,7 @@ def test_a_log_that_lost_what_a_look_wrote_gets_it_again(deployment, source):
 
 
 def test_what_a_look_learnt_that_failed_is_learnt_again(deployment, source, monkeypatch):
-    """Dagster keeps the previous look's cursor; the runner lives on."""
+    """Dagster keeps the previous look's cursor; the runner keeps running."""
     commit(source, "eu")
     cursor, runner = at_rest(deployment, source), Runner(deployment, [source])
     emptied(deployment, source)
@@ -587,7 +587,7 @@ def test_a_long_start_is_spread_over_several_looks(deployment, source, tmp_path)
 
 
 def be_slow(monkeypatch, now, away):
-    """The stores of the tables that are `away` take all the time of a look, and do not answer."""
+    """The stores of the tables in `away` use up a look's time, and do not answer."""
 
     class Slow(Watch):
         def take_in(self, *seen, **how):
@@ -1135,7 +1135,7 @@ def test_of_two_runners_on_one_log_one_looks_and_the_other_takes_over(source, cl
 
 
 def test_two_runners_that_look_at_once_dispatch_each_iteration_once(deployment, source):
-    """This happens when one stood still after it had renewed its lease."""
+    """This happens when one hung after it had renewed its lease."""
     commit(source, "eu", "us")
     one, two = Runner(deployment, [source]), Runner(deployment, [source])
     asked = deployment.log.enqueue

@@ -43,7 +43,7 @@ def complete_at_once(log, dispatch):
 
 @pytest.fixture
 def scattered(deployment, source, tmp_path, clock):
-    """Give a function that makes a table of tenants, each brought in step by a commit of its own.
+    """Give a function that makes a table of tenants, each brought in step by a separate commit.
 
     Returns the deployment, the table, its runner and the cursor.
     """

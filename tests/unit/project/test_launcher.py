@@ -17,7 +17,7 @@ LAUNCHER = ROOT / "iscp"
 
 @pytest.fixture
 def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Load the launcher as a module, for a project in a folder of its own."""
+    """Load the launcher as a module, for a project in a separate folder."""
     loader = SourceFileLoader("iscp_launcher", str(LAUNCHER))
     module = module_from_spec(spec_from_loader(loader.name, loader))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

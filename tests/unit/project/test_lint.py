@@ -1,4 +1,4 @@
-"""The rules that the whole project keeps: lint, format, types, and its public names."""
+"""The rules that the whole project follows: lint, format, types, and its public names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_types(tmp_path):
 
 
 def test_rows_come_into_clickhouse_in_two_places():
-    """`insert`, whose settings keep what is promised, and the states' compare-and-set."""
+    """`insert`, with the settings for exactly once, and the states' compare-and-set."""
     package = ROOT / "iscp_dagster"
     found = {
         str(path.relative_to(package))

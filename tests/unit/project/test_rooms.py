@@ -1,4 +1,4 @@
-"""The rooms: pure modules stay pure, and no import runs upwards or in a circle."""
+"""The rooms: pure modules stay pure, and imports go neither upwards nor in a circle."""
 
 from __future__ import annotations
 

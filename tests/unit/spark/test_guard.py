@@ -28,7 +28,7 @@ class Spark:
 
 
 class Interrupted(BaseException):
-    """Stands for what Dagster raises in a terminated run, which is no Exception either."""
+    """Stands for what Dagster raises in a terminated run, which is not an Exception either."""
 
 
 def test_work_that_ends_by_itself_is_left_alone():

@@ -62,7 +62,7 @@ def test_a_token_of_the_environment_goes_with_an_address_without_one():
     ],
 )
 def test_an_address_that_is_none_is_refused_without_its_token(address):
-    with pytest.raises(ConfigError, match="SPARK_REMOTE, of sc://") as caught:
+    with pytest.raises(ConfigError, match=r"SPARK_REMOTE \(sc://") as caught:
         shared(address)
     said = "".join(traceback.format_exception(caught.value))
     assert "hidden" not in said.replace("host:hidden", "host")

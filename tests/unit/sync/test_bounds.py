@@ -1,4 +1,4 @@
-"""How much one iteration takes on, and how long a job waits after failures."""
+"""How much one iteration takes, and how long a job waits after failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Spark session that is joined while other things are made ready."""
+"""Joining a Spark session while other things are made ready."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is decided of each tenant before a range is read, when files of some tenants are gone."""
+"""What is decided for each tenant before a range is read, if files of some tenants are gone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GONE = frozenset({"t3", "t4", "t17"})
 
 
 class Fleet:
-    """A table without a key whose index keeps dead letters; all jobs stand at version 0."""
+    """A table without a key whose index keeps dead letters; all jobs are at version 0."""
 
     def __init__(self, folder):
         index = Mirror(append=True, errors="dead_letter")

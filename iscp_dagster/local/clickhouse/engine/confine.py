@@ -38,8 +38,8 @@ class Reach:
     """What queries may access outside of the tables.
 
     `paths` are folders besides `user_files`; `hosts`, as `name` or `name:port`, are those that
-    `url()` and `s3()` may connect to. `any_port` is for an engine that its own configuration
-    connects to other servers, such as a Keeper.
+    `url()` and `s3()` may connect to. `any_port` is for an engine whose own
+    configuration connects it to other servers, such as a Keeper.
     """
 
     data: Path
@@ -84,12 +84,12 @@ def confine(reach: Reach, *files: Path) -> bool:
 
 
 def _hide_environment() -> None:
-    """Wipe the memory that `environ` shows, all but the home, by which a stack is found.
+    """Wipe the memory that `environ` shows, except the home, by which a stack is found.
 
     The variables keep their values for this process. Call it before there are threads.
     """
     for name, value in os.environb.items():
-        # The C library keeps a variable that is set in memory of its own.
+        # The C library copies a variable that is set again into memory of its own.
         os.putenv(name, value)
     numbers = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace")
     start, end = map(int, numbers.rpartition(")")[2].split()[_ENVIRONMENT_AT:][:2])

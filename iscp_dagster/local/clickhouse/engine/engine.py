@@ -174,7 +174,7 @@ class Engine:
         return self._control_pool.submit(lambda: bool(self._control.run(sql).data))
 
     def run_kill(self, text: bytes, output_format: str) -> Future[Outcome]:
-        """Run a client's KILL statement, in which the clients' own query ids work."""
+        """Run a client's KILL statement, which may name the clients' own query ids."""
         return self._control_pool.submit(self._run_kill, text, output_format)
 
     def _run_kill(self, text: bytes, output_format: str) -> Outcome:

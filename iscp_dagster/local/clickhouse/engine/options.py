@@ -99,7 +99,7 @@ def read_options(request: Request) -> Options:
     if _flag(values, "compress") or _flag(values, "decompress"):
         raise EngineError(
             Code.NOT_IMPLEMENTED,
-            "compress=1 and decompress=1 (native block framing) are not offered by the embedded "
+            "compress=1 and decompress=1 (native block framing) are not supported by the embedded "
             "server. Use Accept-Encoding and Content-Encoding with lz4, zstd, gzip or deflate",
         )
     # Checked and ignored, as if a proxy had dropped it: Native blocks are those of revision 0.

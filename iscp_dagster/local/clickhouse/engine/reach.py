@@ -33,7 +33,7 @@ _SUSPECT = re.compile(
 _FILES = ("file", "filecluster", "deltalakelocal")
 _URLS = ("url", "urlcluster")
 _WEB = re.compile(r"https?://", re.IGNORECASE)
-# What comes before the name of a table, which its columns follow in brackets.
+# Words before a table's name; its columns follow it in brackets.
 _BEFORE_TABLE = ("CREATE", "OR", "REPLACE", "TEMPORARY", "TABLE", "IF", "NOT", "EXISTS")
 # EmbeddedRocksDB takes a folder without asking for a right; without a folder it is not a call.
 _REFUSED = (
@@ -55,7 +55,7 @@ def check_reach(text: bytes, folders: Sequence[Path]) -> bool:
 
     Raises `EngineError` 291 for a file outside of them, 497 for what runs a program, brings its
     own disk or hides a name, 358 for INTO OUTFILE, 78 for FROM INFILE, 511 for a role, 48 for what
-    is not offered and 62 for an unexpected character.
+    is not supported and 62 for an unexpected character.
     """
     if not is_found(_SUSPECT, text):
         return False
@@ -113,8 +113,8 @@ def _check_clause(word: Token, before: Token | None, after: Token | None) -> Non
     ):
         raise EngineError(
             Code.NOT_IMPLEMENTED,
-            "DEFINER, SQL SECURITY and REFRESH are not offered by the embedded server: a view has "
-            "the rights of whoever reads it",
+            "DEFINER, SQL SECURITY and REFRESH are not supported by the embedded server: a view "
+            "has the rights of whoever reads it",
         )
     if before is None:
         return
@@ -149,7 +149,7 @@ def _check_expressions(words: list[Token], *, reads_files: bool) -> None:
 
 
 def _closings(words: list[Token]) -> dict[int, int]:
-    """Where each bracket that opens is closed."""
+    """Where each opening bracket is closed."""
     found: dict[int, int] = {}
     opened: list[int] = []
     for at, word in enumerate(words):
@@ -188,7 +188,7 @@ def _check_call(
     if at and words[at - 1].is_word("AS") and name in _FILES:
         raise EngineError(
             Code.NOT_IMPLEMENTED,
-            f"A table AS {name}() is not offered by the embedded server. Use ENGINE = File(...)",
+            f"A table AS {name}() is not supported by the embedded server. Use ENGINE = File(...)",
         )
     return name in _FILES
 

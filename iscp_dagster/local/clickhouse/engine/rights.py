@@ -77,7 +77,7 @@ _FIXED: dict[str, int | str] = {
     "format_schema_source": "file",
 }
 
-# chDB has four places for merges and mutations, a server has 32; a mutation takes one for each part
+# chDB has four slots for merges and mutations, a server has 32; a mutation takes one for each part
 # of its table, and waits about half a second whenever all are taken.
 _PROMPT = {
     "background_merges_mutations_concurrency_ratio": 16,
@@ -93,7 +93,7 @@ def write_rights(reach: Reach, config_file: Path | None) -> Path:
     main = folder / "config.xml"
     main.write_text(_prompt())
     if config_file is not None:
-        # In the order of their names, later files change earlier ones.
+        # Files are merged in the order of their names; later ones override earlier ones.
         (folder / "config.d" / f"own{config_file.suffix}").write_bytes(config_file.read_bytes())
     users = folder / "users.xml"
     users.write_text(_users(grants(reach)))

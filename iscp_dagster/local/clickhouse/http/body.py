@@ -11,7 +11,7 @@ from iscp_dagster.local.clickhouse.sql.errors import Code, EngineError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-# The most that is held of a text other than streamed rows, whatever max_query_size says.
+# The most bytes held of any text but streamed rows, whatever max_query_size says.
 MAX_HELD_BYTES = 1 << 26
 _INLINE_BYTES = 1 << 14
 

@@ -100,7 +100,7 @@ class Exchange:
     async def _watched(
         self, query: Query, reply: Reply, receive: Receive, future: Future[Outcome]
     ) -> AsyncIterator[None]:
-        """Cancel a statement that only reads when its client leaves, by a timeout or a close."""
+        """Cancel a statement that only reads if its client times out or disconnects."""
         if not query.statement.reads_only:
             yield
             return

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _HEAD_END = b"\r\n\r\n"
 _MAX_PARTS = 10_000
 _WINDOW = 1 << 20
-# Each costs a search through all of the header.
+# Each costs a search of the whole header.
 _MAX_SEMICOLONS = 100
 
 

@@ -1,4 +1,4 @@
-"""Reads a request's statement, which is held until known, in turns with all other requests."""
+"""Reads a request's statement, held until it is complete; requests take turns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from iscp_dagster.local.clickhouse.sql.statement import Statement
 
 
-# A text without its end is parsed again when it is this many times as long.
+# An incomplete text is parsed again once it is this many times as long.
 _LOOK_AGAIN = 4
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TURNS = {b"(": 1, b"[": 1, b"{": 1, b")": -1, b"]": -1, b"}": -1}
 # The bytes of one step, which makes at most as many tokens: a millisecond or two.
 _STEP = 1 << 10
-# A text with more of these is not a statement, and each costs a search through all of it.
+# A text with more of these is not a statement, and each costs a search of the whole text.
 _MAX_LONE_DOLLARS = 64
 
 _LEXER = re.compile(

@@ -83,7 +83,7 @@ class Jobs:
         log = self.deployment.log
         if not isinstance(log, SharedLog):
             raise ConfigError(
-                "The ISCP log is in no database whose transactions could be shared; call without a "
+                "This ISCP log is in no database, so callers cannot share its transactions; call without a "
                 "connection."
             )
         deployment = replace(self.deployment, log=log.within(connection))

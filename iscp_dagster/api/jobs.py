@@ -83,8 +83,8 @@ class Jobs:
         log = self.deployment.log
         if not isinstance(log, SharedLog):
             raise ConfigError(
-                "This ISCP log is in no database, so callers cannot share its transactions; call without a "
-                "connection."
+                "This ISCP log is in no database, so callers cannot share its transactions; call "
+                "without a connection."
             )
         deployment = replace(self.deployment, log=log.within(connection))
         return replace(self, deployment=deployment, cancel_runs=lambda _: None)

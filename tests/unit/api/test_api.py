@@ -1246,5 +1246,5 @@ def test_a_log_in_memory_shares_no_transaction(source, clock):
         lake="/nowhere",
     )
     jobs = Jobs(deployment=deployment, sources=[source], cancel_runs=lambda _: None)
-    with pytest.raises(ConfigError, match="no database whose transactions"):
+    with pytest.raises(ConfigError, match="callers cannot share its transactions"):
         jobs.unregister_job("eu", MIRROR, connection=object())

@@ -78,12 +78,12 @@ class Jobs:
 
         The connection is to the ISCP log's database. Others see nothing before the caller
         commits; runs that a change interrupts then find out by themselves within seconds. Raises
-        ConfigError for a log that is not in a database.
+        ConfigError for a log that is in no database.
         """
         log = self.deployment.log
         if not isinstance(log, SharedLog):
             raise ConfigError(
-                "The ISCP log is not in a database, so a call cannot join a transaction; call "
+                "This ISCP log is in no database, so callers cannot share its transactions; call "
                 "without a connection."
             )
         deployment = replace(self.deployment, log=log.within(connection))

@@ -14,6 +14,7 @@ from functools import cache
 from itertools import groupby, islice, takewhile
 from operator import attrgetter
 from typing import Any
+from uuid import uuid4
 
 from dagster import (
     AssetCheckEvaluation,
@@ -26,11 +27,7 @@ from dagster import (
     RunsFilter,
 )
 from dagster._core.definitions.data_version import DATA_VERSION_TAG
-from dagster._core.events import (
-    DagsterEvent,
-    DagsterEventBatchMetadata,
-    generate_event_batch_id,
-)
+from dagster._core.events import DagsterEvent, DagsterEventBatchMetadata
 
 from iscp_dagster.joblog.sql.statements import portions
 from iscp_dagster.location.assets.data_versions import AssetEvent, DataVersions, latest
@@ -139,7 +136,7 @@ def _series(event: Reported) -> tuple[bool, str, str]:
 
 
 def _store(context: Context, events: Sequence[Reported]) -> None:
-    batch = generate_event_batch_id()
+    batch = str(uuid4())
     for left, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
         log_event(context, event, DagsterEventBatchMetadata(batch, is_end=not left))
 

@@ -1192,7 +1192,7 @@ def own_table(jobs, tmp_path):
     """Create a user's table in the database of the ISCP log."""
     engine = open_engine(f"sqlite:///{tmp_path / 'log.sqlite'}")
     if isinstance(jobs.deployment.log, MemoryLog):
-        pytest.skip("a log in memory is not in a database")
+        pytest.skip("a log in memory is in no database")
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE mine (what TEXT)")
     return jobs.deployment.log.engine
@@ -1246,5 +1246,5 @@ def test_a_log_in_memory_shares_no_transaction(source, clock):
         lake="/nowhere",
     )
     jobs = Jobs(deployment=deployment, sources=[source], cancel_runs=lambda _: None)
-    with pytest.raises(ConfigError, match="not in a database, so a call cannot join"):
+    with pytest.raises(ConfigError, match="callers cannot share its transactions"):
         jobs.unregister_job("eu", MIRROR, connection=object())

@@ -27,14 +27,14 @@ class Bounds:
             raise ConfigError(message)
 
     def of(self, jobs: Iterable[Job]) -> Bounds:
-        """The bounds of an iteration that the jobs share: the narrowest that any of them sets."""
+        """The bounds of an iteration that the jobs share: these, or what a job sets below them."""
         details = [job.spec.detail for job in jobs]
         versions = [each.max_versions for each in details if each.max_versions]
         sizes = [each.max_bytes for each in details if each.max_bytes]
         return replace(
             self,
-            versions=min(versions, default=self.versions),
-            bytes=min(sizes, default=self.bytes),
+            versions=min([self.versions, *versions]),
+            bytes=min([self.bytes, *sizes]),
         )
 
     def last(self, after: int, upto: int, written: Iterable[tuple[int, tuple[int, int]]]) -> int:

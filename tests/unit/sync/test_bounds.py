@@ -15,7 +15,6 @@ from iscp_dagster.api.environment import bounds_of
 from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, ROWS_PER_CHUNK
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobStatus
-from iscp_dagster.model.specs import IterationDetail
 from iscp_dagster.planning.triggers.backoff import FIRST, LONGEST, SKEW, backoff, waits
 from iscp_dagster.sync.bounds import Bounds
 
@@ -47,13 +46,13 @@ def test_where_the_log_does_not_say_the_versions_bound():
     assert Bounds(versions=2).last(3, 9, ()) == 5
 
 
-def _job(detail):
-    return SimpleNamespace(spec=SimpleNamespace(detail=detail))
+def _job(**detail):
+    return SimpleNamespace(spec=SimpleNamespace(detail=SimpleNamespace(**detail)))
 
 
 def test_a_job_narrows_the_bounds_of_its_iteration_and_widens_none():
     jobs = [
-        _job(IterationDetail(max_versions=versions, max_bytes=size))
+        _job(max_versions=versions, max_bytes=size)
         for versions, size in ((0, 0), (9, 70), (3, 900))
     ]
     bounds = Bounds(versions=5, bytes=100)

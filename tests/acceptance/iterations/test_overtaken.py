@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import closing
 from dataclasses import replace
 
@@ -98,6 +99,21 @@ def test_a_tail_that_lands_after_its_heir_has_written_the_same_changes_nothing(t
     dies(proxy, table, "rows")
     table.materialize("a")
     said = proxy.land()
+    assert all("iscp_barrier_" in each for each in said), said
+    check(table)
+
+
+def test_a_tail_that_lands_after_its_table_was_created_again_changes_nothing(table, proxy):
+    table.follow()
+    add(table, 3, 4)
+    dies(proxy, table, "rows")
+    shutil.rmtree(table.path)
+    table.create(COLUMNS)
+    add(table, 5)
+    table.follow()
+    table.materialize("a")
+    said = proxy.land()
+    assert len(said) == ATTEMPTS
     assert all("iscp_barrier_" in each for each in said), said
     check(table)
 

@@ -19,7 +19,7 @@ from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.model.errors import IscpError, UnrepeatableError
+from iscp_dagster.model.errors import FenceError, IscpError, UnrepeatableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.publish import Delivery
 from iscp_dagster.sync.reader import Reader
@@ -217,6 +217,33 @@ def test_of_a_dead_run_s_tenants_only_those_whose_batch_is_gone_are_set_aside(
     }
     letters = json.loads(dlq(table, "list", "--json")[1])
     assert sorted(each["tenant"] for each in letters) == ["gone", "gone too"]
+
+
+def test_a_batch_that_is_gone_is_not_set_aside_by_a_run_that_is_overtaken(
+    deployment, dlq, monkeypatch
+):
+    table = Table.make(deployment, Mirror(append=True, errors="dead_letter"), key=())
+    table.insert(1)
+    table.follow()
+    table.insert(2, 3)
+    dies(table, table.iteration("a"), Life("after", "begin"))
+    deployment.log.recover({"dead"})
+    lose_files(table)
+    table.insert(4)
+    take_over = IndexStore.take_over
+
+    def late(store, *given):
+        monkeypatch.setattr(IndexStore, "take_over", take_over)
+        deployment.log.recover({"late"})
+        deployment.log.rebuild([job.key for job in table.jobs()])
+        table.follow()
+        return take_over(store, *given)
+
+    monkeypatch.setattr(IndexStore, "take_over", late)
+    (failed,) = table.run(table.iteration("a"), "late")
+    assert failed.code == FenceError.code
+    assert dlq(table, "list")[1] == "0 dead letters\n"
+    assert [each for each in table.verdicts() if not each.agrees] == []
 
 
 def test_a_batch_that_is_gone_and_whose_letter_is_dropped_stays_as_it_is(deployment, dlq):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import closing
 from dataclasses import replace
 
@@ -100,6 +101,40 @@ def test_a_tail_that_lands_after_its_heir_has_written_the_same_changes_nothing(t
     said = proxy.land()
     assert all("iscp_barrier_" in each for each in said), said
     check(table)
+
+
+def test_a_tail_that_lands_after_its_table_was_created_again_changes_nothing(table, proxy):
+    table.follow()
+    add(table, 3, 4)
+    dies(proxy, table, "rows")
+    shutil.rmtree(table.path)
+    table.create(COLUMNS)
+    add(table, 5)
+    table.follow()
+    table.materialize("a")
+    said = proxy.land()
+    assert len(said) == ATTEMPTS
+    assert all("iscp_barrier_" in each for each in said), said
+    check(table)
+
+
+def test_a_run_that_is_overtaken_before_it_reads_the_epoch_writes_nothing(table, monkeypatch):
+    """It would read its heir's epoch, and the barrier would let it in."""
+    table.follow()
+    add(table, 3, 4)
+    enter = IndexStore.enter
+
+    def late(store):
+        monkeypatch.setattr(IndexStore, "enter", enter)
+        table.deployment.log.recover({"late"})
+        table.sql("DELETE FROM {t} WHERE id = 3")
+        built_anew(table)
+        return enter(store)
+
+    monkeypatch.setattr(IndexStore, "enter", late)
+    found = [*one_by_one(table.deployment, table.source, table.iteration("a"), run_id="late")]
+    check(table)
+    assert [each.code for each in found] == [FenceError.code]
 
 
 @pytest.mark.parametrize("when", ["before its heir", "after its heir"])

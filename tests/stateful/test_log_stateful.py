@@ -35,7 +35,8 @@ KEYS = [
 ]
 keys = st.sampled_from(KEYS)
 some_keys = st.lists(keys, min_size=1, max_size=3, unique=True)
-runs = st.sampled_from(["r1", "r2", "r3"])
+RUNS = ["r1", "r2", "r3"]
+runs = st.sampled_from(RUNS)
 ahead = st.integers(1, 4)
 
 
@@ -189,11 +190,15 @@ class LogMachine(RuleBasedStateMachine):
             row.state, row.run = "pending", run
 
     @rule(chosen=some_keys, run=runs, more=ahead)
+    def begin_any(self, chosen, run, more):
+        self.begin(chosen, run, more)
+
     def begin(self, chosen, run, more):
         iteration = self.iteration(chosen, more)
         layout = next(self.numbers)
         found = [self.rows.get(key) for key in chosen]
-        if not all(self.may_begin(row, run, iteration.from_.version) for row in found):
+        start = iteration.from_.version
+        if not all(self.may_begin(row, run) and row.at == start for row in found):
             with pytest.raises(FenceError):
                 self.log.begin(iteration, run, {"n": layout})
             return
@@ -203,6 +208,20 @@ class LogMachine(RuleBasedStateMachine):
             self.check_replay(claim, row, iteration)
             row.state, row.run, row.code = "running", run, 0
             self.hold(claim, row)
+
+    @precondition(lambda self: any(self.startable(run) for run in RUNS))
+    @rule(data=st.data(), more=ahead)
+    def begin_what_may(self, data, more):
+        """Begin jobs that may: of any keys and runs, few iterations would get to their end."""
+        run = data.draw(st.sampled_from([run for run in RUNS if self.startable(run)]))
+        ready = self.startable(run)
+        first = data.draw(st.sampled_from(ready))
+        beside = [key for key in ready if self.rows[key].at == self.rows[first].at]
+        chosen = data.draw(st.lists(st.sampled_from(beside), max_size=3, unique=True))
+        self.begin([first, *(key for key in chosen if key != first)], run, more)
+
+    def startable(self, run) -> list[JobKey]:
+        return [key for key in KEYS if self.may_begin(self.rows.get(key), run)]
 
     def iteration(self, chosen, more) -> Iteration:
         row = self.rows.get(chosen[0])
@@ -216,8 +235,8 @@ class LogMachine(RuleBasedStateMachine):
         )
 
     @staticmethod
-    def may_begin(row: Row | None, run: str, start: int) -> bool:
-        if row is None or row.at != start:
+    def may_begin(row: Row | None, run: str) -> bool:
+        if row is None:
             return False
         if row.state == "pending":
             return row.run == run
@@ -280,8 +299,9 @@ class LogMachine(RuleBasedStateMachine):
         held.row.code = code
 
     def any_claim(self, data) -> Held:
-        # The last ones more often: among all of them, few still count.
-        return data.draw(st.sampled_from(self.held[-4:]) | st.sampled_from(self.held))
+        # Those that count more often: among all of them, few do.
+        counting = [each for each in self.held if each.counts]
+        return data.draw(st.sampled_from(counting or self.held) | st.sampled_from(self.held))
 
     @staticmethod
     def confirm(held: Held) -> None:

@@ -7,6 +7,7 @@ the runs that an earlier, killed code server left behind, then becomes the code 
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import shutil
 import sys
@@ -44,6 +45,8 @@ _STORAGE = """
 event_log_storage:
   module: iscp_dagster.runs.event_log
   class: EventsInBatches
+  config:
+    base_dir: {folder}
 """
 _LONGEST_SOCKET = 100
 """Bytes of a socket's path; Linux allows 107."""
@@ -132,8 +135,10 @@ def prepare(settings: StackSettings) -> None:
     settings.dagster_home.mkdir(parents=True, exist_ok=True)
     _ending(settings).unlink(missing_ok=True)
     text = (repository() / "dagster.yaml").read_text(encoding="utf-8")
-    own = "" if _names_storage(text) else _STORAGE
-    (settings.dagster_home / "dagster.yaml").write_text(text + own, encoding="utf-8")
+    if not _names_storage(text):
+        folder = settings.dagster_home / "history" / "runs"
+        text += _STORAGE.format(folder=json.dumps(str(folder)))
+    (settings.dagster_home / "dagster.yaml").write_text(text, encoding="utf-8")
 
 
 def _names_storage(dagster_yaml: str) -> bool:

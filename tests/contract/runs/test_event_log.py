@@ -135,9 +135,11 @@ def test_dagster_tells_the_same_of_a_batch_as_of_events_stored_alone(
         assert [each.status.value for each in check(CHECK, limit=9)] == ["SUCCEEDED"]
     assert batched == alone
     assert many - few > len(list(events()))
-    # It opens what Dagster's default has stored.
-    shutil.copyfile(stack / "dagster.yaml", default / "dagster.yaml")
-    with dagster_at(default, monkeypatch) as instance:
+    # It opens what Dagster's default has stored, and needs no variable to find its files.
+    shutil.rmtree(stack / "history")
+    shutil.copytree(default / "history", stack / "history")
+    monkeypatch.delenv(DAGSTER_HOME)
+    with DagsterInstance.from_config(str(stack)) as instance:
         assert isinstance(instance.event_log_storage, EventsInBatches)
         assert told(instance, run.run_id) == alone
 

@@ -17,6 +17,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from bench import detection, fleet, latency, scale, shapes, snapshot, store, tail
@@ -47,13 +48,17 @@ def main() -> None:
     parser.add_argument("--commits", type=int, default=50, help="commits of the latency part")
     chosen = parser.parse_args()
     parts = chosen.only or WITH_STACK
+    if "store" in parts and find_spec("moto") is None:
+        parser.error("the part store needs moto; install the extra `test`, or use --only")
     report = Report(f"{platform.machine()}, {os.cpu_count()} cores, {chosen.rows:,} rows")
-    for part in (each for each in BY_ITSELF if each in parts):
-        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            _by_itself(chosen, part, Path(folder), report)
-    if set(parts) & set(WITH_STACK):
-        _with_stack(chosen, parts, report)
-    print(report.text())
+    try:
+        for part in (each for each in BY_ITSELF if each in parts):
+            with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+                _by_itself(chosen, part, Path(folder), report)
+        if set(parts) & set(WITH_STACK):
+            _with_stack(chosen, parts, report)
+    finally:
+        print(report.text())
 
 
 def _by_itself(chosen: argparse.Namespace, part: str, folder: Path, report: Report) -> None:

@@ -41,12 +41,13 @@ from iscp_dagster.runs.server import SOCKET_VARIABLE, end_runs
 
 _MODULE = "iscp_dagster.definitions"
 _STORAGE = """
-# Dagster's default, but the events of a batch are one transaction.
-event_log_storage:
-  module: iscp_dagster.runs.event_log
-  class: EventsInBatches
-  config:
-    base_dir: {folder}
+# The files of Dagster's default.
+storage:
+  custom:
+    module: iscp_dagster.runs.sqlite
+    class: SqliteStorage
+    config:
+      base_dir: {folder}
 """
 _LONGEST_SOCKET = 100
 """Bytes of a socket's path; Linux allows 107."""
@@ -136,8 +137,7 @@ def prepare(settings: StackSettings) -> None:
     _ending(settings).unlink(missing_ok=True)
     text = (repository() / "dagster.yaml").read_text(encoding="utf-8")
     if not _names_storage(text):
-        folder = settings.dagster_home / "history" / "runs"
-        text += _STORAGE.format(folder=json.dumps(str(folder)))
+        text += _STORAGE.format(folder=json.dumps(str(settings.dagster_home)))
     (settings.dagster_home / "dagster.yaml").write_text(text, encoding="utf-8")
 
 
@@ -170,7 +170,7 @@ def _socket(settings: StackSettings, name: str) -> str:
 
 def _write_workspace(settings: StackSettings, socket: str) -> str:
     """Copy the repository's workspace.yaml with our location at the socket; return the path."""
-    import yaml  # type: ignore[import-untyped]
+    import yaml
 
     named = yaml.safe_load((repository() / "workspace.yaml").read_text(encoding="utf-8"))
     others = [

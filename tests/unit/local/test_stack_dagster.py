@@ -15,9 +15,9 @@ from iscp_dagster.local.services.settings import child_environment
 from iscp_dagster.local.stack import plan
 from iscp_dagster.location.assets.reporting import BATCH
 from iscp_dagster.model.variables import EVENT_BATCH_SIZE
-from iscp_dagster.runs.event_log import EventsInBatches
 from iscp_dagster.runs.place import SERVER_TAG, Place
 from iscp_dagster.runs.server import end_runs
+from iscp_dagster.runs.sqlite import Events, Runs, Ticks
 
 
 @pytest.fixture
@@ -44,7 +44,9 @@ def test_the_embedded_dagster_is_tuned_for_short_runs(instance: DagsterInstance)
     queue = instance.get_concurrency_config().run_queue_config
     assert queue is not None
     assert queue.max_concurrent_runs == 4
-    assert isinstance(instance.event_log_storage, EventsInBatches)
+    assert isinstance(instance.event_log_storage, Events)
+    assert isinstance(instance.run_storage, Runs)
+    assert isinstance(instance.schedule_storage, Ticks)
 
 
 def test_a_storage_that_dagster_yaml_names_stays_the_only_one(tmp_path, monkeypatch) -> None:

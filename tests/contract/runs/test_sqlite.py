@@ -1,4 +1,4 @@
-"""Events of a batch: stored as Dagster stores each, but in one transaction of each file."""
+"""Dagster's storage of ours: the same files and answers, and a batch of events at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from iscp_dagster.local.stack import plan
 from iscp_dagster.location.assets.reporting import store_events
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import DAGSTER_HOME, EVENT_BATCH_SIZE
-from iscp_dagster.runs.event_log import EventsInBatches
+from iscp_dagster.runs.sqlite import Events, SqliteStorage
 
 pytestmark = pytest.mark.slow
 TENANTS = [f"t{number}" for number in range(12)]
@@ -129,7 +129,7 @@ def test_dagster_tells_the_same_of_a_batch_as_of_events_stored_alone(
         (run,) = instance.get_runs()
     monkeypatch.setenv(EVENT_BATCH_SIZE, "1000")
     with dagster_at(stack, monkeypatch) as instance:
-        assert isinstance(instance.event_log_storage, EventsInBatches)
+        assert isinstance(instance.event_log_storage, Events)
         batched, few = reported(instance)
         check = instance.event_log_storage.get_asset_check_execution_history
         assert [each.status.value for each in check(CHECK, limit=9)] == ["SUCCEEDED"]
@@ -140,12 +140,12 @@ def test_dagster_tells_the_same_of_a_batch_as_of_events_stored_alone(
     shutil.copytree(default / "history", stack / "history")
     monkeypatch.delenv(DAGSTER_HOME)
     with DagsterInstance.from_config(str(stack)) as instance:
-        assert isinstance(instance.event_log_storage, EventsInBatches)
+        assert isinstance(instance.event_log_storage, Events)
         assert told(instance, run.run_id) == alone
 
 
 def test_without_a_folder_and_a_home_it_says_what_to_set(monkeypatch, tmp_path):
     monkeypatch.delenv(DAGSTER_HOME, raising=False)
-    with pytest.raises(ConfigError, match=r"EventsInBatches .* DAGSTER_HOME is not set. Set"):
-        EventsInBatches.from_config_value(None, {})
-    assert EventsInBatches.from_config_value(None, {"base_dir": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"SqliteStorage .* DAGSTER_HOME is not set. Set"):
+        SqliteStorage.from_config_value(None, {})
+    assert SqliteStorage.from_config_value(None, {"base_dir": str(tmp_path)})

@@ -566,7 +566,7 @@ def test_what_is_in_step_is_materialized_again_as_it_stands(locate):
         for each in events:
             assert each.metadata["rows_inserted"].value == 0
             assert each.metadata["to_version"].value == location.table.version
-            assert each.metadata["read"].value.startswith("nothing: in step")
+            assert each.metadata["read"].value.startswith("nothing: already in step")
     assert location.data_versions("a") == before, "it makes no asset downstream stale"
     assert location.status("a") == {StaleStatus.FRESH}
     location.table.check()

@@ -22,18 +22,19 @@ from dagster._core.storage.sqlite_storage import (
 from dagster._serdes import ConfigurableClassData
 from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.pool import NullPool
+from sqlalchemy.util import LRUCache
 
 from iscp_dagster.runs.home import in_dagster_home
 
-_MOST_ENGINES = 50
+_MOST_ENGINES, _MOST_STATEMENTS = 50, 500
 _TOGETHER = ({DagsterEventType.ASSET_MATERIALIZATION}, {DagsterEventType.ASSET_OBSERVATION})
 
 
 class SqliteStorage(DagsterSqliteStorage):
     """Runs, events and ticks in the files of Dagster's default.
 
-    The default makes an SQLAlchemy engine for each statement, which so is compiled anew each time;
-    this one keeps its engines. It also stores a batch's events in one transaction.
+    The default makes an SQLAlchemy engine for each transaction, so its statements are compiled anew
+    each time; this one keeps its engines. It also stores a batch's events in one transaction.
     """
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
@@ -91,7 +92,7 @@ class Events(SqliteEventLogStorage):
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
         self._engines: dict[str, Engine] = {}
-        self._statements: dict[Any, Any] = {}
+        self._statements = LRUCache[Any, Any](_MOST_STATEMENTS)
         self._there: set[str] = set()
         super().__init__(base_dir, inst_data)
 

@@ -220,6 +220,22 @@ class LogMachine(RuleBasedStateMachine):
         chosen = data.draw(st.lists(st.sampled_from(beside), max_size=3, unique=True))
         self.begin([first, *(key for key in chosen if key != first)], run, more)
 
+    @precondition(lambda self: any(self.startable(run) for run in RUNS))
+    @rule(data=st.data(), more=ahead, ends=st.booleans())
+    def an_iteration_ends_or_dies(self, data, more, ends):
+        before = len(self.held)
+        self.begin_what_may(data, more)
+        begun = self.held[before:]
+        if not ends:
+            self.recover({each.row.run for each in begun})
+            return
+        for each in begun:
+            last = each
+            while not last.claim.last:
+                self.go_on(last)
+                last = self.held[-1]
+            self.end(last)
+
     def startable(self, run) -> list[JobKey]:
         return [key for key in KEYS if self.may_begin(self.rows.get(key), run)]
 
@@ -265,7 +281,9 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def advance(self, data):
-        held = self.any_claim(data)
+        self.go_on(self.any_claim(data))
+
+    def go_on(self, held):
         if not held.counts or held.claim.last:
             with pytest.raises((FenceError, BatchError)):
                 advance(self.log, held.claim, {})
@@ -276,7 +294,9 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def complete(self, data):
-        held = self.any_claim(data)
+        self.end(self.any_claim(data))
+
+    def end(self, held):
         to = held.claim.range.to
         if not held.counts or not held.claim.last:
             with pytest.raises((FenceError, BatchError)):

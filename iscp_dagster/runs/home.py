@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dagster import Field, StringSource
+from dagster._serdes import ConfigurableClassData
 
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import DAGSTER_HOME
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-def in_dagster_home(folder: str, *, of: type) -> str:
-    """The folder's path. Raises ConfigError, naming the storage, if no home is set."""
-    home = os.environ.get(DAGSTER_HOME)
-    if not home:
-        raise ConfigError(
-            f"dagster.yaml: {of.__name__} has no folder, and {DAGSTER_HOME} is not set. "
-            "Set base_dir in its config, or set the variable."
-        )
-    return str(Path(home) / folder)
+
+class InDagsterHome:
+    """A storage configured with `base_dir`; left out, it is where Dagster's default is."""
+
+    folder: ClassVar[str]
+    """Where that is, below Dagster's home."""
+
+    @classmethod
+    def config_type(cls) -> Any:
+        """The folder, which may be left out."""
+        return {"base_dir": Field(StringSource, is_required=False)}
+
+    @classmethod
+    def from_config_value(
+        cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
+    ) -> Self:
+        """Raises ConfigError where neither a folder nor Dagster's home is given."""
+        made: Callable[..., Self] = cls
+        return made(base_dir=config_value.get("base_dir") or cls._in_home(), inst_data=inst_data)
+
+    @classmethod
+    def _in_home(cls) -> str:
+        home = os.environ.get(DAGSTER_HOME)
+        if not home:
+            raise ConfigError(
+                f"dagster.yaml: {cls.__name__} has no folder, and {DAGSTER_HOME} is not set. "
+                "Set base_dir in its config, or set the variable."
+            )
+        return str(Path(home) / cls.folder)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from dagster import AssetKey, DagsterEventType, EventLogEntry, Field, StringSource
+from dagster import AssetKey, DagsterEventType, EventLogEntry
 from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.event_log.schema import AssetKeyTable, SqlEventLogStorageTable
 from dagster._core.storage.runs import SqliteRunStorage
@@ -24,18 +24,20 @@ from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import LRUCache
 
-from iscp_dagster.runs.home import in_dagster_home
+from iscp_dagster.runs.home import InDagsterHome
 
 _MOST_ENGINES, _MOST_STATEMENTS = 50, 500
 _TOGETHER = ({DagsterEventType.ASSET_MATERIALIZATION}, {DagsterEventType.ASSET_OBSERVATION})
 
 
-class SqliteStorage(DagsterSqliteStorage):
+class SqliteStorage(InDagsterHome, DagsterSqliteStorage):
     """Runs, events and ticks in the files of Dagster's default.
 
     The default makes an SQLAlchemy engine for each transaction, so its statements are compiled anew
     each time; this one keeps its engines. It also stores a batch's events in one transaction.
     """
+
+    folder = ""
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
         self.base_dir = base_dir
@@ -44,19 +46,6 @@ class SqliteStorage(DagsterSqliteStorage):
         self._schedule_storage = Ticks.from_local(_schedule_directory(base_dir))
         self._inst_data = inst_data
         super(DagsterSqliteStorage, self).__init__()  # type: ignore[no-untyped-call]
-
-    @classmethod
-    def config_type(cls) -> Any:
-        """The folder; left out, Dagster's home, as by default."""
-        return {"base_dir": Field(StringSource, is_required=False)}
-
-    @classmethod
-    def from_config_value(
-        cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
-    ) -> SqliteStorage:
-        """Raises ConfigError where neither a folder nor Dagster's home is given."""
-        folder = config_value.get("base_dir") or in_dagster_home("", of=cls)
-        return cls.from_local(folder, inst_data)
 
 
 class _OneEngine:

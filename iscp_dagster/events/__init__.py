@@ -1,0 +1,1 @@
+"""Events of views and triggers: timestamps, keys, ids and payloads; pure."""

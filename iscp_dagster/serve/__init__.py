@@ -1,0 +1,1 @@
+"""The GraphQL server of `iscp serve`: queries of index views, subscriptions of changes."""

@@ -1,0 +1,1 @@
+"""The outbox, and the sender that delivers its events by Standard Webhooks."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.kinds.mirror import Mirror
 from iscp_dagster.clickhouse.kinds.text import FullText
 from iscp_dagster.clickhouse.kinds.vector import Vector
+from iscp_dagster.model.declared.endpoints import Endpoint
+from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.sharding import Sharding
 from iscp_dagster.model.declared.tables import Index, SourceTable
+from iscp_dagster.model.declared.views import View
 
 if TYPE_CHECKING:
     from iscp_dagster.api.deployed import (
@@ -31,7 +35,9 @@ if TYPE_CHECKING:
     from iscp_dagster.model.states import JobState
 
 __all__ = [
+    "Changes",
     "ConsumerInfo",
+    "Endpoint",
     "FullText",
     "Index",
     "IterationDetail",
@@ -43,8 +49,10 @@ __all__ = [
     "SourceTable",
     "SourceTableComponent",
     "SpecUpdate",
+    "Trigger",
     "TriggerSpec",
     "Vector",
+    "View",
     "build_definitions",
     "get_job_count",
     "get_job_status",

@@ -41,6 +41,10 @@ _SAID_OTHERWISE: Mapping[str, Any] = {
 }
 
 
+_NOT_SAID = {"triggers"}
+"""Attributes that nobody writes: what is declared elsewhere fills them in."""
+
+
 class _OrTemplate:
     """Also accepts a template, which Dagster fills in when it loads the component."""
 
@@ -109,7 +113,7 @@ def _model(name: str, declared: type[Any], said: Mapping[str, Any], **first: Any
     chosen = {
         each.name: (_templated(hints.get(each.name, Any)), _default(each))
         for each in fields(declared)
-        if each.init
+        if each.init and each.name not in _NOT_SAID
     }
     base = type("Attributes", (Model,), {"model_config": _STRICT, "__module__": __name__})
     doc = getdoc(declared)

@@ -17,6 +17,7 @@ BUILT_IN = {
     "mirror": "iscp_dagster.clickhouse.kinds.mirror:Mirror",
     "text": "iscp_dagster.clickhouse.kinds.text:FullText",
     "vector": "iscp_dagster.clickhouse.kinds.vector:Vector",
+    "changes": "iscp_dagster.clickhouse.kinds.changes:Changes",
 }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
+from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.kinds import check_kind
 from iscp_dagster.model.declared.names import (
     check_no_shard,
@@ -144,6 +145,8 @@ class SourceTable:
     tenant: str | None = None
     """The partition column that names the tenant; None: one partition, `default`."""
     indexes: Sequence[Index] = ()
+    triggers: Sequence[Trigger] = ()
+    """The event triggers on it and its views; `attached` fills it in."""
     load: Callable[..., Any] | None = None
     """Called with a `Load` when a person materializes the source; None: others write it."""
     tenants: Callable[[], Sequence[str]] | None = None
@@ -174,6 +177,8 @@ class SourceTable:
             check_sharding(self, index)
         _refuse_repeats(self.name, "key column", self.keys)
         _refuse_repeats(self.name, "index", [index.name for index in self.indexes])
+        jobs = [*(index.name for index in self.indexes), *(each.name for each in self.triggers)]
+        _refuse_repeats(self.name, "job", jobs)
 
     @property
     def database(self) -> str:
@@ -187,6 +192,21 @@ class SourceTable:
     def keys(self) -> tuple[str, ...]:
         return (self.key,) if isinstance(self.key, str) else tuple(self.key)
 
+    @property
+    def source(self) -> SourceTable:
+        """The table itself: what a view or trigger is of may be a table or a view."""
+        return self
+
+    @property
+    def chain(self) -> tuple[()]:
+        """The views between it and the source: none."""
+        return ()
+
+    @property
+    def definition(self) -> list[dict[str, Any]]:
+        """Which of its rows it has, as a view's `definition` says it: all of them."""
+        return []
+
     def index(self, name: str) -> Index:
         """The index of that name. Raises ConfigError naming the declared ones."""
         for index in self.indexes:
@@ -194,6 +214,14 @@ class SourceTable:
                 return index
         known = ", ".join(index.name for index in self.indexes) or "none"
         raise ConfigError(f"Source table {self.name!r} has no index {name!r}; it has: {known}.")
+
+    def trigger(self, name: str) -> Trigger:
+        """The event trigger of that name. Raises ConfigError naming the declared ones."""
+        for trigger in self.triggers:
+            if trigger.name == name:
+                return trigger
+        known = ", ".join(trigger.name for trigger in self.triggers) or "none"
+        raise ConfigError(f"Source table {self.name!r} has no trigger {name!r}; it has: {known}.")
 
     def columns_of(self, index: Index, available: Sequence[str]) -> tuple[str, ...]:
         """The source columns that `index` carries, in the source's order.
@@ -352,4 +380,6 @@ def _plain(value: Any) -> Any:
     """The value as JSON; the order of columns does not matter."""
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, list | tuple) and any(isinstance(each, Mapping) for each in value):
+        return [dict(each) for each in value]
     return value if value is None or isinstance(value, str | int) else sorted(value)

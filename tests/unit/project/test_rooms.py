@@ -36,7 +36,7 @@ PURE = (
     *(f"delta.log.{name}" for name in ("commit", "mark", "tenants")),
     *(f"clickhouse.connect.{name}" for name in ("barrier", "portions", "quoting")),
     *("clickhouse.types.typetext", "clickhouse.types.widening"),
-    *(f"clickhouse.kinds.{name}" for name in ("kind", "mirror", "text", "vector")),
+    *(f"clickhouse.kinds.{name}" for name in ("changes", "kind", "mirror", "text", "vector")),
     *("clickhouse.tables.staging", "clickhouse.write.tokens"),
 )
 VARIABLES = {value for name, value in vars(variables).items() if name.isupper()}

@@ -1,0 +1,167 @@
+"""Gives each source table the indexes and jobs of the views and triggers that are over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from iscp_dagster.model.declared.endpoints import Endpoint
+from iscp_dagster.model.declared.eventtriggers import Trigger
+from iscp_dagster.model.declared.kinds import kinds
+from iscp_dagster.model.declared.tables import Index, SourceTable
+from iscp_dagster.model.declared.views import View
+from iscp_dagster.model.errors import ConfigError
+
+CHANGES = "changes"
+"""The kind of a view's index."""
+_SAID_BY_THE_VIEW = (
+    *("name", "types", "description", "owners", "tags", "priority"),
+    *("auto_register", "errors"),
+)
+
+
+class AttachError(ConfigError):
+    """A view, trigger or endpoint that does not fit the location's other declarations."""
+
+    def __init__(self, culprit: object, message: str) -> None:
+        super().__init__(message)
+        self.culprit = culprit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """Everything that a location declares, its views and triggers not yet at their tables."""
+
+    tables: Sequence[SourceTable] = ()
+    views: Sequence[View] = ()
+    triggers: Sequence[Trigger] = ()
+    endpoints: Sequence[Endpoint] = ()
+
+    @classmethod
+    def of(cls, declared: Iterable[object]) -> Declared:
+        """Sort what was declared by what it is; each once, whatever names it has."""
+        each = list({id(one): one for one in declared}.values())
+        return cls(
+            tables=[one for one in each if isinstance(one, SourceTable)],
+            views=[one for one in each if isinstance(one, View)],
+            triggers=[one for one in each if isinstance(one, Trigger)],
+            endpoints=[one for one in each if isinstance(one, Endpoint)],
+        )
+
+    def attached(self) -> list[SourceTable]:
+        """The tables, see `attached`."""
+        return attached(self.tables, self.views, self.triggers, self.endpoints)
+
+
+def attached(
+    tables: Sequence[SourceTable],
+    views: Sequence[View] = (),
+    triggers: Sequence[Trigger] = (),
+    endpoints: Sequence[Endpoint] = (),
+) -> list[SourceTable]:
+    """The tables, each with a changes index for each view of it, and with its triggers.
+
+    A trigger gets its endpoints by name from `endpoints`. Views and triggers find their table by
+    its name. Raises AttachError, a ConfigError that knows the culprit.
+    """
+    names = [table.name for table in tables]
+    over: tuple[View | Trigger, ...] = (*views, *triggers)
+    for each in over:
+        _check_table(each, names)
+    known = _known_endpoints(endpoints, triggers)
+    _check_once(triggers)
+    whole = [replace(each, to=_resolved(each, known)) for each in triggers]
+    return [_attached(table, views, whole) for table in tables]
+
+
+def endpoints_of(tables: Iterable[SourceTable]) -> list[Endpoint]:
+    """The endpoints of the tables' triggers, each once, in order of their names."""
+    found = {
+        each.name: each
+        for table in tables
+        for trigger in table.triggers
+        for each in trigger.to
+        if isinstance(each, Endpoint)
+    }
+    return [found[name] for name in sorted(found)]
+
+
+def index_of_view(view: View) -> Index:
+    """The changes index that keeps the view."""
+    said: dict[str, Any] = {name: getattr(view, name) for name in _SAID_BY_THE_VIEW}
+    index: Index = kinds()[CHANGES](**said, view=view.definition)
+    return index
+
+
+def _attached(
+    table: SourceTable, views: Sequence[View], triggers: Sequence[Trigger]
+) -> SourceTable:
+    its_views = [each for each in views if each.source.name == table.name]
+    its_triggers = [each for each in triggers if each.source.name == table.name]
+    if not (its_views or its_triggers):
+        return table
+    given = table
+    for view in its_views:
+        try:
+            given = replace(given, indexes=[*given.indexes, index_of_view(view)])
+        except ConfigError as error:
+            raise AttachError(view, f"View {view.name!r}: {error}") from error
+    for trigger in its_triggers:
+        try:
+            given = replace(given, triggers=[*given.triggers, trigger])
+        except ConfigError as error:
+            raise AttachError(trigger, f"Trigger {trigger.name!r}: {error}") from error
+    return given
+
+
+def _check_table(each: View | Trigger, names: Sequence[str]) -> None:
+    what = "View" if isinstance(each, View) else "Trigger"
+    if each.source.name not in names:
+        raise AttachError(
+            each,
+            f"{what} {each.name!r}: its source table {each.source.name!r} is not declared in the "
+            f"location, which has: {', '.join(names) or 'none'}. Declare the table beside it.",
+        )
+
+
+def _check_once(triggers: Sequence[Trigger]) -> None:
+    held: dict[str, Trigger] = {}
+    for each in triggers:
+        other = held.setdefault(each.name, each)
+        if other is not each:
+            raise AttachError(
+                each,
+                f"Trigger {each.name!r} is declared twice in the location, on {other.on.name!r} "
+                f"and on {each.on.name!r}; the ids of its events are made of its name, so give "
+                "each its own.",
+            )
+
+
+def _known_endpoints(
+    endpoints: Sequence[Endpoint], triggers: Sequence[Trigger]
+) -> Mapping[str, Endpoint]:
+    used = [each for trigger in triggers for each in trigger.to if isinstance(each, Endpoint)]
+    held: dict[str, Endpoint] = {}
+    for each in (*endpoints, *used):
+        if held.setdefault(each.name, each) is not each:
+            raise AttachError(
+                each,
+                f"Endpoint {each.name!r} is declared twice in the location; give each its own "
+                "name.",
+            )
+    return held
+
+
+def _resolved(trigger: Trigger, known: Mapping[str, Endpoint]) -> tuple[Endpoint, ...]:
+    return tuple(_found(trigger, name, known) for name in trigger.endpoints)
+
+
+def _found(trigger: Trigger, name: str, known: Mapping[str, Endpoint]) -> Endpoint:
+    if name in known:
+        return known[name]
+    raise AttachError(
+        trigger,
+        f"Trigger {trigger.name!r}: to={name!r} is no endpoint of the location, which has: "
+        f"{', '.join(sorted(known)) or 'none'}. Declare Endpoint({name!r}, ...).",
+    )

@@ -1,0 +1,141 @@
+"""A declared view: the rows of a source table that a predicate picks, and calculated columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+from iscp_dagster.model.declared.names import checked_name
+from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
+from iscp_dagster.model.declared.tables import ERRORS, SourceTable
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.specs import check_priority
+
+IMAGE_COLUMNS = ("_change", "_image", "_fields", "_ordinal", "_match", "_unmatch")
+"""What image rows have beside the view's columns and the system columns."""
+FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
+"""What Delta's change feed has beside the table's columns."""
+TAKEN = frozenset((*SYSTEM_COLUMNS, *IMAGE_COLUMNS, *FEED_COLUMNS))
+"""Names that no column of a view can have, in lower case."""
+
+Definition = list[dict[str, Any]]
+"""What determines a view's rows, as JSON: from the source up, each view's `where` and `columns`."""
+
+
+@dataclass(frozen=True)
+class View:
+    """Rows of a source table, or of another view, kept as a changes index named like the view."""
+
+    name: str
+    _: KW_ONLY
+    of: SourceTable | View
+    where: str | None = None
+    """A predicate in Spark SQL; a row for which it is NULL is not in the view. None: all rows."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Calculated columns: by name, an expression in Spark SQL over the columns of `of`."""
+    types: Mapping[str, str] = field(default_factory=dict)
+    """By column, ClickHouse types other than the default (docs/types.md)."""
+    description: str | None = None
+    owners: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    priority: int = 0
+    """Higher runs first."""
+    auto_register: bool = True
+    """Register a job automatically for every tenant that is found."""
+    errors: str = "stop"
+    """What to do with a row that ClickHouse cannot take: `stop` the job, or `dead_letter`."""
+
+    def __post_init__(self) -> None:
+        checked_name(self.name, "view")
+        if not isinstance(self.of, SourceTable | View):
+            raise ConfigError(
+                f"View {self.name!r}: of={self.of!r} is neither a source table nor a view; give "
+                "one of them, not its name."
+            )
+        if not self.source.keys:
+            raise ConfigError(
+                f"View {self.name!r}: its source table {self.source.name!r} has no key, and a "
+                "change is a change of a key; declare the table's key=."
+            )
+        self._check_expressions()
+        if self.errors not in ERRORS:
+            raise ConfigError(
+                f"View {self.name!r}: errors={self.errors!r} is not one of: {', '.join(ERRORS)}."
+            )
+        try:
+            check_priority(self.priority)
+        except ConfigError as error:
+            raise ConfigError(f"View {self.name!r}: {error}") from error
+
+    @property
+    def source(self) -> SourceTable:
+        """The table at the bottom."""
+        return self.of if isinstance(self.of, SourceTable) else self.of.source
+
+    @property
+    def chain(self) -> tuple[View, ...]:
+        """The views from the source up, this one last."""
+        return (*(self.of.chain if isinstance(self.of, View) else ()), self)
+
+    @property
+    def definition(self) -> Definition:
+        """What determines the view's rows, from the source up, as JSON."""
+        return [{"where": each.where, "columns": dict(each.columns)} for each in self.chain]
+
+    def _check_expressions(self) -> None:
+        if self.where is not None and not _is_said(self.where):
+            raise ConfigError(
+                f"View {self.name!r}: its predicate where={self.where!r} is empty; give a "
+                "condition, or leave where= out for all rows."
+            )
+        if not isinstance(self.columns, Mapping):
+            raise ConfigError(
+                f"View {self.name!r}: columns={self.columns!r} does not map names to expressions; "
+                "write columns={'gross': 'amount * 1.19'}."
+            )
+        for name, expression in self.columns.items():
+            if not _is_said(name) or not _is_said(expression):
+                raise ConfigError(
+                    f"View {self.name!r}: the calculated column {name!r} is {expression!r}; give "
+                    "it a name and an expression."
+                )
+        if self.where is None and not self.columns:
+            raise ConfigError(
+                f"View {self.name!r} has neither where= nor columns=; give one of them, or "
+                "declare Changes() on what it is of."
+            )
+        below = self.of.definition if isinstance(self.of, View) else []
+        source = self.source
+        known = [*source.keys, *([source.tenant] if source.tenant else [])]
+        check_calculated(f"View {self.name!r}", self.columns, (*known, *calculated(below)))
+
+
+def calculated(definition: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The calculated columns of a definition, from the source up."""
+    for step in definition:
+        yield from step["columns"]
+
+
+def check_calculated(where: str, columns: Mapping[str, str], available: Sequence[str]) -> None:
+    """Reject calculated columns that are named like a column that is there. Raises ConfigError.
+
+    Names are compared as Spark does, without regard to case.
+    """
+    held = {column.casefold(): column for column in available}
+    for name in columns:
+        folded = name.casefold()
+        if folded in TAKEN:
+            said = f"{folded!r}, a column that every change has"
+        elif folded in held:
+            said = f"{held[folded]!r}, a column of what it is of"
+        else:
+            held[folded] = name
+            continue
+        raise ConfigError(
+            f"{where}: the calculated column {name!r} would hide {said}; give it another name."
+        )
+
+
+def _is_said(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())

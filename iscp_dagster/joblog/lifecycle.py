@@ -39,7 +39,7 @@ def registered(row: NewJob, *, registration: int, seq: int, now: datetime) -> Jo
         name=row.name,
         spec=row.spec,
         state=after(Event.REGISTER, None, row.key),
-        watermark=START,
+        watermark=row.watermark,
         status=JobStatus(),
         create_at=now,
         seq=seq,

@@ -9,7 +9,7 @@ from typing import Any
 
 from iscp_dagster.model.batch import BatchRecord
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec, checked_name
 from iscp_dagster.model.states import ACTIVE, Event, JobState
 
@@ -58,12 +58,13 @@ class JobKey:
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
-    """A job to register."""
+    """A job to register; `watermark` is the commit before the tenant's first, if that is known."""
 
     tenant: str
     name: JobID
     table_id: str
     spec: JobSpec
+    watermark: Moment = START
 
     @property
     def key(self) -> JobKey:

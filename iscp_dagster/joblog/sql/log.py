@@ -26,7 +26,7 @@ from iscp_dagster.joblog.iterations import (
 from iscp_dagster.joblog.leases import DEFAULT_LEASES, Leases
 from iscp_dagster.joblog.protocol import Interrupted, Touched
 from iscp_dagster.joblog.sharing import check_alone, joined
-from iscp_dagster.joblog.sql import leases
+from iscp_dagster.joblog.sql import active, leases
 from iscp_dagster.joblog.sql.engine import (
     ENSURE_LOCK,
     answering,
@@ -110,6 +110,18 @@ class SqlLog:
         nothing before the caller commits; after an error the caller must roll back.
         """
         return _Within(self, connection)
+
+    @contextmanager
+    def writing(self) -> Iterator[sa.Connection]:
+        """One transaction of the log's database, for `within`; an error rolls it back."""
+        with transaction(self.engine, writes=True) as connection:
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """One transaction that only reads."""
+        with transaction(self.engine, writes=False) as connection:
+            yield connection
 
     def ensure(self) -> None:
         with self._transaction(writes=False) as connection:
@@ -508,10 +520,11 @@ class SqlLog:
             return [from_row(row) for row in connection.execute(chosen)]
 
     def forget(self, jobs: Iterable[Job]) -> int:
-        return self._of_dropped(sa.delete(ISCP_LOG), jobs)
+        return self._of_dropped(sa.delete(ISCP_LOG), list(jobs))
 
     def mark_collected(self, jobs: Iterable[Job]) -> int:
-        return self._of_dropped(sa.update(ISCP_LOG).values(collected_at=self._clock()), jobs)
+        marked = sa.update(ISCP_LOG).values(collected_at=self._clock())
+        return self._of_dropped(marked, list(jobs))
 
     def history(
         self,
@@ -588,8 +601,11 @@ class SqlLog:
     def _entry(self, before: Job | None, after: Job) -> Entry | None:
         return entry(before, after, at=self._clock(), who=self._who)
 
-    def _of_dropped(self, statement: sa.Delete | sa.Update, jobs: Iterable[Job]) -> int:
-        """Execute it on the jobs' rows that are still dropped; returns how many."""
+    def _of_dropped(self, statement: sa.Delete | sa.Update, jobs: Sequence[Job]) -> int:
+        """Execute it on the jobs' rows that are still dropped; returns how many.
+
+        Their active rows are deleted with them.
+        """
         exactly = (*KEY, COLUMNS.job_id)
         rows = [to_row(job) for job in jobs]
         values = [{f"at_{each.key}": row[each.key] for each in exactly} for row in rows]
@@ -597,6 +613,7 @@ class SqlLog:
             return 0
         same = (column == sa.bindparam(f"at_{column.key}") for column in exactly)
         with self._transaction(writes=True) as connection:
+            active.forget(connection, {job.key: job.registration for job in jobs})
             return connection.execute(statement.where(*same, ~LIVE), values).rowcount
 
     def _change(

@@ -1,0 +1,176 @@
+"""Ids and keys of events: golden values, no collisions, no ambiguity."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+
+import pytest
+import xxhash
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from iscp_dagster.events.ids import ALGORITHMS, FORMS, IdScheme
+from iscp_dagster.events.keys import event_key
+from iscp_dagster.events.timestamps import SourceTimestamp
+from iscp_dagster.model.errors import ConfigError, KeyColumnError
+
+AT = SourceTimestamp(nanos=1705316445123456789, version=7)
+TEXT = "large_trade_alert:123:1705316445123456789"
+NASTY = st.text(alphabet=st.sampled_from(':,."[]\\ a1é'), max_size=6) | st.text(max_size=6)
+VALUES = {
+    "text": NASTY,
+    "number": st.integers(-(2**63), 2**63 - 1),
+    "decimal": st.decimals(allow_nan=False, allow_infinity=False, places=2),
+    "double": st.floats(allow_nan=False),
+    "bool": st.booleans(),
+    "date": st.dates(),
+    "time": st.datetimes(timezones=st.just(timezone.utc)),
+    "ntz": st.datetimes(),
+    "binary": st.binary(max_size=4),
+}
+
+
+@st.composite
+def two_keys(draw):
+    """Draw two (tenant, key) pairs of one table: equally shaped, often nearly the same."""
+    columns = draw(st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=3))
+    tenants = NASTY if draw(st.booleans()) else st.none()
+    one = (draw(tenants), [draw(VALUES[each]) for each in columns])
+    other = (
+        draw(tenants | st.just(one[0])),
+        [draw(VALUES[c] | st.just(v)) for c, v in zip(columns, one[1], strict=True)],
+    )
+    return one, other
+
+
+@given(two_keys())
+def test_no_two_rows_of_a_table_have_one_key(pair):
+    one, other = pair
+    assert (event_key(*one) == event_key(*other)) == (one == other)
+
+
+@given(st.tuples(NASTY, NASTY, st.integers(0)), st.tuples(NASTY, NASTY, st.integers(0)))
+def test_trigger_key_and_timestamp_do_not_run_into_each_other(one, other):
+    scheme = IdScheme()
+    assume(all(each[0] and ":" not in each[0] for each in (one, other)))
+    ids = [
+        scheme.event_id(trigger, key, SourceTimestamp(nanos=nanos, version=1))
+        for trigger, key, nanos in (one, other)
+    ]
+    assert (ids[0] == ids[1]) == (one == other)
+
+
+def test_one_commit_of_two_tenants_gives_two_ids():
+    scheme = IdScheme()
+    ids = {scheme.event_id("alert", event_key(each, [1]), AT) for each in ("acme", "globex")}
+    assert len(ids) == 2
+
+
+@pytest.mark.parametrize(
+    ("tenant", "values", "text"),
+    [
+        (None, [123], "123"),
+        (None, ["a:b"], "a:b"),
+        ("acme", [1], '["acme","1"]'),
+        (None, ["eu", 7], '[null,"eu","7"]'),
+        ("é", ['say "x"', True], '["é","say \\"x\\"","true"]'),
+        (None, [Decimal("1.50")], "1.5"),
+        (None, [Decimal("1E+3")], "1000"),
+        (None, [Decimal("-0.00")], "0"),
+        (None, [-0.0], "0"),
+        (None, [0.1], "0.1"),
+        (None, [date(2024, 1, 15)], "2024-01-15"),
+        (None, [datetime.fromisoformat("2024-01-15")], "2024-01-15T00:00:00.000000"),
+        (
+            None,
+            [datetime(2024, 1, 15, 10, tzinfo=timezone(timedelta(hours=1)))],
+            "2024-01-15T09:00:00.000000Z",
+        ),
+        (None, [b"\x00\xff"], "00ff"),
+    ],
+)
+def test_a_key_is_written_as_documented(tenant, values, text):
+    assert event_key(tenant, values) == text
+
+
+@pytest.mark.parametrize("value", [None, [1], {"a": 1}])
+def test_a_null_or_compound_key_is_refused(value):
+    with pytest.raises(KeyColumnError, match="A key value is"):
+        event_key("acme", [value])
+
+
+def test_a_row_without_a_key_is_refused():
+    with pytest.raises(KeyColumnError, match="no key value"):
+        event_key("acme", [])
+
+
+def test_each_algorithm_and_form_is_what_it_is_called():
+    digests = {
+        "sha256": hashlib.sha256(TEXT.encode()).digest()[:16],
+        "blake2b": hashlib.blake2b(TEXT.encode(), digest_size=16).digest(),
+        "xxh3_128": xxhash.xxh3_128(TEXT.encode()).digest(),
+    }
+    assert set(digests) == set(ALGORITHMS)
+    for algorithm, digest in digests.items():
+        plain = IdScheme(algorithm=algorithm).event_id("large_trade_alert", "123", AT)
+        short = IdScheme(algorithm=algorithm, form="base64url", prefix="prod-eu")
+        assert plain == digest.hex()
+        assert (
+            base64.urlsafe_b64decode(
+                short.event_id("large_trade_alert", "123", AT).removeprefix("prod-eu_") + "=="
+            )
+            == digest
+        )
+
+
+@given(
+    st.sampled_from(sorted(ALGORITHMS)),
+    st.sampled_from(sorted(FORMS)),
+    st.from_regex(r"[A-Za-z0-9_-]{0,40}", fullmatch=True),
+    NASTY,
+)
+def test_an_id_fits_a_header_and_a_signed_text(algorithm, form, prefix, key):
+    made = IdScheme(algorithm=algorithm, form=form, prefix=prefix).event_id("alert", key, AT)
+    assert re.fullmatch(r"[A-Za-z0-9_-]{22,73}", made)
+
+
+def test_the_id_of_a_batch_follows_from_its_events_in_their_order():
+    scheme = IdScheme(prefix="eu")
+    one, other = ["eu_a", "eu_b"], ["eu_b", "eu_a"]
+    assert scheme.batch_id(one) == scheme.batch_id(tuple(one)) != scheme.batch_id(other)
+    assert scheme.batch_id(["a"]) != scheme.batch_id(["a", "a"])
+    assert IdScheme().batch_id(["x"]) == hashlib.sha256(b":x").hexdigest()[:32]
+    with pytest.raises(ConfigError, match="no events"):
+        scheme.batch_id([])
+
+
+def test_a_scheme_is_read_from_the_environment():
+    assert IdScheme.from_environment({}) == IdScheme.parse(" ") == IdScheme()
+    said = {"ISCP_EVENT_IDS": "algorithm=xxh3_128, prefix=prod_eu,form=base64url"}
+    expected = IdScheme(algorithm="xxh3_128", prefix="prod_eu", form="base64url")
+    assert IdScheme.from_environment(said) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("algorithm=md5", "'md5' of event ids is unknown; use one of sha256, blake2b, xxh3_128"),
+        ("form=base32", "'base32' of event ids is unknown; use one of hex, base64url"),
+        ("prefix=eu.west", r"prefix 'eu\.west' of event ids has other characters"),
+        ("sha256", "ISCP_EVENT_IDS='sha256': 'sha256' is none of its parts"),
+        ("form=hex,form=hex", "'form=hex' is none of its parts"),
+    ],
+)
+def test_a_wrong_scheme_is_refused(said, told):
+    with pytest.raises(ConfigError, match=told):
+        IdScheme.parse(said)
+
+
+@pytest.mark.parametrize("name", ["", "a:b"])
+def test_a_trigger_whose_name_would_be_ambiguous_is_refused(name):
+    with pytest.raises(ConfigError, match="empty or has a colon"):
+        IdScheme().event_id(name, "1", AT)

@@ -1,0 +1,64 @@
+"""Source timestamps: a type of their own, ordered by version and ordinal."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import datetime, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from places import ROOT
+
+from iscp_dagster.events.timestamps import SourceTimestamp
+
+WRONG = """
+from iscp_dagster.events.timestamps import SourceTimestamp
+at = SourceTimestamp(nanos=1, version=1)
+at < 5
+at + 1
+def shown(row: dict[str, object], nanos: int) -> None: ...
+shown({}, at)
+"""
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 9)), max_size=9))
+def test_order_is_of_version_and_ordinal(places):
+    made = [SourceTimestamp(nanos=9, version=v, ordinal=o) for v, o in places]
+    assert [(each.version, each.ordinal) for each in sorted(made)] == sorted(places)
+
+
+@given(st.integers(-(2**53), 2**57))
+def test_micros_become_nanoseconds_without_loss(micros):
+    timestamp = SourceTimestamp.of_micros(micros, version=3)
+    assert (timestamp.nanos, timestamp.text) == (micros * 1_000, f"{micros}000" if micros else "0")
+
+
+@given(st.datetimes(timezones=st.just(timezone.utc)))
+def test_a_time_comes_back_as_it_was(at):
+    assert SourceTimestamp.of(at, version=1).at == at
+
+
+def test_nanoseconds_finer_than_a_microsecond_are_kept_in_the_text():
+    timestamp = SourceTimestamp(nanos=1705316445123456789, version=1)
+    assert timestamp.text == "1705316445123456789"
+    assert timestamp.at == datetime(2024, 1, 15, 11, 0, 45, 123456, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    "mixed", [lambda at: at < 1, lambda at: at + 1, int, lambda at: at.nanos + at]
+)
+def test_it_does_not_mix_with_numbers(mixed):
+    with pytest.raises(TypeError):
+        mixed(SourceTimestamp(nanos=1, version=1))
+    assert SourceTimestamp(nanos=1, version=1) != 1
+
+
+@pytest.mark.slow
+def test_mixing_it_up_is_a_type_error(tmp_path):
+    (tmp_path / "wrong.py").write_text(WRONG)
+    command = [sys.executable, "-m", "mypy", "--strict", str(tmp_path / "wrong.py")]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    found = [line.rpartition("[")[2] for line in run.stdout.splitlines() if ": error:" in line]
+    assert found == ["operator]", "operator]", "arg-type]"], run.stdout

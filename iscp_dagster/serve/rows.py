@@ -1,0 +1,124 @@
+"""Rows of ClickHouse as GraphQL shows them: read as JSON, each value in its scalar's form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.serve import scalars
+from iscp_dagster.serve.columns import Column
+
+if TYPE_CHECKING:
+    from clickhouse_connect.driver.client import Client
+
+JSON_FORM: Mapping[str, int | str] = MappingProxyType(
+    {
+        "output_format_json_quote_64bit_integers": 1,
+        "output_format_json_quote_decimals": 1,
+        "output_format_json_quote_denormals": 1,
+        "output_format_json_named_tuples_as_objects": 1,
+        "output_format_json_escape_forward_slashes": 0,
+        "output_format_decimal_trailing_zeros": 1,
+        "date_time_output_format": "iso",
+    }
+)
+"""Settings that make ClickHouse's JSON the scalars' form, but for floats that are no numbers."""
+_TEXTS = {scalars.INT64, scalars.BIG_INT}
+_FLOATS = MappingProxyType({"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one query of ClickHouse may cost."""
+
+    seconds: float = 20
+    rows: int = 10_000
+    """The most rows of a result."""
+    bytes: int = 64 * 1024 * 1024
+    """The most bytes of a result."""
+
+    @property
+    def settings(self) -> dict[str, int | float | str]:
+        return {
+            "max_execution_time": self.seconds,
+            "max_result_rows": self.rows,
+            "max_result_bytes": self.bytes,
+            "result_overflow_mode": "throw",
+        }
+
+
+def select_list(columns: Sequence[Column]) -> str:
+    """Return the SELECT list that `rows` reads the columns from."""
+    return ", ".join(column.selected for column in columns)
+
+
+def rows(
+    endpoint: Endpoint,
+    query: str,
+    parameters: Mapping[str, str],
+    columns: Sequence[Column],
+    limits: Limits,
+) -> list[dict[str, Any]]:
+    """Return the rows of a SELECT of exactly these columns, by their GraphQL names.
+
+    Raises UnavailableError, ClickHouseBusyError (also when it takes too long) and ClickHouseError.
+    """
+    with endpoint.errors("query an index"):
+        answer = _client(endpoint).raw_query(
+            f"{query}\nFORMAT JSONCompactEachRow",
+            parameters=dict(parameters),
+            settings={**JSON_FORM, **limits.settings, **endpoint.read_settings},
+        )
+    names = [column.field for column in columns]
+    shapes = [_shape(column) for column in columns]
+    return [
+        {name: shape(value) for name, shape, value in zip(names, shapes, row, strict=True)}
+        for row in map(json.loads, answer.splitlines())
+    ]
+
+
+def row_settings(limits: Limits) -> dict[str, int | float | str]:
+    """Return the settings of a query whose rows are shown."""
+    return {**JSON_FORM, **limits.settings}
+
+
+def _shape(column: Column) -> Any:
+    if column.scalar is scalars.FLOAT64:
+        return _float
+    return _text if column.scalar in _TEXTS else _same
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _text(value: Any) -> Any:
+    """Write whole numbers that JSON's readers might round as texts; ClickHouse writes some so."""
+    if isinstance(value, list):
+        return [_text(each) for each in value]
+    return value if value is None else str(value)
+
+
+def _float(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_float(each) for each in value]
+    return _FLOATS.get(value, value) if isinstance(value, str) else value
+
+
+@lru_cache(maxsize=64)
+def _client(endpoint: Endpoint) -> Client:
+    """Return a client that sends parameters in the body: there may be more than a URL can hold."""
+    client = endpoint.connect()
+    client.form_encode_query_params = True
+    return client
+
+
+def source(database: str, view: str) -> str:
+    """Return the FROM clause of a view."""
+    return f"FROM {ident(database, view)}"

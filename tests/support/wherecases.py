@@ -1,0 +1,235 @@
+"""A table of values at the edges of their types, and literals to compare them with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A column of ClickHouse type `type`, kept from Spark's `spark`: its values and literals.
+
+    Values are SQL literals of ClickHouse, each with the same one of Spark; literals are as clients
+    write them, each with Spark's.
+    """
+
+    name: str
+    type: str
+    spark: str
+    values: tuple[tuple[str, str], ...]
+    literals: tuple[tuple[object, str], ...]
+
+
+def _same(*texts: str) -> tuple[tuple[str, str], ...]:
+    return tuple((text, text) for text in texts)
+
+
+def _quoted(*texts: str) -> tuple[tuple[str, str], ...]:
+    return tuple((f"'{text}'", f"'{text}'") for text in texts)
+
+
+def _of(function: str, *texts: str) -> tuple[tuple[str, str], ...]:
+    return tuple((f"'{text}'", f"{function}'{text}'") for text in texts)
+
+
+NAN = ("nan", "double('NaN')")
+MOMENTS = (
+    *("1900-01-01 00:00:00", "1969-12-31 23:59:59.999999", "1970-01-01 00:00:00"),
+    *("2024-03-31 01:30:00.123456", "2299-12-31 23:59:59.999999"),
+)
+UUIDS = (
+    "00000000-0000-0000-0000-000000000001",
+    "80000000-0000-0000-0000-000000000000",
+    "12345678-9abc-def0-1234-56789abcdef0",
+)
+
+EDGES = (
+    Edge(
+        "tiny",
+        "Nullable(Int8)",
+        "tinyint",
+        _same("-128", "0", "127"),
+        tuple((n, str(n)) for n in (-129, -128, -1, 0, 127, 128, 2147483647)),
+    ),
+    Edge(
+        "long",
+        "Nullable(Int64)",
+        "bigint",
+        (
+            ("-9223372036854775808", "-9223372036854775808L"),
+            ("0", "0L"),
+            ("9007199254740993", "9007199254740993L"),
+            ("9223372036854775807", "9223372036854775807L"),
+        ),
+        tuple((str(n), str(n)) for n in (-(2**63), 0, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 10**30)),
+    ),
+    Edge(
+        "ratio",
+        "Nullable(Float64)",
+        "double",
+        (
+            ("nan", "double('NaN')"),
+            ("inf", "double('Infinity')"),
+            ("-inf", "double('-Infinity')"),
+            ("-0.0", "-0.0D"),
+            ("0.0", "0.0D"),
+            ("1.5", "1.5D"),
+            ("1e308", "1e308D"),
+        ),
+        (
+            (0, "0.0D"),
+            (-0.0, "-0.0D"),
+            (1.5, "1.5D"),
+            ("NaN", "double('NaN')"),
+            ("Infinity", "double('Infinity')"),
+            ("-Infinity", "double('-Infinity')"),
+        ),
+    ),
+    Edge(
+        "small",
+        "Nullable(Float32)",
+        "float",
+        (("nan", "float('NaN')"), ("0.1", "0.1F"), ("16777216", "16777216F")),
+        ((0.1, "0.1D"), (0.10000000149011612, "0.10000000149011612D"), ("NaN", "double('NaN')")),
+    ),
+    Edge(
+        "price",
+        "Nullable(Decimal(9, 2))",
+        "decimal(9,2)",
+        _same("-9999999.99", "-0.01", "0.00", "1.10", "9999999.99"),
+        tuple(
+            (text, text)
+            for text in ("1.1", "1.10", "1.105", "-0.011", "0", "-0.0", "9999999.99", "1e7")
+        ),
+    ),
+    Edge(
+        "wide",
+        "Nullable(Decimal(38, 10))",
+        "decimal(38,10)",
+        _same("1234567890123456789012345678.0123456789", "-0.0000000001"),
+        (
+            ("1234567890123456789012345678.0123456789",) * 2,
+            ("-0.0000000001",) * 2,
+            ("99999999999999999999999999999",) * 2,
+        ),
+    ),
+    Edge(
+        "name",
+        "Nullable(String)",
+        "string",
+        _quoted("", "a", "A", "ä", "a\u0308", "z", "😀", "\uffff", "it''s", "50% _x"),
+        tuple(
+            (text, f"'{text}'")
+            for text in ("", "a", "A", "ä", "Z", "😀", "\uffff", "50% _x", "nan")
+        ),
+    ),
+    Edge(
+        "flag",
+        "Nullable(Bool)",
+        "boolean",
+        _same("true", "false"),
+        ((True, "true"), (False, "false")),
+    ),
+    Edge(
+        "day",
+        "Nullable(Date32)",
+        "date",
+        _of("DATE", "1900-01-01", "1969-12-31", "1970-01-01", "2299-12-31"),
+        tuple(
+            (text, f"DATE'{text}'")
+            for text in ("0001-01-01", "1900-01-01", "1970-01-01", "2299-12-31", "9999-12-31")
+        ),
+    ),
+    Edge(
+        "moment",
+        "Nullable(DateTime64(6, 'UTC'))",
+        "timestamp",
+        tuple((f"'{text}'", f"TIMESTAMP'{text}Z'") for text in MOMENTS),
+        (
+            ("1969-12-31T23:59:59.999999Z", "TIMESTAMP'1969-12-31 23:59:59.999999Z'"),
+            ("2024-03-31T03:30:00.123456+02:00", "TIMESTAMP'2024-03-31 01:30:00.123456Z'"),
+            ("1970-01-01 00:00", "TIMESTAMP'1970-01-01 00:00:00Z'"),
+            ("0001-01-01T00:00:00Z", "TIMESTAMP'0001-01-01 00:00:00Z'"),
+            ("2299-12-31T23:59:59.999999Z", "TIMESTAMP'2299-12-31 23:59:59.999999Z'"),
+            ("9999-12-31T00:00:00Z", "TIMESTAMP'9999-12-31 00:00:00Z'"),
+        ),
+    ),
+    Edge(
+        "seconds",
+        "Nullable(DateTime('Europe/Berlin'))",
+        "timestamp",
+        (
+            ("toDateTime('2024-03-31 01:30:00', 'UTC')", "TIMESTAMP'2024-03-31 01:30:00Z'"),
+            ("toDateTime('1970-01-01 00:00:00', 'UTC')", "TIMESTAMP'1970-01-01 00:00:00Z'"),
+        ),
+        (
+            ("2024-03-31T01:30:00Z", "TIMESTAMP'2024-03-31 01:30:00Z'"),
+            ("2024-03-31T01:30:00.5Z", "TIMESTAMP'2024-03-31 01:30:00.5Z'"),
+            ("1969-12-31T00:00:00Z", "TIMESTAMP'1969-12-31 00:00:00Z'"),
+            ("2200-01-01T00:00:00Z", "TIMESTAMP'2200-01-01 00:00:00Z'"),
+        ),
+    ),
+    Edge(
+        "uuid",
+        "Nullable(UUID)",
+        "string",
+        _quoted(*UUIDS),
+        tuple((text, f"'{text}'") for text in UUIDS),
+    ),
+)
+"""Of these Spark has every value."""
+
+ONLY_CLICKHOUSE = (
+    Edge(
+        "nanos",
+        "Nullable(DateTime64(9, 'America/New_York'))",
+        "",
+        (
+            ("toDateTime64('2024-01-01 00:00:00.000000001', 9, 'UTC')", ""),
+            ("toDateTime64('1969-12-31 23:59:59.999999999', 9, 'UTC')", ""),
+            ("toDateTime64('2262-04-11 23:47:15.999999999', 9, 'UTC')", ""),
+        ),
+        (
+            ("2024-01-01T00:00:00.000000001Z", ""),
+            ("2024-01-01T00:00:00Z", ""),
+            ("1969-12-31T23:59:59.999999999Z", ""),
+            ("2299-01-01T00:00:00Z", ""),
+        ),
+    ),
+    Edge(
+        "huge",
+        "Nullable(UInt256)",
+        "",
+        _same(str(2**256 - 1), "0"),
+        ((str(2**256 - 1), ""), (-1, ""), (0, "")),
+    ),
+    Edge(
+        "level",
+        "Enum8('low' = 3, 'high' = 1, 'it\\'s' = 2)",
+        "",
+        _same("'low'", "'high'", "'it''s'"),
+        (("low", ""), ("high", ""), ("none", ""), ("it's", "")),
+    ),
+    Edge("code", "FixedString(2)", "", _same("'ab'", "'zz'"), (("ab", ""), ("a", ""), ("abc", ""))),
+    Edge(
+        "address",
+        "IPv4",
+        "",
+        _same("'10.0.0.2'", "'9.0.0.1'"),
+        (("10.0.0.2", ""), ("9.0.0.1", ""), ("no address", "")),
+    ),
+    Edge(
+        "key",
+        "Int32",
+        "",
+        _same("-2147483648", "7"),
+        ((7, ""), (-2147483648, ""), (2**40, "")),
+    ),
+    Edge(
+        "word",
+        "LowCardinality(Nullable(String))",
+        "",
+        _quoted("x", "Y", "back\\\\slash"),
+        (("x", ""), ("Y", ""), ("back\\slash", ""), ("tab\t", "")),
+    ),
+)

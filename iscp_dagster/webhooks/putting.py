@@ -1,0 +1,171 @@
+"""Statements that make deliveries pending, and keep one of each lane next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import sqlalchemy as sa
+
+from iscp_dagster.joblog.sql.given import given
+from iscp_dagster.webhooks.pending import OutboxFullError, PendingEvent
+from iscp_dagster.webhooks.tables import (
+    HAS_ENDED,
+    IS_NEXT,
+    IS_PENDING,
+    ISCP_OUTBOX,
+    OUTBOX,
+    State,
+    insert_into,
+)
+
+Lane = tuple[str, str]
+"""An endpoint, and the digest of a trigger, tenant and key."""
+
+ROWS_PER_STATEMENT = 1_000
+_PLACE = sa.column("place", sa.BigInteger)
+_NAMES = [column.key for column in OUTBOX if column.key != "number"]
+
+
+def put(
+    connection: sa.Connection, events: Sequence[PendingEvent], bounds: Mapping[str, int], bound: int
+) -> None:
+    """Insert the events that are not there yet, in their order, for each of their endpoints.
+
+    Raises OutboxFullError if more than `bounds[endpoint]` (or `bound`) events of a trigger would
+    be pending for an endpoint, unless none was: an iteration's events are never too many alone.
+    """
+    rows = [row for event in events for row in _rows(event)]
+    added = Counter(_insert(connection, rows))
+    for (trigger, endpoint), count in sorted(added.items()):
+        _check_room(connection, trigger, endpoint, count, bounds.get(endpoint, bound))
+    elect(connection, {(row["endpoint"], row["lane"]) for row in rows})
+
+
+def elect(connection: sa.Connection, lanes: Collection[Lane]) -> None:
+    """Make the first pending delivery of each lane the next one, and only that.
+
+    Who else ends or adds deliveries of the lanes waits until the caller's transaction ends.
+    """
+    if not lanes:
+        return
+    chosen = of_lanes(connection, lanes)
+    if connection.dialect.name == "postgresql":
+        # Without the lock, one who ends a delivery would not see those that the caller adds.
+        held = sa.select(OUTBOX.number).where(chosen, IS_NEXT).order_by(OUTBOX.number)
+        connection.execute(held.with_for_update()).all()
+    listed = _listed(connection, lanes)
+    earlier = ISCP_OUTBOX.alias("earlier")
+    first = (
+        sa.select(earlier.c.number)
+        .where(earlier.c.endpoint == listed.c.endpoint, earlier.c.lane == listed.c.lane)
+        .where(earlier.c.state <= sa.literal_column("1"))
+        .order_by(earlier.c.number)
+        .limit(1)
+        .correlate(listed)
+        .scalar_subquery()
+    )
+    firsts = sa.select(first).select_from(listed)
+    demoted = sa.update(ISCP_OUTBOX).where(chosen, IS_NEXT, OUTBOX.number.not_in(firsts))
+    promoted = sa.update(ISCP_OUTBOX).where(OUTBOX.number.in_(firsts), OUTBOX.state != State.NEXT)
+    connection.execute(demoted.values(state=int(State.BEHIND)))
+    connection.execute(promoted.values(state=int(State.NEXT)))
+
+
+def again(
+    connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]], now: Any
+) -> tuple[int, int]:
+    """Make ended deliveries pending again, and pending ones due; returns how many of each."""
+    due = sa.update(ISCP_OUTBOX).where(*where, IS_PENDING).values(next_at=now)
+    hurried = connection.execute(due).rowcount
+    fresh = {"state": int(State.BEHIND), "next_at": now, "attempts": 0}
+    revived = (
+        sa.update(ISCP_OUTBOX)
+        .where(*where, HAS_ENDED)
+        .values(**fresh, failed_at=None, ended_at=None, batch_id=None)
+        .returning(OUTBOX.endpoint, OUTBOX.lane)
+    )
+    lanes = [(row.endpoint, row.lane) for row in connection.execute(revived)]
+    elect(connection, set(lanes))
+    return len(lanes), hurried
+
+
+def of_lanes(connection: sa.Connection, lanes: Collection[Lane]) -> sa.ColumnElement[bool]:
+    """Whether a delivery is pending in one of the lanes."""
+    listed = sa.select(_listed(connection, lanes))
+    return sa.and_(sa.tuple_(OUTBOX.endpoint, OUTBOX.lane).in_(listed), IS_PENDING)
+
+
+def portions(rows: Iterable[Any]) -> Iterator[list[Any]]:
+    """The rows, as many at a time as a statement takes."""
+    rest = iter(rows)
+    while some := list(islice(rest, ROWS_PER_STATEMENT)):
+        yield some
+
+
+def _listed(connection: sa.Connection, lanes: Collection[Lane]) -> sa.FromClause:
+    rows = [{"endpoint": endpoint, "lane": lane} for endpoint, lane in sorted(lanes)]
+    return given(connection.dialect, [OUTBOX.endpoint, OUTBOX.lane], rows)
+
+
+def _insert(connection: sa.Connection, rows: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Insert the rows that are not there; yields trigger and endpoint of each new one."""
+    for some in portions(rows):
+        placed = [row | {_PLACE.name: place} for place, row in enumerate(some)]
+        columns = [OUTBOX[name] for name in _NAMES]
+        new = given(connection.dialect, [*columns, _PLACE], placed)
+        chosen = sa.select(*(new.c[name] for name in _NAMES)).where(sa.true())
+        insert = insert_into(connection, ISCP_OUTBOX).from_select(
+            _NAMES, chosen.order_by(new.c[_PLACE.name])
+        )
+        done = insert.on_conflict_do_nothing().returning(OUTBOX.trigger_name, OUTBOX.endpoint)
+        yield from (tuple(row) for row in connection.execute(done).all())
+
+
+def _check_room(
+    connection: sa.Connection, trigger: str, endpoint: str, added: int, bound: int
+) -> None:
+    some: sa.Select[Any] = (
+        sa.select(sa.literal_column("1"))
+        .where(OUTBOX.trigger_name == trigger, OUTBOX.endpoint == endpoint, IS_PENDING)
+        .limit(bound + added + 1)
+    )
+    pending = connection.scalar(sa.select(sa.func.count()).select_from(some.subquery())) or 0
+    if pending > bound and pending > added:
+        raise OutboxFullError(
+            f"Trigger {trigger!r}: {pending - added:,} events wait for endpoint {endpoint!r}, "
+            f"which may have {bound:,}, and {added:,} more do not fit. See `iscp endpoint list`: "
+            f"have its receiver accept them, resume it, or declare a larger pending=."
+        )
+
+
+def _rows(event: PendingEvent) -> Iterator[dict[str, Any]]:
+    at = event.source_timestamp
+    row = {
+        "event_id": event.event_id,
+        "lane": event.lane,
+        "state": int(State.BEHIND),
+        "trigger_name": event.trigger,
+        "tenant": _without_nul(event.tenant),
+        "event_key": _without_nul(event.key),
+        "event_type": event.event_type,
+        "source_nanos": at.nanos,
+        "source_version": at.version,
+        "source_ordinal": at.ordinal,
+        "recorded": event.recorded,
+        "body": event.body.decode(),
+        "next_at": event.recorded,
+        "attempts": 0,
+        "failed_at": None,
+        "ended_at": None,
+        "batch_id": None,
+    }
+    for endpoint in event.endpoints:
+        yield row | {"endpoint": endpoint}
+
+
+def _without_nul(text: str) -> str:
+    """PostgreSQL keeps no NUL."""
+    return text.replace("\0", "\\0")

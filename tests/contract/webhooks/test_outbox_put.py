@@ -1,0 +1,69 @@
+"""What is put into the outbox: once, in order, bounded, with the caller's transaction."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+from events import event
+
+from iscp_dagster.joblog.sql.engine import transaction
+from iscp_dagster.webhooks.pending import OutboxFullError
+from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, State
+
+
+def put(outbox, *events, **bounds):
+    with transaction(outbox.engine, writes=True) as connection:
+        outbox.put(connection, events, bounds=bounds)
+
+
+def held(outbox):
+    chosen = sa.select(OUTBOX.event_id, OUTBOX.endpoint, OUTBOX.state).order_by(OUTBOX.number)
+    with outbox.engine.connect() as connection:
+        return [(row[0], row[1], State(row[2]).name) for row in connection.execute(chosen)]
+
+
+def test_an_event_is_put_once_for_each_endpoint_and_only_the_first_of_a_key_is_next(outbox):
+    put(outbox, event(1, key="a"), event(2, key="b", to=("alerts", "audit")))
+    put(outbox, event(2, key="b", to=("alerts", "audit")), event(3, key="a"))
+    assert held(outbox) == [
+        ("alarm-1", "alerts", "NEXT"),
+        ("alarm-2", "alerts", "NEXT"),
+        ("alarm-2", "audit", "NEXT"),
+        ("alarm-3", "alerts", "BEHIND"),
+    ]
+
+
+def test_equal_keys_of_two_tenants_and_triggers_do_not_wait_for_each_other(outbox):
+    put(
+        outbox,
+        event(1, key="a"),
+        event(2, key="a", tenant="globex"),
+        event(3, key="a", trigger="other"),
+    )
+    assert [state for *_, state in held(outbox)] == ["NEXT"] * 3
+
+
+def test_what_the_caller_rolls_back_is_not_there(outbox):
+    with transaction(outbox.engine, writes=True) as connection:
+        outbox.put(connection, [event(1)])
+        connection.get_transaction().rollback()
+    assert held(outbox) == []
+
+
+def test_beyond_the_bound_of_a_trigger_nothing_is_taken_and_the_error_is_temporary(outbox):
+    put(outbox, event(1), event(2), alerts=3)
+    with pytest.raises(OutboxFullError, match=r"'alarm': 2 events wait for endpoint 'alerts', wh"):
+        put(outbox, event(3), event(4), alerts=3)
+    assert len(held(outbox)) == 2
+    assert not OutboxFullError("x").permanent
+    put(outbox, event(1), event(3), alerts=3)
+    put(outbox, *[event(number, trigger="other") for number in range(9)], alerts=3)
+    assert len(held(outbox)) == 12
+
+
+def test_a_body_of_any_size_comes_back_byte_by_byte(outbox):
+    many = [event(number) for number in range(2_500)]
+    put(outbox, *many)
+    with outbox.engine.connect() as connection:
+        bodies = connection.scalars(sa.select(ISCP_OUTBOX.c.body).order_by(OUTBOX.number)).all()
+    assert [body.encode() for body in bodies] == [each.body for each in many]

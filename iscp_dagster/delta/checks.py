@@ -26,12 +26,14 @@ FEED_COLUMNS = CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = (
 )
 CHANGE_COLUMNS = (*SYSTEM_COLUMNS, REPEATS, FRESH)
 """Columns that the readers add to each row."""
-UPSERT, INSERT, RANK, LOWER, FOLDED = WORKING_COLUMNS = (
+UPSERT, INSERT, RANK, LOWER, FOLDED, OLDER, NEWER = WORKING_COLUMNS = (
     "_iscp_upsert",
     "_iscp_insert",
     "_iscp_rank",
     "_iscp_lower",
     "_iscp_folded",
+    "_iscp_older",
+    "_iscp_newer",
 )
 """Columns of the frames between the feed and the changes."""
 RESERVED = frozenset((*CHANGE_COLUMNS, *FEED_COLUMNS, *WORKING_COLUMNS))

@@ -149,7 +149,7 @@ def _is_stopping(text: str) -> bool:
 
 
 def _message(location: str, what: str, text: str) -> str:
-    return f"{location}: {what}: {_words(text)}"
+    return f"{location}: {what}: {spoken(text)}"
 
 
 def _raised(text: str) -> str:
@@ -174,7 +174,7 @@ def _kinds(kind: type[IscpError]) -> dict[str, type[IscpError]]:
     return found
 
 
-def _words(text: str) -> str:
+def spoken(text: str) -> str:
     """Spark's message on one line; for a failure in Python, Python's message."""
     raised = _raised(text)
     words = f"in Python, {raised}" if raised else text

@@ -78,13 +78,17 @@ def snapshot(spark: Any, selection: Selection, at: Moment) -> Any:
     """All rows as of version `at`, each with its version and time, `_deleted` false."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
-    table = spark.read.format("delta").option("versionAsOf", at.version).load(selection.path)
-    return _of_tenants(table, selection).select(
+    return of_tenants(table_at(spark, selection, at), selection).select(
         *_read(selection),
         F.lit(at.version).cast("bigint").alias(VERSION),
         F.lit(at.micros).cast("bigint").alias(TIMESTAMP),
         F.lit(False).alias(DELETED),
     )
+
+
+def table_at(spark: Any, selection: Selection, at: Moment) -> Any:
+    """The table as of version `at`, of all tenants."""
+    return spark.read.format("delta").option("versionAsOf", at.version).load(selection.path)
 
 
 def changes(
@@ -183,25 +187,36 @@ def _sortable(rows: Any, name: str) -> Any:
 def _feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
+    # The order may need columns that are not in the output.
+    wide = replace(selection, columns=[*selection.output, *selection.order])
+    inserted = (F.col(CHANGE_TYPE) == "insert").alias(INSERT)
+    return feed(spark, selection, after, upto).select(*_read(wide), *stamps(), inserted)
+
+
+def feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
+    """The change feed of (after, upto], with Delta's own columns."""
     if after.version >= upto.version:
         raise ConfigError(f"The range ({after.version}, {upto.version}] has no versions in it.")
     # Delta turns the feed's rows into Java objects, whose older date types lack ten days of 1582.
     spark.conf.set("spark.sql.datetime.java8API.enabled", "true")
     reader = spark.read.format("delta").option("readChangeFeed", "true")
     reader = reader.option("startingVersion", after.version + 1)
-    feed = reader.option("endingVersion", upto.version).load(selection.path)
-    # The order may need columns that are not in the output.
-    wide = replace(selection, columns=[*selection.output, *selection.order])
-    return _of_tenants(feed, selection).select(
-        *_read(wide),
+    found = reader.option("endingVersion", upto.version).load(selection.path)
+    return of_tenants(found, selection)
+
+
+def stamps() -> list[Any]:
+    """A feed's version, time, and whether the row is there after the commit."""
+    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
+
+    return [
         F.col(COMMIT_VERSION).alias(VERSION),
         F.unix_micros(COMMIT_TIMESTAMP).alias(TIMESTAMP),
         F.col(CHANGE_TYPE).isin(*UPSERTS).alias(UPSERT),
-        (F.col(CHANGE_TYPE) == "insert").alias(INSERT),
-    )
+    ]
 
 
-def _of_tenants(frame: Any, selection: Selection) -> Any:
+def of_tenants(frame: Any, selection: Selection) -> Any:
     """Filter by typed literals, which prune partitions both of snapshots and of the feed."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,3 +144,35 @@ def parse_field(node: dict[str, Any]) -> DeltaField:
         physical=str(metadata.get(PHYSICAL_NAME, node["name"])),
         padded=bool(PADDED.search(str(metadata.get(SQL_TYPE, "")))),
     )
+
+
+def schema_json(fields: Sequence[DeltaField]) -> dict[str, Any]:
+    """The columns as a `metaData.schemaString` has them, parsed: what `parse_schema` reads."""
+    return {
+        "type": "struct",
+        "fields": [
+            {
+                "name": each.name,
+                "type": _type_json(each.type),
+                "nullable": each.nullable,
+                "metadata": {},
+            }
+            for each in fields
+        ],
+    }
+
+
+def _type_json(type_: DeltaType) -> Any:
+    if isinstance(type_, Struct):
+        return schema_json(type_.fields)
+    if isinstance(type_, Array):
+        element = _type_json(type_.element)
+        return {"type": "array", "elementType": element, "containsNull": type_.nullable}
+    if isinstance(type_, Map):
+        return {
+            "type": "map",
+            "keyType": _type_json(type_.key),
+            "valueType": _type_json(type_.value),
+            "valueContainsNull": type_.nullable,
+        }
+    return str(type_)

@@ -1,0 +1,107 @@
+"""Image rows: the one form in which the changes of a view travel, and what they are read of.
+
+INSERT is one row, the image after; DELETE one, the image before; UPDATE two. A history begins with
+BASE rows, which are a snapshot's. Beside the view's columns each has the columns below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+from iscp_dagster.model.declared.schema import Array, DeltaField, Primitive
+
+CHANGE, IMAGE, FIELDS, ORDINAL = IMAGE_COLUMNS = ("_change", "_image", "_fields", "_ordinal")
+"""What happened; which side of it; the changed columns of an UPDATE; the place in its commit."""
+MATCH, UNMATCH = CONDITION_COLUMNS = ("_match", "_unmatch")
+"""Whether the image meets a trigger's conditions."""
+BEFORE, AFTER = 0, 1
+"""The values of IMAGE."""
+
+
+class ChangeKind(IntEnum):
+    """The values of CHANGE. A tenant's history has one BEGIN row, which no view shows."""
+
+    BEGIN = -1
+    BASE = 0
+    INSERT = 1
+    UPDATE = 2
+    DELETE = 3
+
+
+IMAGE_FIELDS = (
+    DeltaField(name=CHANGE, type=Primitive("byte"), nullable=False),
+    DeltaField(name=IMAGE, type=Primitive("byte"), nullable=False),
+    DeltaField(
+        name=FIELDS, type=Array(element=Primitive("string"), nullable=False), nullable=False
+    ),
+    DeltaField(name=ORDINAL, type=Primitive("long"), nullable=False),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One view of a chain: a predicate and calculated columns, over what the one below gives."""
+
+    where: str | None = None
+    columns: tuple[tuple[str, str], ...] = ()
+    """(name, expression)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """A trigger's conditions on the view's columns; no `unmatch`: that `match` is not met."""
+
+    name: str
+    match: str
+    unmatch: str | None = None
+
+    def column(self, which: str) -> str:
+        """The frame's column for MATCH or UNMATCH; several triggers share a frame."""
+        return f"{which}_{self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transitions:
+    """What image rows are read of: a view, and the conditions of triggers that are on it."""
+
+    stages: tuple[Stage, ...] = ()
+    """From the source up; none: the source table itself."""
+    columns: tuple[str, ...] | None = None
+    """The source columns that the images have; None: all."""
+    conditions: tuple[Condition, ...] = ()
+
+    @classmethod
+    def of(
+        cls, definition: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None
+    ) -> Transitions:
+        """Read a view's definition, as `View.definition` writes it."""
+        stages = [
+            Stage(where=each.get("where"), columns=tuple(dict(each.get("columns") or {}).items()))
+            for each in definition
+        ]
+        chosen = None if columns is None else tuple(sorted(columns))
+        return cls(stages=tuple(stages), columns=chosen)
+
+    @property
+    def view(self) -> Transitions:
+        """Without the conditions: readers of the same view share one scan."""
+        return replace(self, conditions=())
+
+    @property
+    def calculated(self) -> tuple[str, ...]:
+        """The names of the calculated columns, from the source up."""
+        return tuple(name for stage in self.stages for name, _ in stage.columns)
+
+    def carried(self, available: Sequence[str], needed: Collection[str]) -> tuple[str, ...]:
+        """The columns of an image: of those `available` in the source the chosen ones and those
+        `needed`, then the calculated ones.
+        """
+        wanted = set(available if self.columns is None else (*self.columns, *needed))
+        return (*(name for name in available if name in wanted), *self.calculated)
+
+    def with_conditions(self, conditions: Collection[Condition]) -> Transitions:
+        """The same view with these conditions, in an order that does not depend on theirs."""
+        return replace(self, conditions=tuple(sorted(conditions, key=lambda each: each.name)))

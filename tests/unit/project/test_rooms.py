@@ -21,14 +21,32 @@ from iscp_dagster.model.imports import EXTRAS
 PACKAGE = ROOT / "iscp_dagster"
 # From the ground up, as in docs/architecture.md: each may import itself and those before it.
 ROOMS = (
-    *("model", "events", "spark", "delta", "clickhouse", "joblog", "webhooks", "batches", "sync"),
+    *(
+        "model",
+        "events",
+        "dedup",
+        "spark",
+        "delta",
+        "clickhouse",
+        "joblog",
+        "webhooks",
+        "batches",
+        "sync",
+    ),
     *("planning", "upkeep", "runs", "local", "api", "serve", "location", "demo", "cli"),
     "definitions",
 )
 MOST = 13
 EDGES = {"dagster", "pyspark", "sqlalchemy", "clickhouse_connect", "chdb", "deltalake", "pyarrow"}
 PURE = (
-    *("model.*", "events.*", "planning.triggers.*", "sync.bounds", "local.clickhouse.sql.*"),
+    *(
+        "model.*",
+        "events.*",
+        "dedup",
+        "planning.triggers.*",
+        "sync.bounds",
+        "local.clickhouse.sql.*",
+    ),
     *(f"planning.{name}" for name in ("declared", "effective", "look", "news", "problems")),
     *(f"joblog.{name}" for name in ("history", "iterations", "leases", "lifecycle", "sharing")),
     *("joblog.updates", "joblog.protocol", "joblog.memory"),

@@ -1,0 +1,134 @@
+"""A receiver of webhooks handles each event once, however often and at once it is delivered."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from iscp_dagster.dedup.store import BeingHandledError, Standing, Store
+from iscp_dagster.model.declared.endpoints import RETRIES
+from iscp_dagster.model.errors import ConfigError
+
+WINDOW = timedelta(days=7)
+LEASE = 60.0
+WAIT = 10.0
+"""Seconds; less than a sender's timeout."""
+JITTER = 0.2
+TIMEOUT = 15.0
+_SHARE = 1_000
+"""How often in a window old events are forgotten."""
+
+
+def retry_horizon(
+    retries: Sequence[float] = RETRIES, *, jitter: float = JITTER, timeout: float = TIMEOUT
+) -> timedelta:
+    """How long after its first attempt an event may be attempted by itself, at the most.
+
+    The arguments are an endpoint's, in seconds; `jitter` is the share by which a delay may grow.
+    """
+    delays = sum(retries) * (1 + jitter)
+    return timedelta(seconds=delays + (len(retries) + 1) * timeout)
+
+
+HORIZON = retry_horizon()
+
+
+@dataclass(kw_only=True)
+class Claim:
+    """One delivery of an event. Leaving its `with` records the event as handled.
+
+    An exception within releases it, so that the next delivery handles it. A `duplicate` was
+    handled before: do nothing, and answer as if it were new.
+    """
+
+    store: Store
+    event_id: str
+    holder: str
+    duplicate: bool
+    _recorded: bool = field(default=False, init=False)
+
+    def done(self, **within: Any) -> None:
+        """Record it now; `connection=` does so within a transaction, if the store is in SQL.
+
+        Raises ClaimLostError if someone else has claimed the event meanwhile.
+        """
+        self.store.done(self.event_id, self.holder, **within)
+        self._recorded = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.duplicate:
+            return
+        if kind is not None:
+            # A transaction that recorded it has been rolled back by now.
+            self.store.release(self.event_id, self.holder)
+        elif not self._recorded:
+            self.done()
+
+
+class Deduplicator:
+    """Tells deliveries that are new from those that were handled within `window`.
+
+    `horizon` is how long the sender may attempt an event (`retry_horizon`); a window that is no
+    longer is refused with ConfigError. A claim is valid for `lease` seconds; a concurrent delivery
+    of the same event waits for it, at most `wait` seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        window: timedelta = WINDOW,
+        horizon: timedelta = HORIZON,
+        lease: float = LEASE,
+        wait: float = WAIT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if window <= horizon:
+            raise ConfigError(
+                f"The window {window} is not longer than {horizon}, for which the sender may "
+                "attempt an event; an event could be handled again. Raise window= above that."
+            )
+        self._store, self._window, self._lease = store, window.total_seconds(), lease
+        self._wait, self._clock = wait, clock
+        self._forgot = clock()
+
+    def claim(self, event_id: str) -> Claim:
+        """Claim an event, for a `with` statement; waits while another delivery is handled.
+
+        Raises BeingHandledError if that takes longer than `wait`, StoreFullError if the store may
+        hold no more events.
+        """
+        self._forget()
+        holder, until = secrets.token_hex(16), self._clock() + self._wait
+        while (found := self._store.claim(event_id, holder, self._lease)) is Standing.HELD:
+            left = until - self._clock()
+            if left <= 0:
+                raise BeingHandledError(
+                    f"Event {event_id} has been handled elsewhere for more than {self._wait:g} s; "
+                    "answer 503, and it is delivered again."
+                )
+            self._store.pause(event_id, left)
+        duplicate = found is Standing.DONE
+        return Claim(store=self._store, event_id=event_id, holder=holder, duplicate=duplicate)
+
+    def _forget(self) -> None:
+        """Forget old events now and then."""
+        now = self._clock()
+        if now - self._forgot >= self._window / _SHARE:
+            self._forgot = now
+            self._store.forget(self._window)

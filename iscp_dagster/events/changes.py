@@ -5,21 +5,50 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from iscp_dagster.events.keys import event_key
 from iscp_dagster.events.timestamps import SourceTimestamp
+from iscp_dagster.model.declared.images import (
+    AFTER,
+    BEFORE,
+    CHANGE,
+    CONDITION_COLUMNS,
+    FIELDS,
+    IMAGE,
+    IMAGE_COLUMNS,
+    MATCH,
+    ORDINAL,
+    UNMATCH,
+)
+from iscp_dagster.model.declared.images import ChangeKind as Operation
+from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION
 from iscp_dagster.model.errors import IscpError
 
-CHANGE, IMAGE, FIELDS, ORDINAL = "_change", "_image", "_fields", "_ordinal"
-VERSION, TIMESTAMP, DELETED = "_version", "_timestamp", "_deleted"
-MATCH, UNMATCH = "_match", "_unmatch"
-SYSTEM = frozenset({CHANGE, IMAGE, FIELDS, ORDINAL, VERSION, TIMESTAMP, DELETED, MATCH, UNMATCH})
+__all__ = [
+    "AFTER",
+    "BEFORE",
+    "CHANGE",
+    "FIELDS",
+    "IMAGE",
+    "MATCH",
+    "ORDINAL",
+    "TIMESTAMP",
+    "UNMATCH",
+    "VERSION",
+    "Change",
+    "HalfChangeError",
+    "Operation",
+    "Row",
+    "Stamped",
+    "Truth",
+    "changes_of",
+    "in_order",
+]
+
+SYSTEM = frozenset({*IMAGE_COLUMNS, *CONDITION_COLUMNS, VERSION, TIMESTAMP, DELETED})
 """The columns of an image row that are no column of its view."""
-BEFORE, AFTER = 0, 1
-"""The values of `_image`."""
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -28,19 +57,6 @@ class HalfChangeError(IscpError):
     """A scan handed on one image of an update without the other; the range is read again."""
 
     code = 1_530
-
-
-class Operation(IntEnum):
-    """What happened to a row of a view; the numbers are those of `_change`."""
-
-    BASE = 0
-    """It was there when the view's history began: a row of a snapshot."""
-    INSERT = 1
-    """It entered the view."""
-    UPDATE = 2
-    """It is in the view as before, with other values."""
-    DELETE = 3
-    """It left the view."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,17 +105,21 @@ def changes_of(
     """Pair image rows to changes, each as soon as it is whole; order is as the rows came.
 
     `keys` and `tenant` are the columns' names. The images of an update may come apart from each
-    other and in either order. Raises HalfChangeError at the end if one image never came.
+    other and in either order. BEGIN rows are no changes. Raises HalfChangeError at the end if one
+    image never came, and at once if one came twice.
     """
     halves: dict[Hashable, Row] = {}
     for row in rows:
         if row[CHANGE] != Operation.UPDATE:
-            yield _single(row, keys, tenant)
+            if row[CHANGE] != Operation.BEGIN:
+                yield _single(row, keys, tenant)
             continue
         place = (row[tenant] if tenant else None, row[VERSION], row[ORDINAL])
         other = halves.pop(place, None)
         if other is None:
             halves[place] = row
+        elif other[IMAGE] == row[IMAGE]:
+            raise _half(row, keys, tenant)
         else:
             yield _update(other, row, keys, tenant)
     if halves:

@@ -133,8 +133,18 @@ def test_half_an_update_is_no_change(side, lacking):
     assert not raised.value.permanent
 
 
+def test_an_image_that_comes_twice_is_not_taken_for_the_other():
+    with pytest.raises(HalfChangeError):
+        paired([image(2, 1), image(2, 1), image(2, 0)])
+
+
+def test_the_row_that_begins_a_history_is_no_change():
+    assert paired([image(-1, 1)]) == []
+
+
 def test_the_operations_are_numbered_as_image_rows_number_them():
     assert [(each.name, int(each)) for each in Operation] == [
+        ("BEGIN", -1),
         ("BASE", 0),
         ("INSERT", 1),
         ("UPDATE", 2),

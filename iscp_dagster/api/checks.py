@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from iscp_dagster.api.names import shown
 from iscp_dagster.clickhouse.types.asked import check_types
 from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.declared.kinds import kind_names
 from iscp_dagster.model.declared.names import owners, view_name
 from iscp_dagster.model.declared.tables import SourceTable
@@ -23,10 +24,36 @@ def check_spec(source: SourceTable, job: JobID, spec: JobSpec) -> None:
     """Raises ConfigError for a spec that belongs to another job or could never run."""
     check_names(job, spec.detail.consumer)
     check_trigger(spec.trigger)
-    if is_index(spec.detail.consumer):
-        check_types(source, index_of(source, spec.detail.consumer))
-    else:
-        check_type(spec.detail.consumer)
+    consumer = spec.detail.consumer
+    check_event_trigger(source, consumer)
+    if is_index(consumer):
+        check_types(source, index_of(source, consumer))
+    elif consumer.type != TRIGGER:
+        check_type(consumer)
+
+
+def check_event_trigger(source: SourceTable, consumer: ConsumerInfo) -> None:
+    """Raises ConfigError unless an event trigger's job, and no other, is declared as one."""
+    head = f"Job {source.name}/{consumer.job}"
+    declared = any(each.name == consumer.job for each in source.triggers)
+    if declared and consumer.type != TRIGGER:
+        raise ConfigError(
+            f"{head}: a trigger of that name is declared, and the job would be of the type "
+            f"{consumer.type!r}; register it without a type, or name the job otherwise."
+        )
+    if consumer.type != TRIGGER:
+        return
+    if not declared:
+        known = ", ".join(each.name for each in source.triggers) or "none"
+        raise ConfigError(
+            f"{head}: no trigger of that name is declared on the table or its views (there are: "
+            f"{known}); declare Trigger({consumer.job!r}, ...)."
+        )
+    if consumer.columns or consumer.options:
+        raise ConfigError(
+            f"{head}: a trigger's columns and options are those of its declaration; change them "
+            "there."
+        )
 
 
 def check_names(job: JobID, consumer: ConsumerInfo) -> None:
@@ -82,7 +109,7 @@ def _has_jobs(log: JobLog, name: JobID) -> bool:
 
 def check_importable(consumer: ConsumerInfo) -> None:
     """Raises ConfigError for a user's consumer that cannot be imported here."""
-    if not is_index(consumer):
+    if not is_index(consumer) and consumer.type != TRIGGER:
         load_consumer(consumer)
 
 

@@ -1,17 +1,21 @@
-"""Finds the tables that the modules of a package declare."""
+"""Finds what the modules of a package declare: tables, views, triggers and endpoints."""
 
 from __future__ import annotations
 
 import pkgutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from iscp_dagster.clickhouse.types.asked import check_types
+from iscp_dagster.model.declared.attach import DECLARATIONS, Declared, UnfitError
+from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.tables import SourceTable, spread
+from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.imports import ASSETS, imported, mistake
 
@@ -21,16 +25,30 @@ if TYPE_CHECKING:
 DEFAULT = "assets"
 """The package that declares the location's tables if the environment names none."""
 TABLES = "iscp_dagster/tables"
-"""The metadata key under which Dagster definitions keep the tables they were built from."""
+"""The metadata key under which Dagster definitions keep the declarations they were built from."""
 
 
 def declared(environ: Mapping[str, str]) -> list[SourceTable]:
     """Every table of the location, for the ClickHouse servers that the environment names."""
     from iscp_dagster.api.environment import shards_of
 
+    with _package_of(environ) as package:
+        return declared_tables(package, shards_of(environ))
+
+
+def declared_endpoints(environ: Mapping[str, str]) -> list[Endpoint]:
+    """Every endpoint of the location, also those that no trigger names, by name."""
+    with _package_of(environ) as package:
+        modules = found_in(package)
+        return Declared.of(each for its in modules.values() for each in its).all_endpoints()
+
+
+@contextmanager
+def _package_of(environ: Mapping[str, str]) -> Iterator[str]:
+    """The package that declares the location's tables. Raises ConfigError if there is none."""
     package = environ.get(ASSETS) or DEFAULT
     try:
-        return declared_tables(package, shards_of(environ))
+        yield package
     except ConfigError as error:
         if _is_missing(package, error.__cause__):
             raise ConfigError(_not_found(environ)) from error
@@ -61,32 +79,65 @@ def _not_found(environ: Mapping[str, str]) -> str:
 
 
 def declared_tables(package: str, shards: int = 1) -> list[SourceTable]:
-    """Every SourceTable at the top of `package` and its modules, by module name, each once.
+    """The tables that `found_in` finds, with the indexes and triggers of the views found there.
 
-    Includes the tables behind Dagster definitions there, also those of a `defs` folder.
     Each sharded index is replaced by one index per shard. Raises ConfigError for a module that
-    cannot be imported, naming its file and line, or that asks for types that do not exist.
+    cannot be imported, naming its file and line; for types that do not exist, and for a view or
+    trigger that does not fit the others, naming the file.
+    """
+    modules = found_in(package)
+    given = Declared.of(each for its in modules.values() for each in its)
+    try:
+        tables = given.attached()
+    except UnfitError as error:
+        place = _module_of(modules, error.culprit)
+        raise (_in_file(place, error) if place else error) from error
+    for module, its in modules.items():
+        _check_types(module, its, tables)
+    return [spread(table, shards) for table in tables]
+
+
+def found_in(package: str) -> dict[str, list[object]]:
+    """By module, what `package` and its modules declare at their top, and in their definitions.
+
+    Includes what Dagster definitions there were built from, also those of a `defs` folder. The same
+    declaration may be in several. Raises ConfigError.
     """
     top = imported(package)
     names = sorted(found.name for found in pkgutil.iter_modules(getattr(top, "__path__", ())))
     modules = [top, *(imported(f"{package}.{name}") for name in names)]
-    tables = [table for module in modules for table in _tables(module)]
-    return [spread(table, shards) for table in {id(table): table for table in tables}.values()]
+    return {module.__name__: _declared_in(module) for module in modules}
 
 
-def _tables(module: ModuleType) -> list[SourceTable]:
-    named = [value for value in vars(module).values() if isinstance(value, SourceTable)]
-    found = [*named, *_built_of(module)]
+def _declared_in(module: ModuleType) -> list[object]:
+    named = [value for value in vars(module).values() if isinstance(value, DECLARATIONS)]
+    return [*named, *_built_of(module)]
+
+
+def _check_types(module: str, its: Sequence[object], tables: Sequence[SourceTable]) -> None:
+    by_name = {table.name: table for table in tables}
     try:
-        for table in found:
-            for index in table.indexes:
-                check_types(table, index)
+        for each in its:
+            if isinstance(each, SourceTable):
+                for index in each.indexes:
+                    check_types(each, index)
+            elif isinstance(each, View):
+                check_types(each.source, by_name[each.source.name].index(each.name))
     except ConfigError as error:
-        raise ConfigError(f"{module.__name__.replace('.', '/')}.py: {error}") from error
-    return found
+        raise _in_file(module, error) from error
 
 
-def _built_of(module: ModuleType) -> Iterator[SourceTable]:
+def _module_of(modules: Mapping[str, Sequence[object]], culprit: object) -> str | None:
+    """The first module that has the culprit; None for an endpoint that a trigger alone has."""
+    held = (name for name, its in modules.items() if any(each is culprit for each in its))
+    return next(held, None)
+
+
+def _in_file(module: str, error: ConfigError) -> ConfigError:
+    return ConfigError(f"{module.replace('.', '/')}.py: {error}")
+
+
+def _built_of(module: ModuleType) -> Iterator[object]:
     if "dagster" not in sys.modules:
         # Dagster takes a second to import, and a module with definitions has imported it.
         return

@@ -421,7 +421,7 @@ class Jobs:
             return None
         standing = self.deployment.log.standing()
         source = self.source(f"{job.db}.{job.table}")
-        auto = [index for index in source.indexes if index.auto_register]
+        auto = [each for each in source.consumers if each.auto_register]
         found = {**declared(source, auto), **standing}
         return found.get(job)
 

@@ -181,11 +181,12 @@ class Wait:
 
     @cached_property
     def _indexes(self) -> frozenset[str]:
-        """The indexes that every tenant gets: by standing registration or by `auto_register`."""
+        """What every tenant gets a job for: by standing registration or by `auto_register`."""
         of_table = (self.source.database, self.source.table)
         standing = self.deployment.log.standing()
         stood = [name.job for name in standing if (name.db, name.table) == of_table]
-        return frozenset([*stood, *(i.name for i in self.source.indexes if i.auto_register)])
+        auto = [each.name for each in self.source.consumers if each.auto_register]
+        return frozenset([*stood, *auto])
 
     def _latest(self, table_id: str) -> int:
         latest = self.delta_log.latest().version

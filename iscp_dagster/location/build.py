@@ -13,16 +13,21 @@ from iscp_dagster.api.discovery import TABLES
 from iscp_dagster.api.environment import databases_of, number_of, runs_kept_of, shards_of
 from iscp_dagster.location.assets.checks import index_checks
 from iscp_dagster.location.assets.index_assets import index_assets
+from iscp_dagster.location.assets.io_manager import EventsIOManager
 from iscp_dagster.location.assets.iteration_job import jobs_of
 from iscp_dagster.location.assets.maintenance import hourly, maintenance_jobs
 from iscp_dagster.location.assets.source_asset import source_asset, source_spec
 from iscp_dagster.location.assets.source_check import source_check
 from iscp_dagster.location.executor import named_in_process
-from iscp_dagster.location.names import clickhouse_pool
+from iscp_dagster.location.names import EVENTS, clickhouse_pool
 from iscp_dagster.location.sensor.lookout import SCAN_SECONDS, Lookout
 from iscp_dagster.location.sensor.news import news_sensor
 from iscp_dagster.location.sensor.runner import runner_sensor
+from iscp_dagster.model.declared.attach import Declared
+from iscp_dagster.model.declared.endpoints import Endpoint
+from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.tables import SourceTable, check_declared_once, spread
+from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS
 
 _CLICKHOUSES = (CLICKHOUSE_URL, CLICKHOUSE_URLS)
@@ -34,20 +39,25 @@ def build_definitions(
     tables: Sequence[SourceTable],
     resources: Mapping[str, Any],
     *,
+    views: Sequence[View] = (),
+    triggers: Sequence[Trigger] = (),
+    endpoints: Sequence[Endpoint] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Definitions:
-    """Everything that Dagster needs to know about `tables`.
+    """Everything that Dagster needs to know about `tables`, and about views and triggers of them.
 
     `resources` has `iscp`, whose `deployment()` gives services, and an IO manager `<kind>_index`
     for every index kind; `resources_from_environment` gives them. `environ` (default: the
     process's own) says how often the runner looks, how long runs are kept, and which ClickHouses
     there are: a sharded index becomes one index per server, and all runs that write to them share
-    one pool. Raises ConfigError when a table or an index is declared twice, or a setting is wrong.
+    one pool. Raises ConfigError when something is declared twice, when a view or trigger does not
+    fit the tables, or a setting is wrong.
     """
-    shared = runner_definitions(tables, resources, environ=environ)
-    return Definitions.merge(
-        *(table_definitions(table, environ=environ) for table in tables), shared
-    )
+    given = Declared(tables=tables, views=views, triggers=triggers, endpoints=endpoints)
+    whole = given.attached()
+    shared = runner_definitions(whole, resources, given=given, environ=environ)
+    own = [table_definitions(table, environ=environ) for table in whole]
+    return Definitions.merge(*own, shared)
 
 
 def table_definitions(
@@ -56,10 +66,10 @@ def table_definitions(
     """What belongs to one table alone: its assets and their checks."""
     environ = os.environ if environ is None else environ
     table = spread(table, shards_of(environ))
-    indexes = [index_assets(table, _pool(environ), databases_of(environ))] if table.indexes else []
+    below = [index_assets(table, _pool(environ), databases_of(environ))] if table.consumers else []
     return Definitions(
-        assets=[_source(table), *indexes],
-        asset_checks=[*map(index_checks, [table] if indexes else []), source_check(table)],
+        assets=[_source(table), *below],
+        asset_checks=[*map(index_checks, [table] if table.indexes else []), source_check(table)],
     )
 
 
@@ -67,14 +77,18 @@ def runner_definitions(
     tables: Sequence[SourceTable],
     resources: Mapping[str, Any],
     *,
+    given: Declared | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Definitions:
     """What all tables of the location share: the runner, the hourly jobs and the resources.
 
+    `given` is what the tables were attached from, for those that look for declarations in a module.
     Raises ConfigError as `build_definitions` does.
     """
     environ = os.environ if environ is None else environ
     laid_out = [spread(table, shards_of(environ)) for table in tables]
+    if any(table.triggers for table in laid_out):
+        resources = {EVENTS: EventsIOManager(), **resources}
     check_declared_once(laid_out, databases_of(environ))
     lookout = Lookout(laid_out, scan_seconds_of(environ))
     maintenance = maintenance_jobs(laid_out, resources, runs_kept_of(environ))
@@ -82,10 +96,10 @@ def runner_definitions(
     return Definitions(
         jobs=maintenance,
         schedules=hourly(maintenance),
-        sensors=[runner_sensor(lookout, iterations), news_sensor(lookout)] if tables else [],
+        sensors=[runner_sensor(lookout, iterations), news_sensor(lookout)] if laid_out else [],
         resources=dict(resources),
         executor=named_in_process,
-        metadata={TABLES: ObjectMetadataValue(tuple(tables))},
+        metadata={TABLES: ObjectMetadataValue(given.everything if given else tuple(tables))},
     )
 
 

@@ -8,6 +8,7 @@ from dagster import AssetKey, DynamicPartitionsDefinition, PartitionsDefinition
 from dagster import StaticPartitionsDefinition as Static
 
 from iscp_dagster.clickhouse.connect.endpoint import endpoints
+from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable
 
 RUNNER = "iscp_runner"
@@ -18,6 +19,12 @@ TENANT_TAG = "iscp/tenant"
 TENANTS_TAG = "iscp/tenants"
 """How many tenants a run is for, if more than one."""
 PRIORITY_TAG = "dagster/priority"
+TENANT_COLUMN = "iscp/tenant_column"
+"""Definition metadata: the column of the view that holds the tenant."""
+SHARD = "iscp/shard"
+"""Definition metadata: the number of the ClickHouse server that the index is on."""
+EVENTS = "trigger_events"
+"""The resource that reports what triggers did."""
 CLICKHOUSE_POOL = "clickhouse"
 """The pool of a location that names no ClickHouse."""
 
@@ -58,8 +65,8 @@ def tenants_job_name(source: SourceTable) -> str:
 
 
 def io_manager_key(kind: str) -> str:
-    """The resource that stores indexes of that kind."""
-    return f"{kind}_index"
+    """The resource that reports what indexes of that kind, or triggers, stored."""
+    return EVENTS if kind == TRIGGER else f"{kind}_index"
 
 
 def partitions_name(source: SourceTable) -> str:

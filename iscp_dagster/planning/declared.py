@@ -7,27 +7,27 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from iscp_dagster.model.declared.sharding import SHARD
-from iscp_dagster.model.declared.tables import Index, SourceTable
+from iscp_dagster.model.declared.tables import Consuming, SourceTable
 from iscp_dagster.model.digest import short
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 
 
-def name_of(source: SourceTable, index: Index) -> JobID:
-    """The name by which users refer to the index's job."""
-    return JobID(db=source.database, table=source.table, job=index.name)
+def name_of(source: SourceTable, each: Consuming) -> JobID:
+    """The name by which users refer to the job of the index or trigger."""
+    return JobID(db=source.database, table=source.table, job=each.name)
 
 
-def job_spec(source: SourceTable, index: Index) -> JobSpec:
+def job_spec(source: SourceTable, each: Consuming) -> JobSpec:
     """The spec of a self-registering job; columns and options follow the declaration."""
     consumer = ConsumerInfo(
-        type=index.kind,
+        type=each.kind,
         db=source.database,
         table=source.table,
-        job=index.name,
-        options={SHARD: index.shard} if index.placement else {},
+        job=each.name,
+        options={SHARD: each.placement.shard} if each.placement else {},
     )
-    return JobSpec(detail=IterationDetail(priority=index.priority, consumer=consumer))
+    return JobSpec(detail=IterationDetail(priority=each.priority, consumer=consumer))
 
 
 def placed(source: SourceTable, spec: JobSpec) -> JobSpec:
@@ -41,14 +41,14 @@ def placed(source: SourceTable, spec: JobSpec) -> JobSpec:
     return spec
 
 
-def declared(source: SourceTable, indexes: Iterable[Index]) -> dict[JobID, JobSpec]:
-    """The name and spec that each index is registered with."""
-    return {name_of(source, index): job_spec(source, index) for index in indexes}
+def declared(source: SourceTable, consumers: Iterable[Consuming]) -> dict[JobID, JobSpec]:
+    """The name and spec that each index and trigger is registered with."""
+    return {name_of(source, each): job_spec(source, each) for each in consumers}
 
 
 def registering(source: SourceTable, standing: Mapping[JobID, JobSpec]) -> dict[JobID, JobSpec]:
     """The jobs of every tenant of the table: self-registering ones and standing registrations."""
-    auto = [index for index in source.indexes if index.auto_register]
+    auto = [each for each in source.consumers if each.auto_register]
     asked = {
         name: spec
         for name, spec in standing.items()

@@ -177,7 +177,7 @@ def _registered_by_itself(
     for source in sources:
         if (source.database, source.table) not in tables:
             continue
-        names = {name_of(source, index) for index in source.indexes if index.auto_register}
+        names = {name_of(source, each) for each in source.consumers if each.auto_register}
         names |= {n for n in standing if (n.db, n.table) == (source.database, source.table)}
         kept |= set(product(names, _ids(deployment, source, dropped)))
     return kept

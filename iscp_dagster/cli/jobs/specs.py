@@ -158,14 +158,14 @@ def moment_of(text: str, now: datetime) -> datetime:
 
 def _plain(jobs: Jobs, job: JobID, type_: str | None) -> JobSpec:
     source = jobs.source(f"{job.db}.{job.table}")
-    for index in source.indexes:
-        if index.name == job.job:
-            return job_spec(source, index)
+    for each in source.consumers:
+        if each.name == job.job:
+            return job_spec(source, each)
     if type_ is None:
-        known = ", ".join(index.name for index in source.indexes) or "none"
+        known = ", ".join(each.name for each in source.consumers) or "none"
         raise ConfigError(
-            f"{source.name} declares no index {job.job!r} (declared: {known}); name the consumer "
-            "with --type."
+            f"{source.name} declares no index or trigger {job.job!r} (declared: {known}); name the "
+            "consumer with --type."
         )
     consumer = ConsumerInfo(type=type_, db=job.db, table=job.table, job=job.job)
     return JobSpec(detail=IterationDetail(consumer=consumer))

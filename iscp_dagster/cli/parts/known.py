@@ -34,8 +34,8 @@ def check_known(
     declared = {
         f"{source.name}/{called}"
         for source in jobs.sources
-        for index in source.indexes
-        for called in (index.name, index.shown)
+        for each in source.consumers
+        for called in (each.name, each.shown)
     }
     if name is not None:
         _check(what, shown(parsed(name, what)), declared | {shown(each.name) for each in held})

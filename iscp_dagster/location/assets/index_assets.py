@@ -1,4 +1,4 @@
-"""The indexes of one source table as assets: a run of them is an iteration."""
+"""The indexes and triggers of one source table as assets: a run of them is an iteration."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dagster import (
     AssetExecutionContext,
-    AssetOut,
+    AssetKey,
     AssetsDefinition,
     BackfillPolicy,
     DataVersion,
@@ -17,7 +17,6 @@ from dagster import (
 
 from iscp_dagster.location.assets.backfills import take_over, taken
 from iscp_dagster.location.assets.data_versions import DataVersions
-from iscp_dagster.location.assets.io_manager import SHARD, TENANT_COLUMN
 from iscp_dagster.location.assets.iterations import (
     InStep,
     Iterations,
@@ -25,32 +24,39 @@ from iscp_dagster.location.assets.iterations import (
     report,
     tenants_of,
 )
+from iscp_dagster.location.assets.provenance import view_tags, views_of
 from iscp_dagster.location.assets.reporting import (
     Reported,
     Success,
+    agrees,
     iterated,
     materializations,
     news_of,
     store_events,
 )
-from iscp_dagster.location.names import index_key, io_manager_key, partitions_of, source_key
+from iscp_dagster.location.names import partitions_of, source_key
+from iscp_dagster.location.outs import InOrder, asset_out
 from iscp_dagster.location.working import working
-from iscp_dagster.model.declared.tables import Index, SourceTable, shown_in
+from iscp_dagster.model.declared.lineage import parents
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.publish import Delivery
 
 
 def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) -> AssetsDefinition:
-    """All indexes of `source`; any subset of them can run, in `pool`, and shares one scan.
+    """All indexes and triggers of `source`; any subset can run, in `pool`, and shares one scan.
 
+    Each is below the source, and a view or trigger of a view below that view's index too.
     `databases` are those that the deployment names for its shards.
     """
-    by_name = {index.name: index for index in source.indexes}
+    by_name = {each.name: each for each in source.consumers}
+    views = views_of(source)
 
     @multi_asset(
         name=f"{source.database}_{source.table}_indexes",
-        outs={name: _out(source, index, databases) for name, index in by_name.items()},
+        outs={name: asset_out(source, each, databases) for name, each in by_name.items()},
         deps=[source_key(source)],
+        internal_asset_deps={name: {source_key(source), view} for name, view in views.items()},
         partitions_def=partitions_of(source),
         can_subset=True,
         backfill_policy=BackfillPolicy.single_run(),
@@ -86,49 +92,40 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
     return synchronize
 
 
-def _out(source: SourceTable, index: Index, databases: Sequence[str]) -> AssetOut:
-    return AssetOut(
-        key=index_key(source, index),
-        io_manager_key=io_manager_key(index.kind),
-        is_required=False,
-        kinds={"clickhouse"},
-        description=index.description or _describe(source, index),
-        owners=list(index.owners or source.owners),
-        tags={**source.tags, **index.tags, "iscp/index": index.kind},
-        group_name=source.database,
-        metadata={
-            "dagster/table_name": shown_in(source, index, databases),
-            TENANT_COLUMN: source.tenant or "",
-            **({SHARD: index.shard} if index.placement else {}),
-        },
-    )
-
-
-def _describe(source: SourceTable, index: Index) -> str:
-    held = index.placement
-    which = f"Shard {held.shard} of {held.shards} of the" if held else "The"
-    return f"{which} {index.kind} index of `{source.name}`, kept in step by its jobs."
-
-
 def _of_one(
     context: AssetExecutionContext, its: Iterations
 ) -> Generator[Output[Success], None, list[Outcome]]:
-    """Bring one tenant in step; yields the outputs of its indexes, and returns what failed."""
-    declared = {index.name for index in its.source.indexes}
-    failed: list[Outcome] = []
+    """Bring one tenant in step; yields the outputs of its jobs, and returns what failed."""
+    held = InOrder[Output[Success]](parents(its.source), {each.name for each in its.chosen})
+    declared = {each.name for each in its.source.consumers}
+    views, failed = views_of(its.source), list[Outcome]()
     with _reporting(context, its) as reported:
-        for outcome in (each for some in its.outcomes() for each in some):
-            reported()
-            if not isinstance(outcome, Delivery | InStep):
-                failed.append(outcome)
-            elif outcome.job_name in declared:
-                version = DataVersion(str(outcome.data_version))
-                yield Output(outcome, output_name=outcome.job_name, data_version=version)
-            elif isinstance(outcome, Delivery):
-                store_events(
-                    context, materializations(context.instance, its.source, [outcome], its.run_id)
-                )
+        try:
+            for outcome in (each for some in its.outcomes() for each in some):
+                reported()
+                if not isinstance(outcome, Delivery | InStep):
+                    failed.append(outcome)
+                elif outcome.job_name in declared:
+                    output = _output(outcome, views.get(outcome.job_name))
+                    yield from held.put(outcome.job_name, output)
+                elif isinstance(outcome, Delivery):
+                    made = materializations(context.instance, its.source, [outcome], its.run_id)
+                    store_events(context, made)
+        except Exception:
+            yield from held.rest()
+            raise
+        yield from held.rest()
     return failed
+
+
+def _output(outcome: Success, view: AssetKey | None) -> Output[Success]:
+    return Output(
+        outcome,
+        output_name=outcome.job_name,
+        data_version=DataVersion(str(outcome.data_version)),
+        # Dagster adds its own tags: of the source, and of a view those that these replace.
+        tags=view_tags(view, agrees(outcome)),
+    )
 
 
 @contextmanager

@@ -19,19 +19,32 @@ from dagster import (
 from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.location.assets.iterations import InStep
-from iscp_dagster.model.errors import IscpError
+from iscp_dagster.location.names import SHARD, TENANT_COLUMN
+from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.publish import Delivery
 
-TENANT_COLUMN = "iscp/tenant_column"
-"""Definition metadata: the column of the view that holds the tenant."""
 
-SHARD = "iscp/shard"
-"""Definition metadata: the number of the ClickHouse server that the index is on."""
+class EventsIOManager(IOManager):
+    """Reports what an iteration did for one trigger; there is nothing to read back."""
+
+    def handle_output(self, context: OutputContext, obj: Delivery | InStep | Outcomes) -> None:
+        """Show on the output what was stored; the watermarks have moved already."""
+        if isinstance(obj, Outcomes):
+            return context.add_output_metadata(obj.summary())
+        return context.add_output_metadata(shown(obj, {}))
+
+    def load_input(self, context: InputContext) -> Any:
+        """Raises ConfigError: a trigger has no table."""
+        name = context.asset_key.to_user_string()
+        raise ConfigError(
+            f"The asset {name} is a trigger, which keeps no rows; depend on it without loading it "
+            "(deps=), and read its events with `iscp events list`."
+        )
 
 
-class IndexIOManager(IOManager):
+class IndexIOManager(EventsIOManager):
     """Reports what an iteration stored in one index, and reads the index back.
 
     The iteration itself stores the rows (`sync.publish.publish`), before the next index's turn;
@@ -40,12 +53,6 @@ class IndexIOManager(IOManager):
 
     def __init__(self, deployment: Callable[[], Deployment]) -> None:
         self._deployment = deployment
-
-    def handle_output(self, context: OutputContext, obj: Delivery | InStep | Outcomes) -> None:
-        """Show on the output what was stored; the rows are already served, the watermarks moved."""
-        if isinstance(obj, Outcomes):
-            return context.add_output_metadata(obj.summary())
-        return context.add_output_metadata(shown(obj, {}))
 
     def load_input(self, context: InputContext) -> Any:
         """The served rows of the input's tenants, as an Arrow table of the user's columns."""

@@ -28,13 +28,13 @@ from iscp_dagster.location.assets.iterations import InStep, Iterations, report
 from iscp_dagster.location.assets.reporting import Success, iterated, unreported
 from iscp_dagster.location.names import (
     TENANT_TAG,
-    index_key,
     io_manager_key,
+    job_key,
     sync_job_name,
     tenants_job_name,
 )
 from iscp_dagster.location.working import working
-from iscp_dagster.model.declared.tables import Index, SourceTable
+from iscp_dagster.model.declared.tables import Consuming, SourceTable
 from iscp_dagster.runs.named import DISPATCH_TAG
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.publish import Delivery
@@ -49,8 +49,8 @@ FORGOTTEN = (
 
 
 def sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
-    """The Dagster job of the table's declared indexes; a run selects those that take part."""
-    keys = [index_key(source, index) for index in source.indexes]
+    """The Dagster job of the declared indexes and triggers; a run selects those that take part."""
+    keys = [job_key(source, each.name) for each in source.consumers]
     return define_asset_job(
         sync_job_name(source),
         selection=AssetSelection.assets(*keys).without_checks(),
@@ -66,7 +66,7 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
 
     @op(
         name=f"{tenants_job_name(source)}_op",
-        out={index.name: _out(index) for index in source.indexes},
+        out={each.name: _out(each) for each in source.consumers},
         required_resource_keys={"iscp"},
         pool=pool,
     )
@@ -82,9 +82,9 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
 
         with working(deployment, context.run):
             told, failed = iterated(context, iterations, news)
-        for index in source.indexes:
-            if mine := [each for each in told if each.job_name == index.name]:
-                yield Output(Outcomes(outcomes=mine), output_name=index.name)
+        for consumer in source.consumers:
+            if mine := [each for each in told if each.job_name == consumer.name]:
+                yield Output(Outcomes(outcomes=mine), output_name=consumer.name)
         report(failed)
 
     @job(
@@ -101,8 +101,8 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
     return iterate_job
 
 
-def _out(index: Index) -> Out:
-    return Out(io_manager_key=io_manager_key(index.kind), is_required=False)
+def _out(each: Consuming) -> Out:
+    return Out(io_manager_key=io_manager_key(each.kind), is_required=False)
 
 
 def _iterations(
@@ -118,7 +118,7 @@ def _iterations(
         deployment=deployment,
         source=source,
         tenants=(),
-        chosen=source.indexes,
+        chosen=source.consumers,
         undeclared=True,
         warn=context.log.warning,
     )
@@ -148,5 +148,5 @@ def jobs_of(
     sources: Sequence[SourceTable], resources: Mapping[str, Any], pool: str
 ) -> list[Startable]:
     """All Dagster jobs that the runner may start."""
-    declared = [sync_job(source) for source in sources if source.indexes]
+    declared = [sync_job(source) for source in sources if source.consumers]
     return [*declared, *(tenants_job(source, resources, pool) for source in sources)]

@@ -16,7 +16,7 @@ from iscp_dagster.delta.feed import Feed
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Failed, Iteration
 from iscp_dagster.location.executor import nameless
-from iscp_dagster.model.declared.tables import Index, SourceTable
+from iscp_dagster.model.declared.tables import Consuming, SourceTable
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobKey
 from iscp_dagster.model.moment import Moment
@@ -75,8 +75,8 @@ class Iterations:
 
     A run that the runner dispatched takes the jobs that wait for it. A run that a person started
     registers, repairs and takes over every job that is not being written right now: the jobs of
-    the `chosen` indexes, those of the run that it executes again, and with `undeclared` those that
-    no index declares.
+    the `chosen` indexes and triggers, those of the run that it executes again, and with
+    `undeclared` those that nothing declares.
     """
 
     deployment: Deployment
@@ -87,7 +87,7 @@ class Iterations:
     """The name of the runner's iteration that the run is for; None if a person started it."""
     repeats: frozenset[str] = frozenset()
     """The names by which the ISCP log may know the run that this one executes again."""
-    chosen: Sequence[Index] = ()
+    chosen: Sequence[Consuming] = ()
     undeclared: bool = False
     warn: Callable[[str], None]
 
@@ -198,8 +198,8 @@ class Iterations:
 
     def _asked_of(self, jobs: Collection[Job]) -> set[JobKey]:
         """The jobs of the tenants that the person asked for."""
-        declared_ = {index.name for index in self.source.indexes}
-        chosen = {index.name for index in self.chosen}
+        declared_ = {each.name for each in self.source.consumers}
+        chosen = {each.name for each in self.chosen}
         return {
             job.key
             for job in jobs
@@ -263,9 +263,9 @@ def register(
     source: SourceTable,
     table_id: str,
     tenants: Collection[str],
-    chosen: Sequence[Index],
+    chosen: Sequence[Consuming],
 ) -> None:
-    """Register the indexes' jobs for the current table, and unregister those of earlier ones."""
+    """Register the chosen jobs for the current table, and unregister those of earlier ones."""
     log = deployment.log
     check_sole(deployment, source, table_id, tenants)
     named, standing = declared(source, chosen), log.standing()

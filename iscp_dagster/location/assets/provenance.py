@@ -20,12 +20,16 @@ from dagster._core.definitions.data_version import (
 
 from iscp_dagster.joblog.sql.statements import portions
 from iscp_dagster.location.assets.data_versions import event_type, reported
-from iscp_dagster.location.names import source_key
+from iscp_dagster.location.names import job_key, source_key
+from iscp_dagster.model.declared.lineage import parents
 from iscp_dagster.model.declared.tables import SourceTable
 
 EARLIER = "1"
 """Points to an event before all of a tenant's: Dagster compares the version there with the latest,
 and takes a missing pointer for the latest."""
+
+LATEST = str(2**63 - 1)
+"""Points to no event and has none after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,8 @@ class Provenance:
     run_id: str
     versions: Mapping[str, str]
     pointers: Mapping[str, int]
+    views: Mapping[str, AssetKey]
+    """The view that a view or trigger is of, by their jobs' names."""
 
     @classmethod
     def of(
@@ -48,10 +54,12 @@ class Provenance:
                 key, event_type(source), set(some)
             )
         versions = reported(instance, source, tenants)
-        return cls(key=key, run_id=run_id, versions=versions, pointers=pointers)
+        return cls(
+            key=key, run_id=run_id, versions=versions, pointers=pointers, views=views_of(source)
+        )
 
-    def tags(self, tenant: str, upto: int) -> Mapping[str, str]:
-        """The tags on rows of the tenant that agree with the source up to the version `upto`.
+    def tags(self, name: str, tenant: str, upto: int) -> Mapping[str, str]:
+        """The tags on the job's rows of the tenant that agree with the source up to `upto`.
 
         If the source has changed since, they say that the rows are behind.
         """
@@ -64,4 +72,24 @@ class Provenance:
             DATA_VERSION_IS_USER_PROVIDED_TAG: "true",
             get_input_data_version_tag(self.key): version,
             get_input_event_pointer_tag(self.key): pointer,
+            **view_tags(self.views.get(name), upto),
         }
+
+
+def views_of(source: SourceTable) -> dict[str, AssetKey]:
+    """The asset of the view that a view or trigger is of, by their jobs' names."""
+    return {name: job_key(source, view) for name, view in parents(source).items()}
+
+
+def view_tags(view: AssetKey | None, upto: int) -> dict[str, str]:
+    """The tags that say which version of the view its rows agree with; none without a view.
+
+    Both are built from the source. So whether the rows are behind is told by the source alone, or
+    a view that is reported a moment later would make them look old.
+    """
+    if view is None:
+        return {}
+    return {
+        get_input_data_version_tag(view): str(upto),
+        get_input_event_pointer_tag(view): LATEST,
+    }

@@ -170,12 +170,16 @@ def materializations(
     instance: DagsterInstance, source: SourceTable, outcomes: Sequence[Success], run_id: str
 ) -> Iterator[AssetMaterialization]:
     """One for each outcome, as a run for that tenant alone would report it."""
-    declared = {index.name for index in source.indexes}
+    declared = {each.name for each in source.consumers}
     tenants = {each.tenant for each in outcomes if each.job_name in declared}
     made_of = Provenance.of(instance, source, tenants, run_id)
     tables: dict[int, Mapping[str, Any]] = {}
     for each in outcomes:
-        tags = made_of.tags(each.tenant, _agrees(each)) if each.job_name in declared else {}
+        tags = (
+            made_of.tags(each.job_name, each.tenant, agrees(each))
+            if each.job_name in declared
+            else {}
+        )
         yield AssetMaterialization(
             asset_key=job_key(source, each.job_name),
             partition=each.tenant,
@@ -201,7 +205,7 @@ def unreported(
     return found
 
 
-def _agrees(outcome: Success) -> int:
+def agrees(outcome: Success) -> int:
     """The last version of the source that its rows are known to agree with."""
     moment = outcome.job.watermark if isinstance(outcome, InStep) else outcome.to
     return moment.version

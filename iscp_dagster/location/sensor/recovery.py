@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
 from iscp_dagster.location.assets.maintenance import COLLECT, FLUSH, PRUNE, REPORT
-from iscp_dagster.location.names import index_key, source_key, sync_job_name, tenants_job_name
+from iscp_dagster.location.names import job_key, source_key, sync_job_name, tenants_job_name
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import RunGoneError
 from iscp_dagster.model.states import JobState
@@ -35,7 +35,7 @@ class Ours:
         names = {FLUSH, COLLECT, PRUNE, REPORT}
         names |= {name(source) for source in sources for name in (sync_job_name, tenants_job_name)}
         keys = {source_key(source) for source in sources}
-        keys |= {index_key(source, index) for source in sources for index in source.indexes}
+        keys |= {job_key(source, each.name) for source in sources for each in source.consumers}
         return cls(jobs=frozenset(names), assets=frozenset(keys), location=location)
 
     def has(self, run: DagsterRun) -> bool:

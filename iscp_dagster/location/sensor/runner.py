@@ -23,7 +23,7 @@ from iscp_dagster.location.names import (
     TABLE_TAG,
     TENANT_TAG,
     TENANTS_TAG,
-    index_key,
+    job_key,
     partitions_name,
     sync_job_name,
     tenants_job_name,
@@ -81,7 +81,7 @@ def _tried(context: SensorEvaluationContext, sources: Sequence[SourceTable]) -> 
 
 
 def run_request(dispatch: Dispatch) -> RunRequest:
-    """One run for the iteration; for a single tenant it selects its declared indexes as assets."""
+    """One run for the iteration; for a single tenant it selects what is declared as assets."""
     iteration, source = dispatch.iteration, dispatch.source
     tenant, *others = sorted(iteration.tenants)
     names = {key.job_name for key in iteration.jobs}
@@ -94,7 +94,7 @@ def run_request(dispatch: Dispatch) -> RunRequest:
         # The runner plans temporary failures again; other failures wait for a person.
         MAX_RETRIES_TAG: "0",
     }
-    selected = [index_key(source, index) for index in source.indexes if index.name in names]
+    selected = [job_key(source, each.name) for each in source.consumers if each.name in names]
     if others or not selected:
         return RunRequest(run_key=dispatch.name, job_name=tenants_job_name(source), tags=tags)
     return RunRequest(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,10 +22,16 @@ _SAID_BY_THE_VIEW = (
 )
 
 
-class AttachError(ConfigError):
+DECLARATIONS = (SourceTable, View, Trigger, Endpoint)
+"""What a location can declare."""
+
+
+class UnfitError(ConfigError):
     """A view, trigger or endpoint that does not fit the location's other declarations."""
 
-    def __init__(self, culprit: object, message: str) -> None:
+    code = 10_120
+
+    def __init__(self, message: str, culprit: object = None) -> None:
         super().__init__(message)
         self.culprit = culprit
 
@@ -49,6 +56,16 @@ class Declared:
             endpoints=[one for one in each if isinstance(one, Endpoint)],
         )
 
+    @property
+    def everything(self) -> tuple[object, ...]:
+        """All of it, for `of`."""
+        return (*self.tables, *self.views, *self.triggers, *self.endpoints)
+
+    def all_endpoints(self) -> list[Endpoint]:
+        """The endpoints, also those that only a trigger names; raises UnfitError."""
+        known = _known_endpoints(self.endpoints, self.triggers)
+        return [known[name] for name in sorted(known)]
+
     def attached(self) -> list[SourceTable]:
         """The tables, see `attached`."""
         return attached(self.tables, self.views, self.triggers, self.endpoints)
@@ -63,7 +80,7 @@ def attached(
     """The tables, each with a changes index for each view of it, and with its triggers.
 
     A trigger gets its endpoints by name from `endpoints`. Views and triggers find their table by
-    its name. Raises AttachError, a ConfigError that knows the culprit.
+    its name. Raises UnfitError, a ConfigError that knows the culprit.
     """
     names = [table.name for table in tables]
     over: tuple[View | Trigger, ...] = (*views, *triggers)
@@ -71,8 +88,7 @@ def attached(
         _check_table(each, names)
     known = _known_endpoints(endpoints, triggers)
     _check_once(triggers)
-    whole = [replace(each, to=_resolved(each, known)) for each in triggers]
-    return [_attached(table, views, whole) for table in tables]
+    return [_attached(table, views, triggers, known) for table in tables]
 
 
 def endpoints_of(tables: Iterable[SourceTable]) -> list[Endpoint]:
@@ -95,33 +111,45 @@ def index_of_view(view: View) -> Index:
 
 
 def _attached(
-    table: SourceTable, views: Sequence[View], triggers: Sequence[Trigger]
+    table: SourceTable,
+    views: Sequence[View],
+    triggers: Sequence[Trigger],
+    known: Mapping[str, Endpoint],
 ) -> SourceTable:
-    its_views = [each for each in views if each.source.name == table.name]
-    its_triggers = [each for each in triggers if each.source.name == table.name]
-    if not (its_views or its_triggers):
-        return table
     given = table
-    for view in its_views:
-        try:
+    for view in (each for each in views if each.source.name == table.name):
+        with _about(view):
             given = replace(given, indexes=[*given.indexes, index_of_view(view)])
-        except ConfigError as error:
-            raise AttachError(view, f"View {view.name!r}: {error}") from error
-    for trigger in its_triggers:
-        try:
-            given = replace(given, triggers=[*given.triggers, trigger])
-        except ConfigError as error:
-            raise AttachError(trigger, f"Trigger {trigger.name!r}: {error}") from error
+    for trigger in (each for each in triggers if each.source.name == table.name):
+        with _about(trigger):
+            whole = replace(
+                trigger, to=[_found(trigger, name, known) for name in trigger.endpoints]
+            )
+            given = replace(given, triggers=[*given.triggers, whole])
     return given
 
 
+@contextmanager
+def _about(each: View | Trigger) -> Iterator[None]:
+    """Say of an error which declaration is wrong."""
+    try:
+        yield
+    except UnfitError:
+        raise
+    except ConfigError as error:
+        raise UnfitError(f"{_called(each)}: {error}", each) from error
+
+
+def _called(each: View | Trigger) -> str:
+    return f"{'View' if isinstance(each, View) else 'Trigger'} {each.name!r}"
+
+
 def _check_table(each: View | Trigger, names: Sequence[str]) -> None:
-    what = "View" if isinstance(each, View) else "Trigger"
     if each.source.name not in names:
-        raise AttachError(
-            each,
-            f"{what} {each.name!r}: its source table {each.source.name!r} is not declared in the "
+        raise UnfitError(
+            f"{_called(each)}: its source table {each.source.name!r} is not declared in the "
             f"location, which has: {', '.join(names) or 'none'}. Declare the table beside it.",
+            each,
         )
 
 
@@ -130,11 +158,11 @@ def _check_once(triggers: Sequence[Trigger]) -> None:
     for each in triggers:
         other = held.setdefault(each.name, each)
         if other is not each:
-            raise AttachError(
-                each,
+            raise UnfitError(
                 f"Trigger {each.name!r} is declared twice in the location, on {other.on.name!r} "
                 f"and on {each.on.name!r}; the ids of its events are made of its name, so give "
                 "each its own.",
+                each,
             )
 
 
@@ -145,23 +173,19 @@ def _known_endpoints(
     held: dict[str, Endpoint] = {}
     for each in (*endpoints, *used):
         if held.setdefault(each.name, each) is not each:
-            raise AttachError(
-                each,
+            raise UnfitError(
                 f"Endpoint {each.name!r} is declared twice in the location; give each its own "
                 "name.",
+                each,
             )
     return held
-
-
-def _resolved(trigger: Trigger, known: Mapping[str, Endpoint]) -> tuple[Endpoint, ...]:
-    return tuple(_found(trigger, name, known) for name in trigger.endpoints)
 
 
 def _found(trigger: Trigger, name: str, known: Mapping[str, Endpoint]) -> Endpoint:
     if name in known:
         return known[name]
-    raise AttachError(
-        trigger,
+    raise UnfitError(
         f"Trigger {trigger.name!r}: to={name!r} is no endpoint of the location, which has: "
         f"{', '.join(sorted(known)) or 'none'}. Declare Endpoint({name!r}, ...).",
+        trigger,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.names import checked_name
@@ -61,6 +61,9 @@ class Trigger:
     tags: Mapping[str, str] = field(default_factory=dict)
     auto_register: bool = True
     """Register a job automatically for every tenant that is found."""
+    kind: ClassVar[str] = TRIGGER
+    placement: ClassVar[None] = None
+    """A trigger's job is never one of a shard: it keeps no table."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -80,6 +83,11 @@ class Trigger:
             check_priority(self.priority)
         except ConfigError as error:
             raise ConfigError(f"Trigger {self.name!r}: {error}") from error
+
+    @property
+    def shown(self) -> str:
+        """Its name for users."""
+        return self.name
 
     @property
     def source(self) -> Any:

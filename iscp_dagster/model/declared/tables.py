@@ -132,6 +132,10 @@ class Index:
         return said | ({"sharding": self.placement.to_json()} if self.placement else {})
 
 
+Consuming = Index | Trigger
+"""What is declared to consume a table's rows."""
+
+
 @dataclass(frozen=True)
 class SourceTable:
     """A Delta table, named `database.table`, and the indexes kept in step with it."""
@@ -177,8 +181,7 @@ class SourceTable:
             check_sharding(self, index)
         _refuse_repeats(self.name, "key column", self.keys)
         _refuse_repeats(self.name, "index", [index.name for index in self.indexes])
-        jobs = [*(index.name for index in self.indexes), *(each.name for each in self.triggers)]
-        _refuse_repeats(self.name, "job", jobs)
+        _refuse_repeats(self.name, "job", [each.name for each in self.consumers])
 
     @property
     def database(self) -> str:
@@ -191,6 +194,11 @@ class SourceTable:
     @property
     def keys(self) -> tuple[str, ...]:
         return (self.key,) if isinstance(self.key, str) else tuple(self.key)
+
+    @property
+    def consumers(self) -> tuple[Consuming, ...]:
+        """All that is declared to get a job for each tenant: its indexes, then its triggers."""
+        return (*self.indexes, *self.triggers)
 
     @property
     def source(self) -> SourceTable:
@@ -329,12 +337,13 @@ def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] 
     views = [view_of(table, index, databases) for table in tables for index in table.indexes]
     _refuse_repeats("The location", "index view", views)
     names = {table.name for table in tables}
-    assets = [f"{t.database}.{view_name(t.table, i.name)}" for t in tables for i in t.indexes]
+    assets = [f"{t.database}.{view_name(t.table, i.name)}" for t in tables for i in t.consumers]
     if taken := [asset for asset in assets if asset in names]:
         raise ConfigError(
-            f"The location: {taken[0]!r} is both a source table and the view of an index, but only "
-            "one asset can have that name; rename the index."
+            f"The location: {taken[0]!r} is both a source table and the view of an index, or a "
+            "trigger, but only one asset can have that name; rename the index or trigger."
         )
+    _refuse_repeats("The location", "asset", assets)
     # Dagster's names of jobs and sets of tenants have no dot.
     _refuse_repeats("The location", "name in Dagster", [f"{t.database}_{t.table}" for t in tables])
 

@@ -386,7 +386,7 @@ def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, sa
         ),
         (
             ["register", "warehouse.order_lines/x"],
-            "Job warehouse.order_lines/x: warehouse.order_lines declares no index 'x' (declared",
+            "Job warehouse.order_lines/x: warehouse.order_lines declares no index or trigger 'x'",
         ),
         (["register", NAME, "--option", "text"], "'text' is not written name=value"),
         (["update", NAME], "There is nothing to change"),

@@ -1,0 +1,112 @@
+"""The outputs of a run: what Dagster shows of each index and trigger, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from dagster import AssetOut, MetadataValue
+
+from iscp_dagster.location.names import SHARD, TENANT_COLUMN, io_manager_key, job_key
+from iscp_dagster.model.declared.eventtriggers import Trigger
+from iscp_dagster.model.declared.lineage import definition_of
+from iscp_dagster.model.declared.tables import Consuming, Index, SourceTable, shown_in
+
+T = TypeVar("T")
+
+
+class InOrder(Generic[T]):
+    """Holds each output back until that of the view it is of: Dagster takes them in this order.
+
+    `parents` names the view of each output; only those of `selected` are waited for.
+    """
+
+    def __init__(self, parents: Mapping[str, str], selected: Collection[str]) -> None:
+        self._parents = parents
+        self._missing = set(selected)
+        self._held: dict[str, T] = {}
+
+    def put(self, name: str, output: T) -> Iterator[T]:
+        """Yield the output and those that waited for it, if it need not wait itself."""
+        self._held[name] = output
+        while ready := [each for each in self._held if self._before(each) not in self._missing]:
+            for each in ready:
+                self._missing.discard(each)
+                yield self._held.pop(each)
+
+    def rest(self) -> Iterator[T]:
+        """Yield what waited for an output that did not come, each after that of its view."""
+        while self._held:
+            first = next(each for each in self._held if self._before(each) not in self._held)
+            yield self._held.pop(first)
+
+    def _before(self, name: str) -> str | None:
+        return self._parents.get(name)
+
+
+def asset_out(source: SourceTable, each: Consuming, databases: Sequence[str] = ()) -> AssetOut:
+    """The asset of an index or a trigger of `source`.
+
+    `databases` are those that the deployment names for its shards.
+    """
+    return AssetOut(
+        key=job_key(source, each.name),
+        io_manager_key=io_manager_key(each.kind),
+        is_required=False,
+        owners=list(each.owners or source.owners),
+        group_name=source.database,
+        **(
+            _trigger(source, each) if isinstance(each, Trigger) else _index(source, each, databases)
+        ),
+    )
+
+
+def _index(source: SourceTable, index: Index, databases: Sequence[str]) -> dict[str, Any]:
+    return {
+        "kinds": {"clickhouse"},
+        "description": index.description or _described(source, index),
+        "tags": {**source.tags, **index.tags, "iscp/index": index.kind},
+        "metadata": {
+            "dagster/table_name": shown_in(source, index, databases),
+            TENANT_COLUMN: source.tenant or "",
+            **({SHARD: index.shard} if index.placement else {}),
+            **({"view": _sql(definition_of(index))} if definition_of(index) else {}),
+        },
+    }
+
+
+def _described(source: SourceTable, index: Index) -> str:
+    held = index.placement
+    which = f"Shard {held.shard} of {held.shards} of the" if held else "The"
+    if definition_of(index):
+        return f"The changes of the view `{index.name}` of `{source.name}`, one row for each image."
+    return f"{which} {index.kind} index of `{source.name}`, kept in step by its jobs."
+
+
+def _sql(definition: Sequence[Any]) -> MetadataValue[Any]:
+    """What picks a view's rows and makes its columns, as text: from the source up."""
+    lines = []
+    for step in definition:
+        made = "".join(f", {each} AS {name}" for name, each in step["columns"].items())
+        lines.append(f"*{made}" + (f" WHERE {step['where']}" if step["where"] else ""))
+    return MetadataValue.md("\n".join(f"{at}. `{line}`" for at, line in enumerate(lines, start=1)))
+
+
+def _trigger(source: SourceTable, trigger: Trigger) -> dict[str, Any]:
+    said = (
+        f"Fires on {trigger.on.name!r} when a row begins to meet a condition, "
+        "and when it ceases to."
+    )
+    return {
+        "kinds": {"trigger"},
+        "description": trigger.description or said,
+        "tags": {**source.tags, **trigger.tags, "iscp/index": trigger.kind},
+        "metadata": {
+            "on": trigger.on.name,
+            "match": trigger.match,
+            "unmatch": trigger.unmatch or "not matching",
+            "payload": ", ".join(trigger.columns) or "all columns",
+            "initial": trigger.initial,
+            "endpoints": ", ".join(trigger.endpoints) or "none",
+        },
+    }

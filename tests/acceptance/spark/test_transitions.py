@@ -1,0 +1,238 @@
+"""The changes of a view, read per commit with both images, against a model in Python."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from decimal import Decimal
+from types import SimpleNamespace
+
+import pytest
+from dealings import COLUMNS, TENANTS, dealings, seen
+
+from iscp_dagster.delta.expressions import analyzed
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.delta.reader import Selection
+from iscp_dagster.delta.transitions import ViewRead, base, images
+from iscp_dagster.model.declared.images import Condition, Stage, Transitions
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.spark.session import shared
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+BIG = Stage(where="amount > 100", columns=(("gross", "amount * 1.19"),))
+HUGE = Stage(where="gross > 150", columns=(("shout", "upper(note)"),))
+HOT = Condition(name="hot", match="amount > 140", unmatch="amount < 120 OR tags IS NULL")
+COLD = Condition(name="cold", match="size(tags) > 1")
+
+
+def all_of(row):
+    return row
+
+
+def big(row):
+    amount = row["amount"]
+    return row | {"gross": amount * Decimal("1.19")} if amount and amount > 100 else None
+
+
+def huge(row):
+    row = big(row)
+    return row | {"shout": row["note"].upper()} if row and row["gross"] > 150 else None
+
+
+def amounts(row):
+    return {name: row[name] for name in ("tenant", "k", "amount")}
+
+
+@pytest.fixture(scope="module")
+def spark(spark_remote):
+    return shared(spark_remote)
+
+
+@pytest.fixture(scope="module")
+def table(spark, tmp_path_factory):
+    path = tmp_path_factory.mktemp("lake") / "dealings"
+    log = DeltaLog(str(path), "tenant")
+
+    def run(statement):
+        spark.sql(statement.replace("{t}", f"delta.`{path}`")).collect()
+
+    model = dealings(path, run, lambda: log.latest().version)
+    return SimpleNamespace(path=str(path), log=log, model=model)
+
+
+def read_of(spark, table, transitions, tenants=None):
+    selection = Selection(
+        path=table.path,
+        columns=[each.partition(" ")[0] for each in COLUMNS.replace("10, ", "").split(", ")][:5],
+        keys=("k",),
+        tenant_column="tenant",
+        tenants=tenants,
+    )
+    calculated = analyzed(spark, "the view", table.log.facts().fields, transitions)
+    return ViewRead(selection=selection, transitions=transitions, calculated=calculated)
+
+
+def rows_of(spark, table, read, after, upto, **more):
+    """Return the image rows as the model writes them, checking each row's time and marks."""
+    found = images(spark, read, Moment(after), Moment(upto), **more).collect()
+    rows = []
+    for each in found:
+        row = each.asDict()
+        assert row["_timestamp"] == table.log.moment(row["_version"]).micros
+        assert not (row["_repeats"] or row["_deleted"])
+        kept = {name: row[name] for name in read.output}
+        place = row["tenant"], row["_version"], row["_ordinal"], row["_image"]
+        rows.append((*place, row["_change"], row["_fields"], kept))
+    return rows
+
+
+def ordered(rows):
+    return sorted(rows, key=lambda row: row[:4])
+
+
+def test_rows_are_the_same_however_the_range_is_cut(spark, table):
+    model, chance = table.model, random.Random(5)
+    last = model.gap[0]
+    for stages, view, columns in (
+        ((), all_of, None),
+        ((BIG,), big, None),
+        ((BIG, HUGE), huge, None),
+        ((), amounts, ("amount",)),
+    ):
+        read = read_of(spark, table, Transitions(stages=stages, columns=columns))
+        whole = rows_of(spark, table, read, 0, last)
+        assert whole == ordered(whole)
+        expected = model.images(view, range(1, last + 1))
+        assert whole == ordered(expected)
+        kinds = {row[4] for row in expected}
+        assert kinds == {1, 2, 3}
+        cuts = range(1, last) if view is big else sorted(chance.sample(range(1, last), 2))
+        ends = [0, *cuts, last]
+        parts = [
+            rows_of(spark, table, read, after, upto, partitions=chance.choice((1, 2)))
+            for after, upto in zip(ends, ends[1:], strict=False)
+        ]
+        assert ordered(row for part in parts for row in part) == ordered(expected)
+
+
+def test_only_the_rows_of_the_tenants_asked_for_are_read(spark, table):
+    read = read_of(spark, table, Transitions(stages=(BIG,)), frozenset({"globex"}))
+    last = table.model.gap[0]
+    expected = table.model.images(big, range(1, last + 1))
+    assert rows_of(spark, table, read, 0, last) == [row for row in expected if row[0] == "globex"]
+
+
+def test_images_say_which_conditions_they_meet(spark, table):
+    transitions = Transitions(stages=(BIG,)).with_conditions([HOT, COLD])
+    read = read_of(spark, table, transitions)
+    last = table.model.gap[0]
+    found = images(spark, read, Moment(0), Moment(last)).collect()
+    met = set()
+    for each in found:
+        tags = each["tags"]
+        hot, cold = each["amount"] > 140, tags is not None and len(tags) > 1
+        assert each["_match_hot"] is hot
+        assert each["_unmatch_hot"] is (each["amount"] < 120 or tags is None)
+        assert (each["_match_cold"], each["_unmatch_cold"]) == (cold, not cold)
+        met.add((hot, cold))
+    assert len(met) == 4
+
+
+def test_a_history_begins_with_the_rows_of_the_view(spark, table):
+    transitions = Transitions(stages=(BIG, HUGE)).with_conditions([HOT])
+    read = read_of(spark, table, transitions)
+    at = table.log.moment(table.model.gap[0])
+    found = base(spark, read, at).collect()
+    held = {(row["tenant"], row["k"]): {n: row[n] for n in read.output} for row in found}
+    assert held == seen(table.model.states[at.version], huge)
+    assert held
+    said = {
+        (r["_change"], r["_image"], tuple(r["_fields"]), r["_version"], r["_timestamp"])
+        for r in found
+    }
+    assert said == {(0, 1, (), at.version, at.micros)}
+
+
+def test_keys_written_twice_and_keys_inserted_while_they_exist_are_marked(spark, tmp_path):
+    path = tmp_path / "twins"
+
+    def sql(text):
+        return spark.sql(text.replace("{t}", f"delta.`{path}`")).collect()
+
+    sql(
+        "CREATE TABLE {t} (k BIGINT, v INT) USING delta TBLPROPERTIES "
+        "('delta.enableChangeDataFeed' = 'true')"
+    )
+    sql("INSERT INTO {t} VALUES (1, 1), (1, 2), (2, 5), (NULL, 1), (NULL, 2)")
+    sql("INSERT INTO {t} VALUES (2, 6), (3, 7)")
+    selection = Selection(path=str(path), columns=["k", "v"], keys=("k",))
+    read = ViewRead(selection=selection, transitions=Transitions())
+    found = images(spark, read, Moment(0), Moment(2)).collect()
+    marked = {(row["k"], row["v"]) for row in found if row["_repeats"]}
+    assert marked == {(1, 1), (1, 2), (2, 6)}
+    fresh = {(row["k"], row["v"]) for row in found if row["_fresh"]}
+    assert {(2, 5), (3, 7)} <= fresh
+    # Rows that the view does not have do not count.
+    outside = replace(read, transitions=Transitions(stages=(Stage(where="v > 5"),)))
+    found = images(spark, outside, Moment(0), Moment(2)).collect()
+    assert {(row["k"], row["_repeats"]) for row in found} == {(2, False), (3, False)}
+
+
+FAULTS = {
+    "amont > 1": "names a column amont that is not there; it can use: tenant, k, amount, note, tags",
+    "amount": "is of type decimal(10,2), not boolean",
+    "NULL": "is of type void, not boolean",
+    "amount >": "is not Spark SQL that can be evaluated here: [PARSE_SYNTAX_ERROR]",
+    "frobnicate(k)": "calls a function that Spark does not have",
+    "sum(amount) > 1": "is an aggregate",
+    "row_number() OVER (ORDER BY k) > 1": "is a window function",
+    "explode(array(k)) > 1": "makes several rows of one",
+    "exists(SELECT 1)": "has a subquery",
+    "k IN (/* all */ VALUES 1)": "has a subquery",
+    "rand() > 0.5": "gives another value each time",
+    "now() > '2020-01-01'": "calls now, whose value is not the row's",
+    "current_date = DATE'2020-01-01'": "calls current_date, whose value is not the row's",
+    "note > timestamp 'now'": "depends on the time it is evaluated",
+    "_version > 1": "names _version, which is beside the row and not in it",
+    "_timestamp > 1": "names _timestamp, which is beside the row and not in it",
+    "_change = 1": "names _change, which is beside the row and not in it",
+}
+
+
+def test_expressions_that_cannot_be_used_have_one_clear_error_each(spark, table, capfd):
+    fields = table.log.facts().fields
+
+    def check(*stages, conditions=()):
+        transitions = Transitions(stages=stages).with_conditions(conditions)
+        return analyzed(spark, "View shop.trades/big", fields, transitions)
+
+    for text, fault in FAULTS.items():
+        with pytest.raises(ConfigError) as caught:
+            check(BIG, Stage(where=text))
+        said = str(caught.value)
+        assert said.startswith(f"View shop.trades/big: the predicate `{text}` ")
+        assert fault in said
+        assert "JVM" not in said
+        assert "\n" not in said
+    with pytest.raises(ConfigError, match="the column 'net' `gros / 2` names a column gros"):
+        check(BIG, Stage(columns=(("net", "gros / 2"),)))
+    with pytest.raises(ConfigError, match="calculated column 'AMOUNT' hides the column 'amount'"):
+        check(Stage(columns=(("AMOUNT", "1"),)))
+    with pytest.raises(ConfigError, match="the column 'n' `NULL` is always NULL"):
+        check(Stage(columns=(("n", "NULL"),)))
+    with pytest.raises(ConfigError, match="unmatch= of trigger 'warm' `tags` is of type map"):
+        check(conditions=[Condition(name="warm", match="k > 1", unmatch="tags")])
+    good = "note LIKE '%select now()%' AND extract(YEAR FROM DATE'1999-01-01') > 1 -- rand()"
+    assert check(Stage(where=good)) == ()
+    assert "org.apache" not in "".join(capfd.readouterr())
+
+
+def test_the_calculated_columns_have_types(spark, table):
+    found = analyzed(spark, "the view", table.log.facts().fields, Transitions(stages=(BIG, HUGE)))
+    assert {each.name: str(each.type) for each in found} == {
+        "gross": "decimal(14,4)",
+        "shout": "string",
+    }
+    assert TENANTS == ("acme", "globex")

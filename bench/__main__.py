@@ -6,6 +6,7 @@
     python -m bench --only fleet       # 500 tenants through Dagster, on a stack of its own
     python -m bench --only fleet --apart 50  # and with their watermarks at 50 different commits
     python -m bench --only latency     # 50 commits of a tenant at random moments, on its own stack
+    python -m bench --only ids         # ids of events per second, by algorithm
 
 Other parts use the running stack, or CLICKHOUSE_URL and SPARK_REMOTE; both on this machine.
 """
@@ -20,14 +21,14 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from bench import detection, fleet, latency, scale, shapes, snapshot, store, tail
+from bench import detection, eventids, fleet, latency, scale, shapes, snapshot, store, tail
 from bench.report import Report
 from bench.setting import Setting
 from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.local.stack.environment import with_stack
 
 WITH_STACK = ["snapshot", "tail", "detection", "shapes", "store"]
-BY_ITSELF = ["scale", "fleet", "latency"]
+BY_ITSELF = ["scale", "fleet", "latency", "ids"]
 
 
 def main() -> None:
@@ -66,6 +67,8 @@ def _by_itself(chosen: argparse.Namespace, part: str, folder: Path, report: Repo
         scale.measure(folder, report, chosen.scale_tables, chosen.scale_tenants)
     elif part == "fleet":
         fleet.measure(folder, report, chosen.tenants, chosen.rounds, chosen.apart)
+    elif part == "ids":
+        eventids.measure(report, chosen.rounds)
     else:
         latency.measure(folder, report, chosen.commits)
 

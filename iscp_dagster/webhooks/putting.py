@@ -52,10 +52,8 @@ def elect(connection: sa.Connection, lanes: Collection[Lane]) -> None:
     if not lanes:
         return
     chosen = of_lanes(connection, lanes)
-    if connection.dialect.name == "postgresql":
-        # Without the lock, one who ends a delivery would not see those that the caller adds.
-        held = sa.select(OUTBOX.number).where(chosen, IS_NEXT).order_by(OUTBOX.number)
-        connection.execute(held.with_for_update()).all()
+    # Without the lock, one who ends a delivery would not see those that the caller adds.
+    lock(connection, chosen, IS_NEXT)
     listed = _listed(connection, lanes)
     earlier = ISCP_OUTBOX.alias("earlier")
     first = (
@@ -96,6 +94,21 @@ def of_lanes(connection: sa.Connection, lanes: Collection[Lane]) -> sa.ColumnEle
     """Whether a delivery is pending in one of the lanes."""
     listed = sa.select(_listed(connection, lanes))
     return sa.and_(sa.tuple_(OUTBOX.endpoint, OUTBOX.lane).in_(listed), IS_PENDING)
+
+
+def lock(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> None:
+    """Keep others from changing the deliveries until the transaction ends."""
+    # On SQLite the transaction has the file to itself.
+    if connection.dialect.name == "postgresql":
+        # In order, so that two callers never wait for each other.
+        held = sa.select(OUTBOX.number).where(*where).order_by(OUTBOX.number)
+        connection.execute(held.with_for_update()).all()
+
+
+def numbers(connection: sa.Connection, chosen: Iterable[int]) -> sa.Select[Any]:
+    """The deliveries' numbers as a query; any number of them."""
+    rows = [{"number": number} for number in chosen]
+    return sa.select(given(connection.dialect, [OUTBOX.number], rows))
 
 
 def portions(rows: Iterable[Any]) -> Iterator[list[Any]]:

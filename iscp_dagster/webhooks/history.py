@@ -1,0 +1,136 @@
+"""What people and pages are told of the outbox, and what they may have sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from iscp_dagster.events.timestamps import SourceTimestamp
+from iscp_dagster.webhooks.claims import delivery
+from iscp_dagster.webhooks.pending import Attempt, Delivery
+from iscp_dagster.webhooks.tables import (
+    ATTEMPTS,
+    HAS_ENDED,
+    IS_PENDING,
+    ISCP_ATTEMPTS,
+    ISCP_OUTBOX,
+    OUTBOX,
+    State,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """Which deliveries; None: any."""
+
+    trigger: str | None = None
+    endpoint: str | None = None
+    tenant: str | None = None
+    state: str | None = None
+    """`pending`, `delivered` or `dead`."""
+    event_id: str | None = None
+    source_from: datetime | None = None
+    """Of commits at this time or later."""
+    source_to: datetime | None = None
+    """Of commits before this time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """How many deliveries of a trigger to an endpoint are in a state."""
+
+    trigger: str
+    endpoint: str
+    state: str
+    events: int
+    oldest: datetime
+    """When the first of them was recorded."""
+
+
+def conditions(chosen: Chosen) -> list[sa.ColumnElement[bool]]:
+    """The conditions that choose the deliveries."""
+    columns = {
+        "trigger": OUTBOX.trigger_name,
+        "endpoint": OUTBOX.endpoint,
+        "tenant": OUTBOX.tenant,
+        "event_id": OUTBOX.event_id,
+    }
+    named = {column: getattr(chosen, name) for name, column in columns.items()}
+    where: list[Any] = [column == value for column, value in named.items() if value is not None]
+    if chosen.state is not None:
+        where.append(_in_state(chosen.state))
+    if chosen.source_from is not None:
+        where.append(OUTBOX.source_nanos >= _nanos(chosen.source_from))
+    if chosen.source_to is not None:
+        where.append(OUTBOX.source_nanos < _nanos(chosen.source_to))
+    return where
+
+
+def listed(connection: sa.Connection, chosen: Chosen, limit: int) -> list[Delivery]:
+    """The deliveries recorded last, newest first."""
+    found = sa.select(ISCP_OUTBOX).where(*conditions(chosen)).order_by(OUTBOX.number.desc())
+    return [delivery(row) for row in connection.execute(found.limit(limit))]
+
+
+def attempts(connection: sa.Connection, deliveries: Sequence[Delivery]) -> list[Attempt]:
+    """The attempts of these deliveries, oldest first, those of their batches included."""
+    ids = {each.event_id for each in deliveries} | {each.batch_id for each in deliveries}
+    of = (
+        ATTEMPTS.message_id.in_([id_ for id_ in ids if id_ is not None]),
+        ATTEMPTS.endpoint.in_({each.endpoint for each in deliveries}),
+    )
+    found = sa.select(ISCP_ATTEMPTS).where(*of).order_by(ATTEMPTS.number)
+    return [_attempt(row) for row in connection.execute(found)]
+
+
+def counts(connection: sa.Connection, trigger: str | None) -> list[Count]:
+    """The deliveries by trigger, endpoint and state."""
+    label = sa.case(
+        (IS_PENDING, State.NEXT.label),
+        (OUTBOX.state == int(State.DEAD), State.DEAD.label),
+        else_=State.DELIVERED.label,
+    ).label("label")
+    by = (OUTBOX.trigger_name, OUTBOX.endpoint, label)
+    where = () if trigger is None else (OUTBOX.trigger_name == trigger,)
+    found = sa.select(*by, sa.func.count(), sa.func.min(OUTBOX.recorded)).where(*where)
+    return [
+        Count(trigger=each[0], endpoint=each[1], state=each[2], events=each[3], oldest=each[4])
+        for each in connection.execute(found.group_by(*by).order_by(*by))
+    ]
+
+
+def prune(connection: sa.Connection, before: datetime, most: int) -> int:
+    """Delete at most `most` deliveries that ended before, and attempts made before; how many."""
+    old = sa.select(OUTBOX.number).where(HAS_ENDED, OUTBOX.ended_at < before).limit(most)
+    gone = connection.execute(sa.delete(ISCP_OUTBOX).where(OUTBOX.number.in_(old))).rowcount
+    made = sa.select(ATTEMPTS.number).where(ATTEMPTS.at < before).limit(most)
+    tried = connection.execute(sa.delete(ISCP_ATTEMPTS).where(ATTEMPTS.number.in_(made))).rowcount
+    return max(gone, tried)
+
+
+def _in_state(state: str) -> sa.ColumnElement[bool]:
+    if state == State.NEXT.label:
+        return IS_PENDING
+    return OUTBOX.state == int(State[state.upper()])
+
+
+def _nanos(at: datetime) -> int:
+    return SourceTimestamp.of(at, version=0).nanos
+
+
+def _attempt(row: sa.Row[Any]) -> Attempt:
+    return Attempt(
+        message_id=row.message_id,
+        endpoint=row.endpoint,
+        at=row.at,
+        seconds=row.seconds,
+        events=row.events,
+        status=row.status,
+        answer=row.answer,
+        verdict=row.verdict,
+        next_at=row.next_at,
+    )

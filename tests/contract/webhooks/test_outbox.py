@@ -1,0 +1,265 @@
+"""The outbox over SQLite and PostgreSQL: what is due, what ends, batches, leases, sent again."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from events import NOON, event
+
+from iscp_dagster.joblog.sql.engine import transaction
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.webhooks.answers import Answer, Change, Health, Outcome, Verdict
+from iscp_dagster.webhooks.history import Chosen
+from iscp_dagster.webhooks.recording import EndpointState, Result
+
+DELIVERED = Outcome(verdict=Verdict.DELIVERED)
+DEAD = Outcome(verdict=Verdict.DEAD)
+
+
+def put(outbox, *events):
+    with transaction(outbox.engine, writes=True) as connection:
+        outbox.put(connection, events)
+
+
+def claimed(outbox, *, room=10, busy=(), **batches):
+    """The ids of the events that are due, those of one piece of work together."""
+    work = outbox.claim("alerts", room=room, busy=busy, **batches)
+    return sorted([event.event_id for m in each.messages for event in m.events] for each in work)
+
+
+def batch_id(ids):
+    return "+".join(ids)
+
+
+def end(outbox, outcome, *ids, status=200, endpoint=None, **batches):
+    """Record an attempt of each message with one of these ids."""
+    messages = {
+        message.id: message
+        for work in outbox.claim("alerts", room=100, busy=(), **batches)
+        for message in work.messages
+    }
+    results = [
+        Result(
+            message=messages[id_],
+            answer=Answer(status=status, text="said \0 so"),
+            outcome=outcome,
+            at=outbox.clock(),
+            seconds=0.25,
+        )
+        for id_ in ids
+    ]
+    known = outbox.endpoints().get("alerts", EndpointState(name="alerts"))
+    outbox.record(endpoint or known, results)
+
+
+def again(outbox, seconds):
+    return Outcome(verdict=Verdict.AGAIN, next_at=outbox.clock() + timedelta(seconds=seconds))
+
+
+def test_a_failing_event_holds_back_its_own_key_alone(outbox, watch):
+    put(outbox, event(1, key="a"), event(2, key="b"), event(3, key="a"), event(4, key="b"))
+    assert claimed(outbox) == [["alarm-1", "alarm-3"], ["alarm-2", "alarm-4"]]
+    assert claimed(outbox, room=1) == [["alarm-1"]]
+    end(outbox, again(outbox, 60), "alarm-1", status=500)
+    assert claimed(outbox) == [["alarm-2", "alarm-4"]]
+    end(outbox, DELIVERED, "alarm-2", "alarm-4")
+    assert claimed(outbox) == []
+    watch.move(60)
+    assert claimed(outbox) == [["alarm-1", "alarm-3"]]
+    end(outbox, DEAD, "alarm-1", status=400)
+    assert claimed(outbox) == [["alarm-3"]]
+    states = {each.event_id: each.state.label for each in outbox.listed()}
+    assert states == {
+        "alarm-1": "dead",
+        "alarm-2": "delivered",
+        "alarm-3": "pending",
+        "alarm-4": "delivered",
+    }
+
+
+def test_lanes_that_are_under_way_are_not_given_again(outbox):
+    put(outbox, event(1, key="a"), event(2, key="b"), event(3, key="a"))
+    (first, second) = outbox.claim("alerts", room=2, busy=())
+    assert claimed(outbox, busy=first.lanes) == [["alarm-2"]]
+    assert claimed(outbox, busy=first.lanes | second.lanes) == []
+    assert outbox.claim("audit", room=2, busy=()) == []
+
+
+def test_attempts_are_kept_with_the_answer_and_the_next_try(outbox, watch):
+    put(outbox, event(1))
+    end(outbox, again(outbox, 5), "alarm-1", status=503)
+    watch.move(5)
+    end(outbox, DELIVERED, "alarm-1", status=204)
+    ((delivery,), (first, second)) = outbox.show("alarm-1")
+    assert (delivery.attempts, delivery.state.label) == (2, "delivered")
+    assert delivery.body == event(1).body
+    assert delivery.source_timestamp == event(1).source_timestamp
+    assert (first.status, first.answer, first.verdict) == (503, "said \\0 so", "again")
+    assert (first.next_at - first.at, first.seconds) == (timedelta(seconds=5), 0.25)
+    assert (second.status, second.verdict, second.next_at) == (204, "delivered", None)
+    assert outbox.show("alarm-2") == ([], [])
+
+
+def test_a_batch_keeps_its_composition_until_it_is_accepted(outbox, watch):
+    batches = {"size": 3, "batch_id": batch_id}
+    put(outbox, event(1, key="a"), event(2, key="b"), event(3, key="a"))
+    (work,) = outbox.claim("alerts", room=1, busy=(), **batches)
+    (message,) = work.messages
+    assert message.id == "alarm-1+alarm-2+alarm-3"
+    assert message.body == b'{"data": [%s]}' % b", ".join(event(n).body for n in (1, 2, 3))
+    # The sender dies here; others follow, one of a key in the batch.
+    put(outbox, event(4, key="a"), event(5, key="c"), event(6, key="d"))
+    assert claimed(outbox, **batches) == [
+        ["alarm-1", "alarm-2", "alarm-3"],
+        ["alarm-5", "alarm-6"],
+    ]
+    end(outbox, again(outbox, 60), message.id, status=500, **batches)
+    assert claimed(outbox, **batches) == [["alarm-5", "alarm-6"]]
+    watch.move(60)
+    end(outbox, DELIVERED, message.id, **batches)
+    assert claimed(outbox, **batches) == [["alarm-4"], ["alarm-5", "alarm-6"]]
+    ((delivery,), attempts) = outbox.show("alarm-2")
+    assert (delivery.attempts, delivery.batch_id) == (2, message.id)
+    assert [(each.status, each.events) for each in attempts] == [(500, 3), (200, 3)]
+
+
+def test_a_refused_batch_is_dead_as_a_whole_and_its_events_can_be_sent_again(outbox):
+    batches = {"size": 2, "batch_id": batch_id}
+    put(outbox, event(1, key="a"), event(2, key="b"), event(3, key="a"))
+    end(outbox, DEAD, "alarm-1+alarm-2", status=413, **batches)
+    assert claimed(outbox, **batches) == [["alarm-3"]]
+    assert outbox.resend("alarm-2") == 1
+    assert claimed(outbox, **batches) == [["alarm-2"], ["alarm-3"]]
+
+
+def test_a_replay_sends_a_range_of_commit_times_again_in_order_under_the_same_ids(outbox):
+    put(outbox, *[event(number, key=number % 2) for number in range(6)])
+    for _ in range(3):
+        end(outbox, DELIVERED, *[id_ for ids in claimed(outbox, room=2) for id_ in ids])
+    assert claimed(outbox) == []
+    put(outbox, event(6, key=0))
+    chosen = Chosen(
+        trigger="alarm",
+        source_from=NOON + timedelta(seconds=2),
+        source_to=NOON + timedelta(seconds=5),
+    )
+    assert outbox.replay(chosen) == 3
+    assert claimed(outbox) == [["alarm-2", "alarm-4", "alarm-6"], ["alarm-3"]]
+    with pytest.raises(ConfigError, match="needs a trigger and the time from which on"):
+        outbox.replay(Chosen(trigger="alarm"))
+
+
+def test_what_is_sent_again_while_it_waits_is_due_at_once_and_counted_once(outbox):
+    put(outbox, event(1, to=("alerts", "audit")))
+    end(outbox, again(outbox, 3_600), "alarm-1", status=500)
+    assert claimed(outbox) == []
+    assert outbox.resend("alarm-1", "alerts") == 1
+    assert claimed(outbox) == [["alarm-1"]]
+    assert outbox.resend("alarm-1") == 2
+    assert outbox.resend("unknown") == 0
+    counts = [(each.endpoint, each.state, each.events) for each in outbox.counts("alarm")]
+    assert counts == [("alerts", "pending", 1), ("audit", "pending", 1)]
+
+
+def test_a_person_pauses_and_resumes_an_endpoint_and_a_sender_does_not_undo_it(outbox):
+    put(outbox, event(1))
+    outbox.hold(["alerts"], "sender-1", 30)
+    seen = outbox.endpoints()["alerts"]
+    assert (seen.active, seen.health) == (True, Health())
+    failed = replace(seen, health=Health(in_a_row=3, failing_since=outbox.clock()))
+    end(outbox, again(outbox, 600), "alarm-1", status=404, endpoint=failed)
+    assert outbox.endpoints()["alerts"].health.in_a_row == 3
+    assert outbox.pause("alerts").state == "paused"
+    refused = replace(failed, state=Change.PAUSE.value, reason="refused")
+    outbox.record(refused, [])
+    assert outbox.endpoints()["alerts"].reason == "paused by hand"
+    assert claimed(outbox) == []
+    resumed = outbox.resume("alerts")
+    assert (resumed.active, resumed.health, resumed.reason) == (True, Health(), "")
+    outbox.record(refused, [])
+    assert outbox.endpoints()["alerts"].active
+    assert claimed(outbox) == [["alarm-1"]]
+    assert outbox.listed()[0].attempts == 0
+
+
+def test_an_endpoint_is_one_senders_at_a_time(outbox):
+    assert outbox.hold(["alerts", "audit"], "one", 60) == {"alerts", "audit"}
+    assert outbox.hold(["alerts", "other"], "two", 60) == {"other"}
+    outbox.release(["alerts", "other"], "one")
+    assert outbox.hold(["alerts", "audit", "other"], "two", -1) == {"alerts", "other"}
+    assert outbox.hold(["other"], "one", 60) == {"other"}
+
+
+def test_a_look_tells_when_something_is_due(outbox, watch):
+    outbox.hold(["alerts", "audit"], "one", 60)
+    put(outbox, event(1), event(2))
+    end(outbox, again(outbox, 60), "alarm-1", "alarm-2", status=500)
+    found = outbox.look(["alerts", "audit", "unknown"])
+    assert {name: due for name, (_, due) in found.items()} == {
+        "alerts": watch() + timedelta(seconds=60),
+        "audit": None,
+    }
+
+
+def test_what_ended_long_ago_is_pruned_and_what_is_pending_is_not(outbox, watch):
+    put(outbox, event(1), event(2), event(3))
+    end(outbox, DELIVERED, "alarm-1")
+    end(outbox, DEAD, "alarm-2", status=400)
+    watch.move(60)
+    put(outbox, event(4))
+    end(outbox, DELIVERED, "alarm-4")
+    assert outbox.prune(watch() - timedelta(seconds=30)) == 2
+    assert sorted(each.event_id for each in outbox.listed()) == ["alarm-3", "alarm-4"]
+    assert outbox.show("alarm-1") == ([], [])
+
+
+def test_deliveries_are_chosen_by_what_is_known_of_them(outbox):
+    put(outbox, event(1), event(2, tenant="globex"), event(3, trigger="other", to=("audit",)))
+    end(outbox, DELIVERED, "alarm-1")
+
+    def ids(**chosen):
+        return [each.event_id for each in outbox.listed(Chosen(**chosen))]
+
+    assert ids() == ["other-3", "alarm-2", "alarm-1"]
+    assert ids(trigger="alarm", state="pending") == ["alarm-2"]
+    assert ids(tenant="globex") == ["alarm-2"]
+    assert ids(endpoint="audit") == ["other-3"]
+    assert ids(state="delivered") == ["alarm-1"]
+    assert ids(state="dead") == []
+    assert [each.event_id for each in outbox.listed(limit=1)] == ["other-3"]
+
+
+def test_who_puts_while_another_ends_the_event_before_leaves_no_key_without_a_next(outbox):
+    """The transactions overlap where the database lets them; SQLite has one writer at a time."""
+    put(outbox, event(1, key="a"))
+    inserted, ended = threading.Event(), threading.Event()
+
+    def put_second():
+        with transaction(outbox.engine, writes=True) as connection:
+            outbox.put(connection, [event(2, key="a")])
+            inserted.set()
+            # If it can end now, it does not see this one.
+            ended.wait(0.5)
+
+    def end_first():
+        inserted.wait(30)
+        work = outbox.claim("alerts", room=1, busy=())
+        result = Result(
+            message=work[0].messages[0],
+            answer=Answer(status=200),
+            outcome=DELIVERED,
+            at=outbox.clock(),
+            seconds=0.0,
+        )
+        outbox.record(EndpointState(name="alerts"), [result])
+        ended.set()
+
+    threads = [threading.Thread(target=each) for each in (put_second, end_first)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    assert claimed(outbox) == [["alarm-2"]]

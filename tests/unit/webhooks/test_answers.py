@@ -1,0 +1,120 @@
+"""What follows from an answer: the golden table, and what it cannot show."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from events import NOON
+from hypothesis import given
+from hypothesis import strategies as st
+from places import GOLDEN
+
+from iscp_dagster.webhooks.answers import Answer, Health, Rules, Verdict, outcome, seconds_asked
+
+RULES = Rules(delays=(5, 300, 1_800, 7_200, 18_000, 36_000, 36_000), refusals=3)
+SINGLE = (
+    *(200, 202, 204, 299, 300, 301, 307, 308, 400, 401, 402, 403, 404, 405, 408, 409, 410, 413),
+    *(415, 418, 422, 425, 429, 451, 500, 501, 502, 503, 504, 599, 101, 700),
+)
+HOURS_28 = timedelta(hours=28)
+
+
+def told(answer, *, attempt=1, first=None, health=None, random=0.5):
+    counted = (health or Health()).after(answer, NOON)
+    found = outcome(
+        answer,
+        attempt=attempt,
+        first_failure=first,
+        health=counted,
+        now=NOON,
+        rules=RULES,
+        random=random,
+    )
+    after = f"in {(found.next_at - NOON).total_seconds():g} s" if found.next_at else "-"
+    change = f"{found.change.value}: {found.reason}" if found.change else "-"
+    return f"{found.verdict.value:<11}{after:<14}{change}".rstrip()
+
+
+def table():
+    lines = ["# What follows for the event, when it is tried again, and for the endpoint.", ""]
+    lines += ["## The first attempt"]
+    lines += [f"{status:<34}{told(Answer(status=status))}" for status in SINGLE]
+    lines += [f"{'no connection':<34}{told(Answer(text='ConnectError'))}"]
+    lines += [f"{'address not allowed':<34}{told(Answer(text='10.0.0.1', refused=True))}"]
+    lines += ["", "## Attempts that fail with 500, without and with the least and most jitter"]
+    for attempt in range(1, 10):
+        for random in (0.5, 0.0, 0.999_999):
+            said = told(Answer(status=500), attempt=attempt, random=random)
+            lines += [f"{f'attempt {attempt}, random {random:g}':<34}{said}"]
+    lines += ["", "## The eighth attempt fails with 500; the first did 28 hours before"]
+    first = NOON - HOURS_28
+    others = {
+        "nothing was accepted since": Health(failing_since=first),
+        "others were accepted since": Health(failing_since=NOON - timedelta(minutes=1)),
+    }
+    for name, health in others.items():
+        said = told(Answer(status=500), attempt=8, first=first, health=health)
+        lines += [f"{name:<34}{said}"]
+    soon = NOON - timedelta(minutes=2)
+    said = told(Answer(status=429), attempt=8, first=soon, health=Health())
+    lines += [f"{'the first 2 minutes before':<34}{said}"]
+    lines += ["", "## Retry-After of an answer 503"]
+    dates = ("Wed, 18 Jun 2025 12:02:00 GMT", "Wed, 18 Jun 2025 11:00:00 GMT")
+    for header in ("120", "0", "999999999", *dates, "soon", "-5", ""):
+        lines += [f"{header!r:<34}{told(Answer(status=503, retry_after=header))}"]
+    lines += ["", "## The endpoint's state before: refusals in a row, or failing for days"]
+    for status in (404, 301, 401, 429, 500, 400, 200):
+        said = told(Answer(status=status), health=Health(in_a_row=2, failing_since=NOON))
+        lines += [f"{f'{status}, after 2 refusals':<34}{said}"]
+    for days in (4.9, 5):
+        since = NOON - timedelta(days=days)
+        for status in (500, 404, 400, 410, 200):
+            said = told(Answer(status=status), health=Health(failing_since=since))
+            lines += [f"{f'{status}, failing for {days} days':<34}{said}"]
+    return "\n".join(lines) + "\n"
+
+
+def test_answers_lead_to_what_the_golden_file_says():
+    assert table() == (GOLDEN / "answers.txt").read_text(encoding="utf-8")
+
+
+@given(
+    status=st.integers(100, 799) | st.none(),
+    attempt=st.integers(1, 1_000),
+    hours=st.integers(0, 1_000),
+    asked=st.none() | st.text(max_size=12) | st.integers(0, 10**30).map(str),
+    random=st.floats(0, 1, exclude_max=True),
+)
+def test_nothing_is_tried_at_once_or_after_the_longest_wait_and_nothing_else_is_forgotten(
+    status, attempt, hours, asked, random
+):
+    answer = Answer(status=status, retry_after=asked)
+    found = outcome(
+        answer,
+        attempt=attempt,
+        first_failure=NOON - timedelta(hours=hours),
+        health=Health(failing_since=NOON - timedelta(hours=1)).after(answer, NOON),
+        now=NOON,
+        rules=RULES,
+        random=random,
+    )
+    assert (found.next_at is not None) == (found.verdict is Verdict.AGAIN)
+    assert answer.accepted == (found.verdict is Verdict.DELIVERED)
+    if found.next_at is not None:
+        wait = (found.next_at - NOON).total_seconds()
+        assert 1 <= wait <= RULES.longest * 1.2
+
+
+def test_an_accepted_answer_clears_what_the_endpoint_was_blamed_for():
+    health = Health(in_a_row=2, failing_since=NOON)
+    assert health.after(Answer(status=200), NOON) == Health()
+    assert health.after(Answer(status=500), NOON) == Health(failing_since=NOON)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("7", 7.0), (" 7 ", 7.0), ("Wed, 18 Jun 2025 14:00:30 +0200", 30.0), ("1e3", None)],
+)
+def test_a_wait_is_read_as_seconds_or_as_a_date(header, seconds):
+    assert seconds_asked(header, NOON) == seconds

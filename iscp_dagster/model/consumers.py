@@ -57,6 +57,12 @@ class DataRetriever(Protocol):
         """
 
     @property
+    def refused(self) -> Mapping[str, IscpError]:
+        """The tenants whose rows no longer come, since another run took the job or the consumer
+        rejected them: keep nothing of theirs.
+        """
+
+    @property
     def task(self) -> int:
         """Which part of the scan this is; 0 except for consumers that run in Spark's executors."""
 
@@ -89,6 +95,11 @@ class DataRetriever(Protocol):
 
     def refuse(self, tenant: str, error: IscpError) -> None:
         """Reject one tenant's rows: only its job fails, and no more of its rows come."""
+
+    def tell(self, tenant: str, facts: Mapping[str, Any]) -> None:
+        """Report what the iteration did for a tenant: shown with its outcome; numbers are counts
+        that the job's status keeps too.
+        """
 
     def sent_again(self) -> None:
         """Report that rows were sent again, since no answer came: the first copy may still land."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.feed import ReadKind, ReadPlan
@@ -71,6 +72,11 @@ class Delivery:
     @property
     def deleted(self) -> int:
         return self.written.deleted.get(self.tenant, 0)
+
+    @property
+    def told(self) -> Mapping[str, Any]:
+        """What the consumer reported besides rows."""
+        return self.written.told.get(self.tenant, {})
 
     @property
     def data_version(self) -> int:

@@ -76,6 +76,8 @@ class Written:
     inserted: dict[str, int] = field(default_factory=dict)
     deleted: dict[str, int] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
+    told: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By tenant, what the consumer reported besides rows."""
     stopped: dict[str, Error] = field(default_factory=dict)
     """The tenants that failed by themselves."""
     chunks: int = 0
@@ -325,6 +327,7 @@ def _consumed(
         inserted=dict(retriever.inserted),
         deleted=dict(retriever.deleted),
         bytes=dict(retriever.bytes),
+        told=dict(retriever.told),
         chunks=retriever.chunks,
         write_seconds=retriever.seconds,
         settled=retriever.settled,

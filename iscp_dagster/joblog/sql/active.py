@@ -27,6 +27,7 @@ ISCP_ACTIVE_SETS = sa.Table(
     sa.Column("job_id", sa.BigInteger, nullable=False, comment="the registration that keeps it"),
     sa.Column("definition", sa.Text, nullable=False, comment="digest of conditions and views"),
     sa.Column("number", sa.BigInteger, nullable=False, comment="of active rows"),
+    sa.Column("upto", sa.BigInteger, nullable=False, comment="the last version looked at"),
     sa.Column("gap", sa.Text, nullable=False, comment="the last range without events, and why"),
 )
 """One row for each trigger and tenant that had an iteration."""
@@ -38,7 +39,7 @@ ISCP_ACTIVE = sa.Table(
     sa.Column("table_id", sa.Text, primary_key=True, comment="Delta metaData.id"),
     sa.Column("job_name", sa.Text, primary_key=True, comment="the trigger"),
     sa.Column("digest", sa.Text, primary_key=True, comment="of event_key, which may be long"),
-    sa.Column("event_key", sa.Text, nullable=False, comment="tenant and key, as in event ids"),
+    sa.Column("event_key", sa.Text, nullable=False, comment="tenant and key, for people"),
 )
 """One row for each active row of a trigger."""
 
@@ -52,7 +53,10 @@ class ActiveSet:
     registration: int
     definition: str
     number: int = 0
+    upto: int = -1
+    """The version up to which its iterations have looked."""
     gap: str = ""
+    """The last range that gave no events, and why; empty: none."""
 
 
 def active_sets(connection: sa.Connection, jobs: Collection[JobKey]) -> dict[JobKey, ActiveSet]:
@@ -63,23 +67,24 @@ def active_sets(connection: sa.Connection, jobs: Collection[JobKey]) -> dict[Job
         for row in connection.execute(chosen):
             key = JobKey(tenant=row.tenant, table_id=row.table_id, job_name=row.job_name)
             found[key] = ActiveSet(
-                registration=row.job_id, definition=row.definition, number=row.number, gap=row.gap
+                registration=row.job_id,
+                definition=row.definition,
+                number=row.number,
+                upto=row.upto,
+                gap=row.gap,
             )
     return found
 
 
-def active_keys(
-    connection: sa.Connection, job: JobKey, among: Collection[str] | None = None
-) -> frozenset[str]:
-    """The event keys of the job's active rows; with `among`, only those of them."""
-    chosen = sa.select(_ROWS.event_key).where(*_is(ISCP_ACTIVE, job))
-    if among is None:
-        return frozenset(connection.scalars(chosen))
+def active_keys(connection: sa.Connection, job: JobKey, among: Collection[str]) -> frozenset[str]:
+    """Those of the event keys `among` whose rows are active in the job's set."""
+    by_digest = {_digest(key): key for key in among}
     found: set[str] = set()
-    for some in portions(sorted(among)):
-        digests = given(connection.dialect, [_ROWS.digest], [{"digest": _digest(k)} for k in some])
+    for some in portions(sorted(by_digest)):
+        digests = given(connection.dialect, [_ROWS.digest], [{"digest": each} for each in some])
+        chosen = sa.select(_ROWS.digest).where(*_is(ISCP_ACTIVE, job))
         found |= set(connection.scalars(chosen.where(_ROWS.digest.in_(sa.select(digests)))))
-    return frozenset(found)
+    return frozenset(by_digest[each] for each in found)
 
 
 def keep(
@@ -102,12 +107,13 @@ def keep(
         gone = _ROWS.digest.in_(sa.select(digests))
         connection.execute(sa.delete(ISCP_ACTIVE).where(*_is(ISCP_ACTIVE, job), gone))
     for some in portions(sorted(added)):
-        rows = [_columns(job) | {"digest": _digest(k), "event_key": k} for k in some]
+        rows = [_columns(job) | {"digest": _digest(k), "event_key": _shown(k)} for k in some]
         _put(connection, ISCP_ACTIVE, rows)
     values = {
         "job_id": held.registration,
         "definition": held.definition,
         "number": held.number,
+        "upto": held.upto,
         "gap": held.gap,
     }
     _put(connection, ISCP_ACTIVE_SETS, [_columns(job) | values])
@@ -124,6 +130,11 @@ def forget(connection: sa.Connection, registrations: Mapping[JobKey, int]) -> No
 
 def _digest(key: str) -> str:
     return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+
+
+def _shown(key: str) -> str:
+    """The key without NUL, which PostgreSQL does not keep; the digest tells keys apart."""
+    return key.replace("\0", "\\0")
 
 
 def _columns(job: JobKey) -> dict[str, str]:

@@ -90,6 +90,8 @@ class Retriever:
     bytes: Counter[str] = field(default_factory=Counter)
     refused: dict[str, IscpError] = field(default_factory=dict)
     """The tenants whose rows are no longer handed out, and why."""
+    told: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By tenant, what the consumer reports besides rows."""
     chunks: int = 0
     seconds: float = 0.0
     settled: bool = False
@@ -228,6 +230,7 @@ class Retriever:
             "inserted": self.inserted[tenant],
             "deleted": self.deleted[tenant],
             "bytes": self.bytes[tenant],
+            **{k: v for k, v in self.told.get(tenant, {}).items() if isinstance(v, int)},
         }
 
     def set_aside(self, rows: Mapping[str, int]) -> None:
@@ -238,6 +241,10 @@ class Retriever:
     def refuse(self, tenant: str, error: IscpError) -> None:
         """See `model.consumers.DataRetriever`."""
         self.refused[tenant] = error
+
+    def tell(self, tenant: str, facts: Mapping[str, Any]) -> None:
+        """See `model.consumers.DataRetriever`."""
+        self.told[tenant] = facts
 
     def sent_again(self) -> None:
         """See `model.consumers.DataRetriever`."""

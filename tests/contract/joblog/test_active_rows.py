@@ -9,9 +9,12 @@ from logs import T0, add, key, name
 
 from iscp_dagster.joblog.sql.active import ActiveSet, active_keys, active_sets, keep
 
+pytestmark = pytest.mark.parametrize("make_log", ["sqlite", "postgresql"], indirect=True)
 JOB = key("alerts")
 OTHER = key("alerts", tenant="globex")
-HELD = ActiveSet(registration=1, definition="d", number=2)
+HELD = ActiveSet(registration=1, definition="d", number=2, upto=7)
+LONG, NUL = "k" * 10_000, "n\0"
+EVERY = {"a", "b", "b'\"%", "c", LONG, NUL, "n\\0", "zz"}
 
 
 def kept(log, *jobs):
@@ -19,22 +22,21 @@ def kept(log, *jobs):
         return active_sets(connection, jobs)
 
 
-def keys(log, job, among=None):
+def keys(log, job, among=EVERY):
     with log.reading() as connection:
         return set(active_keys(connection, job, among))
 
 
 def test_active_rows_are_added_and_removed_by_key_and_keep_to_their_job(sql_log):
-    long = "k" * 10_000
     with sql_log.writing() as connection:
-        keep(connection, JOB, HELD, added=["a", "b'\"%", long])
+        keep(connection, JOB, HELD, added=["a", "b'\"%", LONG, NUL])
         keep(connection, OTHER, replace(HELD, registration=2), added=["a"])
         keep(connection, JOB, replace(HELD, number=3, gap="why"), added=["a", "c"], removed=["zz"])
-    assert keys(sql_log, JOB) == {"a", "b'\"%", "c", long}
-    assert keys(sql_log, JOB, ["a", long, "nowhere"]) == {"a", long}
+    assert keys(sql_log, JOB) == {"a", "b'\"%", "c", LONG, NUL}
+    assert keys(sql_log, JOB, ["a", LONG, "nowhere"]) == {"a", LONG}
     assert keys(sql_log, JOB, []) == set()
     with sql_log.writing() as connection:
-        keep(connection, JOB, HELD, removed=["a", long])
+        keep(connection, JOB, HELD, removed=["a", LONG, NUL])
     assert keys(sql_log, JOB) == {"b'\"%", "c"}
     assert keys(sql_log, OTHER) == {"a"}
     assert kept(sql_log, JOB, OTHER, key("new")) == {

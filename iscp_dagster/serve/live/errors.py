@@ -1,0 +1,42 @@
+"""Why a subscription cannot begin, or go on; clients tell the errors apart by `extensions.code`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from iscp_dagster.model.errors import IscpError
+
+
+class SubscriptionError(IscpError):
+    """A subscription ends with an error; `extensions` goes to the client beside the message."""
+
+    code = 10_830
+    name = "SUBSCRIPTION_FAILED"
+
+    def __init__(self, message: str, **extensions: str) -> None:
+        super().__init__(message)
+        self.extensions: Mapping[str, str] = {"code": self.name, **extensions}
+
+
+class PositionInvalidError(SubscriptionError):
+    """A cursor is malformed, or is one of another table or view."""
+
+    code = 10_831
+    name = "POSITION_INVALID"
+
+
+class PositionExpiredError(SubscriptionError):
+    """The changes after a cursor are not kept; `oldest` is the first position from which all are.
+
+    The client begins anew, with `snapshot: true`.
+    """
+
+    code = 10_832
+    name = "POSITION_EXPIRED"
+
+
+class SubscriberTooSlowError(SubscriptionError):
+    """A client takes messages more slowly than changes come; `position` is where to go on."""
+
+    code = 1_830
+    name = "SUBSCRIBER_TOO_SLOW"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from iscp_dagster.serve.live.cursor import MOST_NAMED, Cursor, Origin, cursor_of, read, written
 from iscp_dagster.serve.live.errors import PositionExpiredError, PositionInvalidError
-from iscp_dagster.serve.live.positions import START, Position, is_past
+from iscp_dagster.serve.live.positions import START, Position, is_kept
 
 ORIGIN = Origin(index="shop.trades/big", table_id="1234", generation=2)
 places = st.builds(Position, st.integers(-1, 2**63 - 1), st.integers(-1, 2**31))
@@ -84,8 +84,11 @@ def test_a_cursor_of_few_tenants_names_them_all():
 
 
 def test_a_position_has_expired_if_the_history_begins_after_it():
-    assert is_past(Position(5), 4)
-    assert not is_past(Position(4, 7), 4)
-    assert is_past(START, 4)
-    assert is_past(Position(2), None)
+    assert is_kept(Position(5), 4)
+    assert not is_kept(Position(4, 7), 4)
+    assert is_kept(START, 4)
+    assert is_kept(Position(2), None)
+    assert is_kept(Position.in_base(4, 2), 4)
+    assert not is_kept(Position.in_base(4, 2), 5)
+    assert [each.base_told for each in (START, Position.in_base(4, 2), Position(4))] == [0, 2, None]
     assert Position(4, 7) < Position.after(4) < Position(5, 0)

@@ -1,0 +1,210 @@
+"""What one subscriber is told: a snapshot or what it missed, then changes as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from iscp_dagster.events.changes import Stamped
+from iscp_dagster.serve.live.cursor import Cursor, Origin, cursor_of, read, written
+from iscp_dagster.serve.live.errors import PositionExpiredError, SubscriberTooSlowError
+from iscp_dagster.serve.live.feed import Feed
+from iscp_dagster.serve.live.images import Images
+from iscp_dagster.serve.live.positions import START, Position, Positions, is_kept
+from iscp_dagster.serve.live.reading import next_page
+from iscp_dagster.serve.live.ring import Entry, Reader
+from iscp_dagster.serve.live.telling import INSERT, PROGRESS, Message, Wanted
+
+PROGRESS_SECONDS = 1.0
+"""The least time between two messages that only move the cursor."""
+
+
+@dataclass(kw_only=True)
+class Subscription:
+    """One subscriber of an open `feed`. `on_lost` is called when it has become too slow."""
+
+    feed: Feed
+    wanted: Wanted
+    after: str | None = None
+    snapshot: bool = False
+    progress: bool = False
+    on_lost: Callable[[str], None] = lambda _: None
+    every: float = PROGRESS_SECONDS
+    at: dict[str, Position] = field(default_factory=dict, init=False)
+    """How far it has been told, until it follows the feed's ring."""
+    position: str = field(default="", init=False)
+    """The cursor that it can go on from."""
+    _origin: Origin = field(init=False)
+    _row: tuple[str, ...] | None = field(default=None, init=False)
+    """The last row told of a snapshot that has not ended."""
+
+    def __post_init__(self) -> None:
+        self._origin = self.feed.origin or Origin(index=self.feed.index, table_id="")
+
+    async def messages(self) -> AsyncIterator[Message]:
+        """Tell until the caller stops. Raises SubscriptionError, ClickHouseError."""
+        await self._begin()
+        async for message in self._standing():
+            yield message
+        if self.progress and self.snapshot:
+            yield Message(operation=PROGRESS, cursor=self.position)
+        async for message in self._missed():
+            yield message
+        reader = self._join()
+        try:
+            async for message in self._live(reader):
+                yield message
+        finally:
+            self.feed.ring.leave(reader)
+
+    async def _begin(self) -> None:
+        visible = self.feed.visible(self.wanted.tenants)
+        if self.after is None:
+            self.at = dict(visible)
+            self._row = () if self.snapshot else None
+        else:
+            cursor = read(self.after, self._origin)
+            registered = self.feed.registrations
+            self.at = {each: cursor.of(each, registered.get(each, 0)) for each in visible}
+            self._row, self.snapshot = cursor.row, cursor.row is not None
+        await self._check_kept()
+        self.position = self._cursor()
+
+    async def _check_kept(self) -> None:
+        """Refuse positions whose changes are gone. Raises PositionExpiredError."""
+        at, history = dict(self.at), self.feed.history
+        if history is None or not at:
+            return
+        begins = await self.feed.patiently(lambda: history.begins(at))
+        gone = [each for each in at if not is_kept(at[each], begins.get(each))]
+        if gone:
+            oldest = {each: max(at[each], Position.after(begins[each])) for each in gone}
+            raise self._expired(gone[0], self._written(cursor_of(at | oldest)))
+
+    def _expired(self, tenant: str, oldest: str) -> PositionExpiredError:
+        whose = f"the changes of tenant {tenant!r}" if tenant else "the changes"
+        return PositionExpiredError(
+            f"{self._origin.index}: {whose} after this position are not kept, as their history "
+            "begins later; subscribe with snapshot: true, without after:.",
+            oldest=oldest,
+        )
+
+    async def _standing(self) -> AsyncIterator[Message]:
+        """The rows as of the positions, by key."""
+        history = self.feed.history
+        at = {each: place for each, place in self.at.items() if place.base_told is None}
+        while self._row is not None and at and isinstance(history, Images):
+            row, images = self._row, history
+            found = await self.feed.patiently(
+                lambda: images.standing(at, row, self.feed.page, self.wanted.where)  # noqa: B023
+            )
+            await self._check_kept()
+            for key, stamped in found:
+                self._row = key
+                self.position = self._cursor()
+                yield self._inserted(stamped)
+            if len(found) < self.feed.page:
+                break
+        self._row = None
+        self.position = self._cursor()
+
+    def _inserted(self, stamped: Stamped) -> Message:
+        change, timestamp = stamped
+        return Message(operation=INSERT, data=change.row, timestamp=timestamp, cursor=self.position)
+
+    async def _missed(self) -> AsyncIterator[Message]:
+        """What the feed has told since the positions."""
+        while self._behind():
+            upto, at, history = dict(self.feed.visible(self.wanted.tenants)), dict(self.at), None
+            history = self.feed.history
+            if history is None or self.feed.origin != self._origin:
+                raise self._expired("", self.position)
+            rows = history
+            page = await self.feed.patiently(
+                lambda: next_page(rows, at, upto, self.feed.page)  # noqa: B023
+            )
+            for tenant in page.gaps:
+                raise self._expired(tenant, self._written(cursor_of(upto)))
+            for step in page.steps:
+                self.at[step.tenant] = step.at
+                self.position = self._cursor()
+                told = step.stamped and self.wanted.told(step.stamped, self.position)
+                if told:
+                    yield told
+
+    def _behind(self) -> bool:
+        visible = self.feed.visible(self.wanted.tenants)
+        return any(self.at.get(tenant, START) < place for tenant, place in visible.items())
+
+    def _join(self) -> Reader:
+        return self.feed.ring.join(self.wanted.tenants, self._lost)
+
+    def _lost(self) -> None:
+        self.on_lost(self.position)
+
+    async def _live(self, reader: Reader) -> AsyncIterator[Message]:
+        visible = self.feed.visible(self.wanted.tenants)
+        ahead = {each: at for each, at in self.at.items() if at > visible.get(each, START)}
+        self.at = {}
+        loop, quiet_since, moved = asyncio.get_running_loop(), 0.0, False
+        while True:
+            for entry in self.feed.ring.taken(reader):
+                message = self._told(entry, ahead)
+                moved = moved or message is None
+                if message:
+                    yield message
+                    quiet_since, moved = loop.time(), False
+            if reader.lost:
+                raise self._too_slow()
+            due = quiet_since + self.every - loop.time()
+            if self.progress and moved and due <= 0:
+                yield Message(operation=PROGRESS, cursor=self.position)
+                quiet_since, moved = loop.time(), False
+                continue
+            await self.feed.ring.news(reader, due if self.progress and moved else None)
+
+    def _told(self, entry: Entry, ahead: Positions) -> Message | None:
+        cursor = entry.cursors.get(self.wanted.tenants)
+        if cursor is None:
+            return None
+        if entry.gap:
+            raise self._expired(entry.tenant, cursor)
+        if ahead:
+            cursor = self._ahead(cursor, ahead)
+            if entry.stamped and self._is_past(entry, ahead):
+                return None
+        self.position = cursor
+        return self.wanted.told(entry.stamped, cursor) if entry.stamped else None
+
+    def _is_past(self, entry: Entry, ahead: Positions) -> bool:
+        """Whether the subscriber, which came from a reader that was further, had it already."""
+        if entry.stamped is None or entry.tenant not in ahead:
+            return False
+        change, timestamp = entry.stamped
+        begin = timestamp.version if change.before is None and change.operation == 0 else None
+        if not is_kept(ahead[entry.tenant], begin):
+            raise self._expired(entry.tenant, self.position)
+        return Position(timestamp.version, timestamp.ordinal) <= ahead[entry.tenant]
+
+    def _ahead(self, cursor: str, ahead: Positions) -> str:
+        held = read(cursor, self._origin)
+        further = {
+            each: max(at, held.of(each, self.feed.registrations.get(each, 0)))
+            for each, at in ahead.items()
+        }
+        return self._written(held.moved(further))
+
+    def _too_slow(self) -> SubscriberTooSlowError:
+        return SubscriberTooSlowError(
+            f"{self._origin.index}: changes come faster than this client takes them; subscribe "
+            "again with after: set to this position.",
+            position=self.position,
+        )
+
+    def _cursor(self) -> str:
+        cursor = cursor_of(self.at, max(self.feed.registrations.values(), default=0))
+        return self._written(cursor if self._row is None else cursor.at_row(self._row))
+
+    def _written(self, cursor: Cursor) -> str:
+        return written(cursor, self._origin)

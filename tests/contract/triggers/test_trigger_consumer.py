@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from imagerows import GONE, Alerts, Trades
 
 from iscp_dagster.events.timestamps import SourceTimestamp
+from iscp_dagster.eventtriggers.recording import Recorder
 from iscp_dagster.joblog.sql.active import keep
 from iscp_dagster.model.errors import FeedGoneError, FenceError, SchemaError
-from iscp_dagster.sync.triggers.recording import Recorder
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.pending import OutboxFullError
 

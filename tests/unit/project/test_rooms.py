@@ -30,6 +30,7 @@ ROOMS = (
         "clickhouse",
         "joblog",
         "webhooks",
+        "eventtriggers",
         "batches",
         "sync",
     ),

@@ -10,8 +10,8 @@ from typing import Any
 from iscp_dagster.events.hysteresis import Fired
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.events.payload import Event
+from iscp_dagster.eventtriggers.images import OWNER
 from iscp_dagster.model.declared.eventtriggers import Trigger
-from iscp_dagster.sync.triggers.images import OWNER
 from iscp_dagster.webhooks.pending import PendingEvent
 
 

@@ -12,6 +12,9 @@ import pyarrow as pa
 from iscp_dagster.events.changes import Stamped
 from iscp_dagster.events.hysteresis import EventType
 from iscp_dagster.events.ids import IdScheme
+from iscp_dagster.eventtriggers.evaluation import Evaluated, Read, Rule
+from iscp_dagster.eventtriggers.images import gathered, stamped
+from iscp_dagster.eventtriggers.recording import Recorder
 from iscp_dagster.joblog.protocol import SharedLog
 from iscp_dagster.joblog.sql.active import ActiveSet, active_keys, active_sets, keep
 from iscp_dagster.model.clock import Clock
@@ -19,9 +22,6 @@ from iscp_dagster.model.consumers import DataRetriever, DataType
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import FeedGoneError, IscpError
 from iscp_dagster.model.jobs import JobKey
-from iscp_dagster.sync.triggers.evaluation import Evaluated, Read, Rule
-from iscp_dagster.sync.triggers.images import gathered, stamped
-from iscp_dagster.sync.triggers.recording import Recorder
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.pending import PendingEvent
 

@@ -18,6 +18,8 @@ from logs import T0
 from iscp_dagster import Endpoint, SourceTable, Trigger
 from iscp_dagster.events.changes import Operation
 from iscp_dagster.events.ids import IdScheme
+from iscp_dagster.eventtriggers.consumer import TriggerConsumer
+from iscp_dagster.eventtriggers.evaluation import Rule
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.sql.active import ISCP_ACTIVE, active_sets
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -27,8 +29,6 @@ from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.sync.executors.retriever import Retriever, Share
 from iscp_dagster.sync.sink import Sink
-from iscp_dagster.sync.triggers.consumer import TriggerConsumer
-from iscp_dagster.sync.triggers.evaluation import Rule
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX
 

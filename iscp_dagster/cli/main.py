@@ -28,9 +28,9 @@ COMMANDS = {
     "demo": "iscp_dagster.cli.demo:demo",
     "verify": "iscp_dagster.cli.verify:verify",
     "job": "iscp_dagster.cli.jobs.commands:job",
-    "wait": "iscp_dagster.cli.wait:wait",
+    "wait": "iscp_dagster.cli.jobs.wait:wait",
     "dlq": "iscp_dagster.cli.dlq:dlq",
-    "usage": "iscp_dagster.cli.usage:usage",
+    "usage": "iscp_dagster.cli.jobs.usage:usage",
     "test": "iscp_dagster.cli.stack:tests",
 }
 INTERRUPTED = 130

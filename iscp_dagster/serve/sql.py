@@ -12,6 +12,7 @@ from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.comparing import SQL, fitted
+from iscp_dagster.serve.scalars import BadValueError
 from iscp_dagster.serve.where import (
     Among,
     Comparison,
@@ -104,6 +105,15 @@ def _among(said: Among, parameters: Parameters) -> str:
     bound = ", ".join(parameters.bind(type_, each) for each in texts)
     found = f"{held} IN ({bound})" if bound else _always(column, true=False)
     return _joined([found, *unknown], "OR", "0")
+
+
+def fits(column: Column, value: str) -> bool:
+    """Whether a text is exactly that of a value which the column's type holds."""
+    try:
+        found = column.scalar.read(value)
+        return str(found) == value and bool(fitted(column, "_eq", found).operator)
+    except BadValueError:
+        return False
 
 
 def written(column: Column, value: Any) -> str:

@@ -1,0 +1,89 @@
+"""The web application of `iscp serve`."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from iscp_dagster.local.web.admission import Admission, Guard, allowed_hosts
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.serve.access import Access, OpenAccess
+from iscp_dagster.serve.schemas import Schemas
+from iscp_dagster.serve.web.graphql_http import Bounds, GraphQLOverHTTP
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+PATH = "/graphql"
+HEALTH = "/health"
+Beside = Callable[[], AbstractAsyncContextManager[Any]]
+"""Something that runs while the application does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What an application is made from."""
+
+    schemas: Schemas
+    access: Access = field(default_factory=OpenAccess)
+    bounds: Bounds = field(default_factory=Bounds)
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    routes: Sequence[BaseRoute] = ()
+    """Routes beside that of queries, such as the websocket's at PATH."""
+    beside: Sequence[Beside] = ()
+
+
+def create_app(settings: Settings) -> Starlette:
+    """Return the application: queries at PATH, HEALTH for whoever watches it.
+
+    Without tokens it is guarded against foreign web pages; `check_host` keeps it on this machine.
+    """
+    endpoint = GraphQLOverHTTP(settings.schemas, settings.access, settings.bounds)
+
+    async def answer(request: Request) -> Response:
+        return await endpoint(request)
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        async with AsyncExitStack() as running:
+            for each in settings.beside:
+                await running.enter_async_context(each())
+            yield
+
+    admission = Admission(hosts=allowed_hosts(settings.environ))
+    guards = [Middleware(Guard, admission=admission)] if settings.access.open else []
+    routes = [Route(PATH, answer, methods=["GET", "POST"]), Route(HEALTH, _healthy)]
+    return Starlette(routes=[*routes, *settings.routes], middleware=guards, lifespan=lifespan)
+
+
+async def _healthy(_request: Request) -> Response:
+    return PlainTextResponse("ok\n")
+
+
+def check_host(host: str, access: Access) -> None:
+    """Reject another address than this machine's own without tokens. Raises ConfigError."""
+    if access.open and not _is_loopback(host):
+        raise ConfigError(
+            f"--host {host!r} is not an address of this machine alone, and no tokens are "
+            "configured: everybody who reaches it would see every tenant. Name a file of tokens "
+            "with --tokens, or listen on 127.0.0.1."
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

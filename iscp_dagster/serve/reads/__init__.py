@@ -1,0 +1,1 @@
+"""Reads rows of served indexes for one viewer."""

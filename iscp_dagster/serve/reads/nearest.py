@@ -1,0 +1,86 @@
+"""Reads the rows nearest to a vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.kinds.vector import Vector
+from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.model.errors import IscpError
+from iscp_dagster.serve import scalars
+from iscp_dagster.serve.catalog import Place, Served
+from iscp_dagster.serve.columns import Column
+from iscp_dagster.serve.reads import tenancy
+from iscp_dagster.serve.reads.caps import Asking
+from iscp_dagster.serve.rows import rows, select_list
+from iscp_dagster.serve.scalars import BadValueError
+from iscp_dagster.serve.sql import Parameters
+from iscp_dagster.serve.where import Row
+
+
+class ForbiddenError(IscpError):
+    """A query names a tenant that the viewer may not see; nothing was read."""
+
+    code = 10_840
+
+
+@dataclass(frozen=True, kw_only=True)
+class Near:
+    """What a query field asks of a vector index."""
+
+    served: Served
+    columns: tuple[Column, ...]
+    """The columns to show, beside the distance."""
+    vector: Sequence[float]
+    tenant: str | None = None
+    """A table with tenants needs one of them: a graph is searched within a tenant."""
+    limit: int | None = None
+
+
+def nearest(asking: Asking, asked: Near) -> list[Row]:
+    """Return the rows nearest to a vector, nearest first, each with its distance.
+
+    Raises ForbiddenError for a tenant that the viewer may not see, and BadValueError for a vector
+    of another length than the index has.
+    """
+    served, limit = asked.served, asking.caps.checked(asked.limit, 0)
+    asking.charge(limit * (1 + len(asked.columns)))
+    if served.source.tenant and not asking.viewer.sees(asked.tenant or ""):
+        raise ForbiddenError(f"The token may not see the tenant {asked.tenant!r}.")
+    dimension = served.index.dimension if isinstance(served.index, Vector) else 0
+    if len(asked.vector) != dimension:
+        raise BadValueError(
+            f"near: the vector has {len(asked.vector)} numbers, and the index's have {dimension}."
+        )
+    if not limit or not tenancy.sees_some(served, asking.viewer):
+        return []
+    distance = distance_of(served)
+    found = [row for place in served.places for row in _neighbours(asking, asked, limit, place)]
+    return sorted(found, key=lambda row: distance.value(row[distance.field]))[:limit]
+
+
+def _neighbours(asking: Asking, asked: Near, limit: int, place: Place) -> list[Row]:
+    served, distance, parameters = asked.served, distance_of(asked.served), Parameters()
+    columns = (distance, *asked.columns)
+    vector = ",".join(repr(float(each)) for each in asked.vector)
+    given = [
+        f"query = {parameters.bind('Array(Float32)', f'[{vector}]')}",
+        f"k = {parameters.bind('UInt32', str(limit))}",
+    ]
+    if served.source.tenant:
+        given.append(f"tenant = {parameters.bind('String', asked.tenant or '')}")
+    view = ident(place.database, f"{served.view}_{Vector.beside}")
+    query = (
+        f"SELECT {select_list(columns)} FROM {view}({', '.join(given)}) "
+        f"ORDER BY {ident(distance.name)} LIMIT {limit}"
+    )
+    return list(rows(place.endpoint, query, parameters.values, columns, asking.limits(limit)))
+
+
+def distance_of(served: Served) -> Column:
+    """Return the column in which the view of nearest neighbours has the distance."""
+    taken = any(each.name == "distance" for each in (*served.columns, *served.hidden))
+    name = "_distance" if taken else "distance"
+    return Column(name=name, field=name, type=parsed("Float32"), scalar=scalars.FLOAT64)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from ipaddress import ip_network
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 from iscp_dagster.model.declared.names import checked_name
 from iscp_dagster.model.errors import ConfigError
 
 RETRIES = (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
 """The seconds before each further attempt, by default."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PRINTABLE = re.compile(r"[!-~]+")
 
 
 @dataclass(frozen=True)
@@ -19,6 +25,7 @@ class Endpoint:
     name: str
     _: KW_ONLY
     url: str
+    """Where events are posted to, http or https; without a user, a password or a fragment."""
     secrets: Sequence[str]
     """The environment variables that hold its secrets, newest first; all of them sign."""
     batch: int = 1
@@ -28,7 +35,13 @@ class Endpoint:
     timeout: float = 15.0
     """The seconds that one attempt may take, from resolving the name to the end of the answer."""
     retries: Sequence[float] = RETRIES
-    """The seconds before each further attempt, without the jitter."""
+    """The seconds before each further attempt, without the jitter; the last one repeats."""
+    jitter: float = 0.2
+    """The part of such a delay by which it may be shorter or longer."""
+    longest_wait: float = 36_000.0
+    """The most seconds that an answer's `Retry-After` can ask for."""
+    refusals: int = 20
+    """How many answers in a row such as 404 or 301 pause it."""
     failing_days: float = 5.0
     """For how long it may fail before it is disabled."""
     allow: Sequence[str] = ()
@@ -46,3 +59,78 @@ class Endpoint:
                     f"{option}=[...]."
                 )
             object.__setattr__(self, option, tuple(value))
+        self._check_url()
+        self._check_secrets()
+        self._check_numbers()
+        for network in self.allow:
+            self._check_network(network)
+
+    def _check_url(self) -> None:
+        said = f"Endpoint {self.name!r}: its url"
+        parts = _split(self.url)
+        if parts is None:
+            raise ConfigError(
+                f"{said} {self.url!r} is no address of http or https in ASCII; write one such as "
+                "https://example.com/hook."
+            )
+        # The message must not show what may be a password.
+        if "@" in parts.netloc:
+            raise ConfigError(
+                f"{said} has a user or password before {parts.hostname!r}; leave it out: the "
+                "signature tells the receiver who sends."
+            )
+        if parts.fragment:
+            raise ConfigError(f"{said} ends in a fragment, #{parts.fragment}; leave it out.")
+
+    def _check_secrets(self) -> None:
+        said = f"Endpoint {self.name!r}: secrets=[...]"
+        if not self.secrets:
+            raise ConfigError(f"{said} is empty; name the environment variable of a secret.")
+        for name in self.secrets:
+            # The message must not show what may be a secret.
+            if not isinstance(name, str) or not _VARIABLE.fullmatch(name) or "whsec_" in name:
+                raise ConfigError(
+                    f"{said} holds something that is no name of an environment variable; set a "
+                    f"variable to the secret, and name it, such as {self.name.upper()}_SECRET."
+                )
+
+    def _check_numbers(self) -> None:
+        for option, least in (("batch", 1), ("concurrency", 1), ("refusals", 1), ("pending", 1)):
+            value = getattr(self, option)
+            if type(value) is not int or value < least:
+                self._refuse(option, value, f"a whole number from {least} on")
+        for option in ("timeout", "longest_wait", "failing_days"):
+            if not _is_positive(value := getattr(self, option)):
+                self._refuse(option, value, "a number above 0")
+        if not self.retries or not all(map(_is_positive, self.retries)):
+            self._refuse("retries", list(self.retries), "a list of seconds above 0")
+        if isinstance(self.jitter, bool) or not 0 <= self.jitter < 1:
+            self._refuse("jitter", self.jitter, "a number from 0 to less than 1")
+
+    def _check_network(self, network: Any) -> None:
+        try:
+            ip_network(network)
+        except ValueError as error:
+            raise ConfigError(
+                f"Endpoint {self.name!r}: allow has {network!r}, which is no network: {error}. "
+                "Write one such as 10.1.0.0/16."
+            ) from None
+
+    def _refuse(self, option: str, value: object, wanted: str) -> None:
+        raise ConfigError(f"Endpoint {self.name!r}: {option}={value!r} is not {wanted}.")
+
+
+def _split(url: Any) -> SplitResult | None:
+    """The parts of a URL; None if events cannot be posted to it."""
+    if not isinstance(url, str) or not _PRINTABLE.fullmatch(url):
+        return None
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:
+        return None
+    return parts if usable else None
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 2**31

@@ -10,7 +10,7 @@ from iscp_dagster.model.errors import IscpError
 class SubscriptionError(IscpError):
     """A subscription ends with an error; `extensions` goes to the client beside the message."""
 
-    code = 10_830
+    code = 10_860
     name = "SUBSCRIPTION_FAILED"
 
     def __init__(self, message: str, **extensions: str) -> None:
@@ -21,7 +21,7 @@ class SubscriptionError(IscpError):
 class PositionInvalidError(SubscriptionError):
     """A cursor is malformed, or is one of another table or view."""
 
-    code = 10_831
+    code = 10_861
     name = "POSITION_INVALID"
 
 
@@ -31,7 +31,7 @@ class PositionExpiredError(SubscriptionError):
     The client begins anew, with `snapshot: true`.
     """
 
-    code = 10_832
+    code = 10_862
     name = "POSITION_EXPIRED"
 
 

@@ -97,7 +97,7 @@ class Feed:
                 async with self._turn:
                     await self._follow(dirty)
                 pause = FIRST_PAUSE
-            except IscpError as error:
+            except Exception as error:  # noqa: BLE001 - subscribers must not go silent
                 LOGGER.warning("%s: %s; reading on in %.1f s", self.index, error, pause)
                 self.touch(dirty)
                 await self.pause(pause)

@@ -21,6 +21,7 @@ from iscp_dagster.serve.sql import Parameters, condition
 from iscp_dagster.serve.where import EVERYTHING, Expression
 
 LIMITS = Limits(rows=100_000)
+BEGIN = int(Operation.BEGIN)
 MOST_GROUPS = 50
 """Groups of tenants at the same place, in one query."""
 _SYSTEM = {
@@ -77,7 +78,7 @@ class Images:
         """The version that each tenant's history begins with; only of those that have one."""
         bound = Parameters()
         query = (
-            f"SELECT {self._owner}, max(`_version`) FROM {self._table} WHERE `_change` = 0 "
+            f"SELECT {self._owner}, max(`_version`) FROM {self._table} WHERE `_change` = {BEGIN} "
             f"AND {self._among(tenants, bound)} GROUP BY {self._owner} HAVING count() > 0"
         )
         found = self._read(query, bound, [_system("_owner"), _system("_version")])
@@ -102,7 +103,7 @@ class Images:
         )
         # An update has two rows.
         order = "ORDER BY `_version`, `_owner`, `_ordinal`, `_image`"
-        rest = f"WHERE `_change` != 0 AND ({where}) {order} LIMIT {2 * most:d}"
+        rest = f"WHERE `_change` > 0 AND ({where}) {order} LIMIT {2 * most:d}"
         return self._stamped(rest, bound)[:most]
 
     def standing(
@@ -119,7 +120,7 @@ class Images:
         )
         later = f" AND {self._later(row, bound)}" if row else ""
         last = (
-            f"SELECT * FROM {self._table} WHERE ({upto}){later} "
+            f"SELECT * FROM {self._table} WHERE `_change` >= 0 AND ({upto}){later} "
             f"ORDER BY {self._sorted}, `_version` DESC, `_image` DESC LIMIT 1 BY {self._sorted}"
         )
         meets = condition(where, bound)

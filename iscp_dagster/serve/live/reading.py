@@ -9,6 +9,7 @@ from typing import Protocol
 from iscp_dagster.events.changes import Stamped
 from iscp_dagster.serve.live.images import Span, portion
 from iscp_dagster.serve.live.positions import START, Position, Positions, is_kept
+from iscp_dagster.serve.where import Expression
 
 
 class History(Protocol):
@@ -22,6 +23,11 @@ class History(Protocol):
 
     def changes(self, spans: Sequence[Span], most: int) -> list[Stamped]:
         """The oldest changes of the spans."""
+
+    def standing(
+        self, at: Positions, row: tuple[str, ...], most: int, where: Expression
+    ) -> list[tuple[tuple[str, ...], Stamped]]:
+        """The rows that stand at the positions, by key, after one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

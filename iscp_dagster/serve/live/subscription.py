@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from iscp_dagster.events.changes import Stamped
 from iscp_dagster.serve.live.cursor import Cursor, Origin, cursor_of, read, written
 from iscp_dagster.serve.live.errors import PositionExpiredError, SubscriberTooSlowError
 from iscp_dagster.serve.live.feed import Feed
-from iscp_dagster.serve.live.images import Images
 from iscp_dagster.serve.live.positions import START, Position, Positions, is_kept
-from iscp_dagster.serve.live.reading import next_page
+from iscp_dagster.serve.live.reading import History, next_page
 from iscp_dagster.serve.live.ring import Entry, Reader
 from iscp_dagster.serve.live.telling import INSERT, PROGRESS, Message, Wanted
 
@@ -34,7 +34,7 @@ class Subscription:
     at: dict[str, Position] = field(default_factory=dict, init=False)
     """How far it has been told, until it follows the feed's ring."""
     position: str = field(default="", init=False)
-    """The cursor that it can go on from."""
+    """The cursor after what it has been told; a message counts when the next one is asked for."""
     _origin: Origin = field(init=False)
     _row: tuple[str, ...] | None = field(default=None, init=False)
     """The last row told of a snapshot that has not ended."""
@@ -51,6 +51,8 @@ class Subscription:
             yield Message(operation=PROGRESS, cursor=self.position)
         async for message in self._missed():
             yield message
+        # No await between the last look at the feed's positions and this.
+        self._check_life()
         reader = self._join()
         try:
             async for message in self._live(reader):
@@ -73,14 +75,21 @@ class Subscription:
 
     async def _check_kept(self) -> None:
         """Refuse positions whose changes are gone. Raises PositionExpiredError."""
-        at, history = dict(self.at), self.feed.history
-        if history is None or not at:
-            return
-        begins = await self.feed.patiently(lambda: history.begins(at))
-        gone = [each for each in at if not is_kept(at[each], begins.get(each))]
+        history, at = self._check_life(), self.at
+        begins = await self.feed.patiently(partial(history.begins, tuple(at))) if at else {}
+        gone = {each: begins[each] for each in begins if not is_kept(at[each], begins[each])}
         if gone:
-            oldest = {each: max(at[each], Position.after(begins[each])) for each in gone}
-            raise self._expired(gone[0], self._written(cursor_of(at | oldest)))
+            raise self._gone(gone)
+
+    def _check_life(self) -> History:
+        """Return the rows to read. Raises PositionExpiredError if the index was built anew."""
+        if self.feed.history is None or self.feed.origin != self._origin:
+            raise self._expired("", "")
+        return self.feed.history
+
+    def _gone(self, begins: Mapping[str, int]) -> PositionExpiredError:
+        first = {each: Position.after(begin) for each, begin in begins.items()}
+        return self._expired(min(begins), self._written(cursor_of(self.at | first)))
 
     def _expired(self, tenant: str, oldest: str) -> PositionExpiredError:
         whose = f"the changes of tenant {tenant!r}" if tenant else "the changes"
@@ -92,18 +101,18 @@ class Subscription:
 
     async def _standing(self) -> AsyncIterator[Message]:
         """The rows as of the positions, by key."""
-        history = self.feed.history
         at = {each: place for each, place in self.at.items() if place.base_told is None}
-        while self._row is not None and at and isinstance(history, Images):
-            row, images = self._row, history
+        while self._row is not None and at:
+            history, row = self._check_life(), self._row
             found = await self.feed.patiently(
-                lambda: images.standing(at, row, self.feed.page, self.wanted.where)  # noqa: B023
+                partial(history.standing, at, row, self.feed.page, self.wanted.where)
             )
             await self._check_kept()
             for key, stamped in found:
                 self._row = key
-                self.position = self._cursor()
-                yield self._inserted(stamped)
+                message = self._inserted(stamped)
+                yield message
+                self.position = message.cursor
             if len(found) < self.feed.page:
                 break
         self._row = None
@@ -116,22 +125,19 @@ class Subscription:
     async def _missed(self) -> AsyncIterator[Message]:
         """What the feed has told since the positions."""
         while self._behind():
-            upto, at, history = dict(self.feed.visible(self.wanted.tenants)), dict(self.at), None
-            history = self.feed.history
-            if history is None or self.feed.origin != self._origin:
-                raise self._expired("", self.position)
-            rows = history
+            upto = dict(self.feed.visible(self.wanted.tenants))
             page = await self.feed.patiently(
-                lambda: next_page(rows, at, upto, self.feed.page)  # noqa: B023
+                partial(next_page, self._check_life(), dict(self.at), upto, self.feed.page)
             )
-            for tenant in page.gaps:
-                raise self._expired(tenant, self._written(cursor_of(upto)))
+            if page.gaps:
+                raise self._gone(page.gaps)
             for step in page.steps:
                 self.at[step.tenant] = step.at
-                self.position = self._cursor()
-                told = step.stamped and self.wanted.told(step.stamped, self.position)
+                cursor = self._cursor()
+                told = step.stamped and self.wanted.told(step.stamped, cursor)
                 if told:
                     yield told
+                self.position = cursor
 
     def _behind(self) -> bool:
         visible = self.feed.visible(self.wanted.tenants)
@@ -150,11 +156,14 @@ class Subscription:
         loop, quiet_since, moved = asyncio.get_running_loop(), 0.0, False
         while True:
             for entry in self.feed.ring.taken(reader):
-                message = self._told(entry, ahead)
-                moved = moved or message is None
+                cursor = self._cursor_after(entry, ahead)
+                if cursor is None:
+                    continue
+                message, moved = self._told(entry, ahead, cursor), True
                 if message:
                     yield message
                     quiet_since, moved = loop.time(), False
+                self.position = cursor
             if reader.lost:
                 raise self._too_slow()
             due = quiet_since + self.every - loop.time()
@@ -164,18 +173,17 @@ class Subscription:
                 continue
             await self.feed.ring.news(reader, due if self.progress and moved else None)
 
-    def _told(self, entry: Entry, ahead: Positions) -> Message | None:
+    def _cursor_after(self, entry: Entry, ahead: Positions) -> str | None:
+        """The cursor after an entry; None if it is of tenants that are not seen."""
         cursor = entry.cursors.get(self.wanted.tenants)
-        if cursor is None:
-            return None
-        if entry.gap:
+        if cursor is not None and entry.gap:
             raise self._expired(entry.tenant, cursor)
-        if ahead:
-            cursor = self._ahead(cursor, ahead)
-            if entry.stamped and self._is_past(entry, ahead):
-                return None
-        self.position = cursor
-        return self.wanted.told(entry.stamped, cursor) if entry.stamped else None
+        return self._ahead(cursor, ahead) if cursor and ahead else cursor
+
+    def _told(self, entry: Entry, ahead: Positions, cursor: str) -> Message | None:
+        if entry.stamped is None or (ahead and self._is_past(entry, ahead)):
+            return None
+        return self.wanted.told(entry.stamped, cursor)
 
     def _is_past(self, entry: Entry, ahead: Positions) -> bool:
         """Whether the subscriber, which came from a reader that was further, had it already."""

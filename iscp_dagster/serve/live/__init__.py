@@ -1,1 +1,1 @@
-"""Subscriptions: cursors, the one reading of each changes index, and graphql-transport-ws."""
+"""Subscriptions: cursors, one reading of each changes index, and what each subscriber is told."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iscp_dagster.serve.live.protocol import (
+from iscp_dagster.serve.live.transport.protocol import (
     MOST_REASON,
     Admit,
     Close,

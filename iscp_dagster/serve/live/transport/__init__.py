@@ -1,0 +1,1 @@
+"""How subscriptions travel: graphql-transport-ws on websockets."""

@@ -1,0 +1,307 @@
+"""Websockets with the subprotocol graphql-transport-ws: what a `Conversation` decides, done."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from graphql import GraphQLError, OperationType, execute_sync
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, bearer
+from iscp_dagster.serve.documents import DocumentError, Shape, checked
+from iscp_dagster.serve.live.errors import SubscriberTooSlowError, SubscriptionError
+from iscp_dagster.serve.live.service import Listening
+from iscp_dagster.serve.live.transport.operations import RefusedOperationError, Telling
+from iscp_dagster.serve.live.transport.protocol import (
+    NOT_ACCEPTABLE,
+    OVERLOADED,
+    RESTART,
+    SUBPROTOCOL,
+    TOO_BIG,
+    Action,
+    Admit,
+    Close,
+    Conversation,
+    Send,
+    Start,
+)
+from iscp_dagster.serve.reads.caps import Asking, Caps
+from iscp_dagster.serve.schemas import Schemas
+from iscp_dagster.serve.web.told import said, told
+
+LOGGER = logging.getLogger(__name__)
+Errors = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SocketBounds:
+    """What the server takes on."""
+
+    connections: int = 2_000
+    operations: int = 100
+    """Of one connection, at a time."""
+    message: int = 256 * 1024
+    """Bytes of a client's message."""
+    init_seconds: float = 10.0
+    """How long a connection may take to send `connection_init`."""
+    close_seconds: float = 10.0
+    """How long to try to tell a client that does not read why its connection ends."""
+    check_seconds: float = 2.0
+    """How often tokens are looked up again."""
+    together: int = 8
+    """Queries by websocket that are executed at the same time."""
+    shape: Shape = field(default_factory=Shape)
+    caps: Caps = field(default_factory=Caps)
+
+
+@dataclass(kw_only=True)
+class Sockets:
+    """The endpoint of websockets; `beside` must run while the application does."""
+
+    schemas: Schemas
+    access: Access
+    bounds: SocketBounds = field(default_factory=SocketBounds)
+    open: set[Connection] = field(default_factory=set, init=False)
+    queries: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.queries = asyncio.Semaphore(self.bounds.together)
+
+    async def __call__(self, websocket: WebSocket) -> None:
+        """Serve one connection to its end."""
+        connection = Connection(sockets=self, websocket=websocket)
+        if SUBPROTOCOL not in websocket.scope.get("subprotocols", ()):
+            await websocket.accept()
+            await connection.close(NOT_ACCEPTABLE, "Subprotocol not acceptable")
+            return
+        await websocket.accept(subprotocol=SUBPROTOCOL)
+        if len(self.open) >= self.bounds.connections:
+            await connection.close(OVERLOADED, "This server has as many connections as it takes")
+            return
+        self.open.add(connection)
+        try:
+            await connection.serve()
+        finally:
+            self.open.discard(connection)
+
+    @asynccontextmanager
+    async def beside(self) -> AsyncIterator[None]:
+        """Look up tokens again while it runs; in the end, have clients connect again."""
+        watch = asyncio.create_task(self._watch_tokens())
+        try:
+            yield
+        finally:
+            watch.cancel()
+            ends = [each.close(RESTART, "The server restarts") for each in self.open]
+            await asyncio.gather(*ends, return_exceptions=True)
+
+    async def _watch_tokens(self) -> None:
+        while True:
+            await asyncio.sleep(self.bounds.check_seconds)
+            await self.check_tokens()
+
+    async def check_tokens(self) -> None:
+        """End the connections whose token was withdrawn, or names other tenants now."""
+        for connection in list(self.open):
+            if not self.access.open and not await self._still(connection):
+                await connection.do(connection.conversation.refused("The token was withdrawn"))
+
+    async def _still(self, connection: Connection) -> bool:
+        if connection.viewer is None:
+            return True
+        try:
+            now = await asyncio.to_thread(self.access.viewer, connection.token)
+        except UnauthenticatedError:
+            return False
+        except Exception as error:  # noqa: BLE001 - a user's function may raise anything
+            LOGGER.warning("Tokens cannot be looked up now: %s", type(error).__name__)
+            return True
+        return now == connection.viewer
+
+
+@dataclass(eq=False, kw_only=True)
+class Connection:
+    """One client's connection."""
+
+    sockets: Sockets
+    websocket: WebSocket
+    conversation: Conversation = field(init=False)
+    viewer: Viewer | None = field(default=None, init=False)
+    token: str | None = field(default=None, init=False)
+    _tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    _others: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _over: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    def __post_init__(self) -> None:
+        self.conversation = Conversation(most=self.sockets.bounds.operations)
+
+    async def serve(self) -> None:
+        """Take in messages until the connection ends."""
+        receiving = asyncio.create_task(self._receive())
+        over = asyncio.create_task(self._over.wait())
+        timing = asyncio.create_task(self._wait_for_init())
+        try:
+            await asyncio.wait({receiving, over}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.conversation.close(RESTART, "")
+            tasks = [receiving, over, timing, *self._tasks.values(), *self._others]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _receive(self) -> None:
+        while True:
+            message = await self.websocket.receive()
+            if message["type"] != "websocket.receive":
+                return
+            text = message.get("text")
+            frame = message.get("bytes") or b"" if text is None else text
+            if len(frame) > self.sockets.bounds.message:
+                most = f"{self.sockets.bounds.message:,}"
+                await self.close(TOO_BIG, f"A message has at most {most} bytes")
+            else:
+                await self.do(self.conversation.received(frame))
+
+    async def _wait_for_init(self) -> None:
+        await asyncio.sleep(self.sockets.bounds.init_seconds)
+        await self.do(self.conversation.waited())
+
+    async def close(self, code: int, reason: str) -> None:
+        """End every operation and the connection."""
+        await self.do(self.conversation.close(code, reason))
+
+    async def do(self, actions: Sequence[Action]) -> None:
+        """Do what the conversation decided."""
+        for action in actions:
+            if isinstance(action, Send):
+                await self._send(action.message)
+            elif isinstance(action, Close):
+                await self._close(action)
+            elif isinstance(action, Admit):
+                await self._admit(action.payload)
+            elif isinstance(action, Start):
+                self._tasks[action.serial] = asyncio.create_task(self._run(action))
+            else:
+                self._stop(action.serial)
+
+    async def _send(self, message: Mapping[str, Any]) -> None:
+        text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
+        # A client that is gone ends `receive` too.
+        with suppress(WebSocketDisconnect, RuntimeError):
+            await self.websocket.send_text(text)
+
+    async def _close(self, action: Close) -> None:
+        with suppress(WebSocketDisconnect, RuntimeError, asyncio.TimeoutError, TimeoutError):
+            closing = self.websocket.close(action.code, action.reason)
+            await asyncio.wait_for(closing, self.sockets.bounds.close_seconds)
+        self._over.set()
+
+    def _stop(self, serial: int) -> None:
+        task = self._tasks.pop(serial, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+
+    async def _admit(self, payload: Mapping[str, Any]) -> None:
+        self.token = token_of(payload, self.websocket.headers.get("authorization"))
+        try:
+            self.viewer = await asyncio.to_thread(self.sockets.access.viewer, self.token)
+        except UnauthenticatedError:
+            await self.do(self.conversation.refused())
+        except Exception as error:  # noqa: BLE001 - a user's function may raise anything
+            said(error)
+            await self.do(self.conversation.refused())
+        else:
+            await self.do(self.conversation.admitted())
+
+    async def _run(self, start: Start) -> None:
+        """Run one operation to its end."""
+        serial = start.serial
+        try:
+            async for answer in self._answers(start):
+                await self.do(self.conversation.next(serial, answer))
+            await self.do(self.conversation.ended(serial))
+        except SubscriberTooSlowError as error:
+            await self._drop(serial, error.extensions.get("position", ""))
+        except Exception as error:  # noqa: BLE001 - each operation ends with what went wrong
+            await self.do(self.conversation.failed(serial, errors_of(error)))
+        finally:
+            self._tasks.pop(serial, None)
+
+    async def _answers(self, start: Start) -> AsyncIterator[Mapping[str, Any]]:
+        ready = await asyncio.to_thread(self.sockets.schemas.current)
+        bounds = self.sockets.bounds
+        found = await asyncio.to_thread(checked, ready, start.query, start.operation, bounds.shape)
+        viewer = self.viewer or Viewer(tenants=frozenset())
+        if found.operation.operation is not OperationType.SUBSCRIPTION:
+            asking = Asking(viewer=viewer, caps=bounds.caps)
+            execute = partial(
+                execute_sync,
+                ready.schema,
+                found.document,
+                context_value=asking,
+                variable_values=dict(start.variables or {}),
+                operation_name=start.operation,
+            )
+            async with self.sockets.queries:
+                result = await asyncio.to_thread(execute)
+            errors = [told(each) for each in result.errors or ()]
+            yield {"data": result.data, **({"errors": errors} if errors else {})}
+            return
+        listening = Listening(viewer=viewer, on_lost=self._losing(start.serial))
+        telling = Telling(ready.schema, found.document, found.operation, start.variables, listening)
+        async for answer in telling.answers():
+            yield answer
+
+    def _losing(self, serial: int) -> Callable[[str], None]:
+        def lost(position: str) -> None:
+            task = asyncio.create_task(self._drop(serial, position))
+            self._others.add(task)
+            task.add_done_callback(self._others.discard)
+
+        return lost
+
+    async def _drop(self, serial: int, position: str) -> None:
+        """Tell a client that is too slow its position, and end the connection, if it still can."""
+        error = SubscriberTooSlowError(
+            "Changes come faster than this client takes them; subscribe again with after: set to "
+            "this position.",
+            position=position,
+        )
+        failed = self.conversation.failed(serial, errors_of(error))
+        closed = self.conversation.close(OVERLOADED, f"{error.name} {position}")
+        for task in [task for each, task in self._tasks.items() if each != serial]:
+            task.cancel()
+        with suppress(asyncio.TimeoutError, TimeoutError):
+            await asyncio.wait_for(self.do(failed), self.sockets.bounds.close_seconds)
+        await self.do(closed)
+
+
+def token_of(payload: Mapping[str, Any], header: str | None) -> str | None:
+    """The bearer token of a `connection_init`, else of the request's header."""
+    for name in ("Authorization", "authorization"):
+        value = payload.get(name)
+        if isinstance(value, str):
+            return bearer(value)
+    token = payload.get("token")
+    return token if isinstance(token, str) else bearer(header)
+
+
+def errors_of(error: Exception) -> Errors:
+    """What a client is told about an operation that failed."""
+    if isinstance(error, DocumentError):
+        return [dict(each.formatted) for each in error.errors]
+    if isinstance(error, RefusedOperationError):
+        return [told(each) for each in error.errors]
+    if isinstance(error, SubscriptionError):
+        return [{"message": str(error), "extensions": dict(error.extensions)}]
+    if isinstance(error, GraphQLError):
+        return [told(error)]
+    message, code = said(error)
+    return [{"message": message, "extensions": {"code": code}}]

@@ -31,6 +31,8 @@ COMMANDS = {
     "wait": "iscp_dagster.cli.jobs.wait:wait",
     "dlq": "iscp_dagster.cli.dlq:dlq",
     "usage": "iscp_dagster.cli.jobs.usage:usage",
+    "events": "iscp_dagster.cli.events.commands:events",
+    "endpoint": "iscp_dagster.cli.events.endpoints:endpoint",
     "test": "iscp_dagster.cli.stack:tests",
 }
 INTERRUPTED = 130

@@ -1,0 +1,1 @@
+"""`iscp events` and `iscp endpoint`: what triggers fired, and where it is delivered."""

@@ -1,0 +1,136 @@
+"""What `iscp events` and `iscp endpoint` print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+
+from rich.console import Console
+from rich.table import Table
+
+from iscp_dagster.api.outbox import Standing
+from iscp_dagster.cli.jobs.show import line
+from iscp_dagster.cli.parts.plain import cell, word
+from iscp_dagster.webhooks.pending import Attempt, Delivery
+
+_FULL = "%Y-%m-%d %H:%M:%S"
+_SHORT = "%m-%d %H:%M:%S"
+
+
+def deliveries(found: Sequence[Delivery], limit: int) -> None:
+    """Print two lines per event and endpoint: one would be wider than 80 columns."""
+    heads = ("event\ntrigger, key", "type", "endpoint", "state\nattempts", "recorded\nnext try")
+    table = _table(*heads)
+    for each in found:
+        table.add_row(
+            f"{word(each.event_id)}\n{word(each.trigger)} {word(each.key)}",
+            word(each.event_type),
+            word(each.endpoint),
+            f"{each.state.label}\n{each.attempts or ''}",
+            f"{_time(each.recorded, _SHORT)}\n{_next(each, _SHORT)}",
+        )
+    _print(table)
+    more = f", the latest; --limit shows more than {limit:,}" if len(found) == limit else ""
+    line(f"{len(found):,} event{'s' * (len(found) != 1)}{more}")
+
+
+def whole(found: Sequence[Delivery], attempts: Sequence[Attempt]) -> None:
+    """Print an event's facts and body, then its deliveries and attempts."""
+    first = found[0]
+    facts = {
+        "event": first.event_id,
+        "trigger": first.trigger,
+        "type": first.event_type,
+        "tenant": first.tenant,
+        "key": first.key,
+        "changed": f"{_time(first.source_timestamp.at, _FULL)}, version "
+        f"{first.source_timestamp.version}",
+        "recorded": _time(first.recorded, _FULL),
+        "body": json.dumps(json.loads(first.body), indent=2, ensure_ascii=False),
+    }
+    _facts(facts)
+    for each in found:
+        Console().print()
+        _facts(_delivery(each))
+        _attempts([one for one in attempts if one.endpoint == each.endpoint])
+
+
+def endpoints(found: Sequence[Standing]) -> None:
+    """Print two lines per endpoint, and why one is not active."""
+    heads = ("endpoint\nstate", "pending\noldest", "delivered\nlast", "dead", "failing since")
+    table = _table(*heads)
+    for each in found:
+        table.add_row(
+            f"{word(each.state.name)}\n{each.state.state}",
+            f"{each.pending:,}\n{_time(each.oldest, _SHORT)}",
+            f"{each.delivered:,}\n{_time(each.state.delivered_at, _SHORT)}",
+            f"{each.dead:,}",
+            _time(each.state.health.failing_since, _SHORT),
+        )
+    _print(table)
+    for each in found:
+        if each.state.reason:
+            line(f"{each.state.name} is {each.state.state}: {each.state.reason}")
+        if not each.declared:
+            line(f"{each.state.name} is no longer declared")
+    if not found:
+        line("no endpoints")
+
+
+def _delivery(each: Delivery) -> dict[str, str]:
+    facts = {"endpoint": each.endpoint, "state": each.state.label, "attempts": str(each.attempts)}
+    if each.pending:
+        facts["next try"] = _next(each, _FULL)
+    if each.failed_at:
+        facts["failed first"] = _time(each.failed_at, _FULL)
+    if each.ended_at:
+        facts["ended"] = _time(each.ended_at, _FULL)
+    if each.batch_id:
+        facts["batch"] = each.batch_id
+    return facts
+
+
+def _attempts(found: Sequence[Attempt]) -> None:
+    table = _table("attempt", "seconds", "status", "answer", "what follows")
+    for each in found:
+        follows = each.verdict
+        if each.next_at is not None:
+            follows = f"{each.verdict}, {_time(each.next_at, _SHORT)}"
+        table.add_row(
+            _time(each.at, _SHORT),
+            f"{each.seconds:.2f}",
+            "none" if each.status is None else str(each.status),
+            cell(each.answer),
+            follows,
+        )
+    _print(table)
+
+
+def _next(each: Delivery, form: str) -> str:
+    return _time(each.next_at, form) if each.pending else ""
+
+
+def _facts(facts: dict[str, str]) -> None:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, cell(value))
+    Console(highlight=False).print(table)
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _print(table: Table) -> None:
+    if table.row_count:
+        Console(highlight=False).print(table)
+
+
+def _time(at: datetime | None, form: str) -> str:
+    return "" if at is None else at.strftime(form)

@@ -1,0 +1,275 @@
+"""`iscp events` and `iscp endpoint` over an outbox in SQLite."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from datetime import timedelta
+
+import pytest
+from events import NOON, Watch, event
+
+from iscp_dagster.api.outbox import Deliveries
+from iscp_dagster.cli import main as cli
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.model.variables import HOME, LOG_URL
+from iscp_dagster.webhooks.answers import Answer, Outcome, Verdict
+from iscp_dagster.webhooks.outbox import Outbox
+from iscp_dagster.webhooks.recording import Result
+
+DECLARED = """
+from iscp_dagster import Changes, Endpoint, SourceTable, Trigger
+trades = SourceTable("shop.trades", key="id", path="/nowhere", indexes=[Changes()])
+alerts = Endpoint("alerts", url="https://example.com/secret-path", secrets=["S"])
+Endpoint_2 = Endpoint("spare", url="https://example.com/spare", secrets=["S"])
+alarm = Trigger("alarm", on=trades, match="amount > 1", to=[alerts])
+"""
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory):
+    """Declare a table, a trigger and two endpoints in a module that the commands import."""
+    folder = tmp_path_factory.mktemp("declared")
+    (folder / "shop_of_events.py").write_text(DECLARED)
+    sys.path.insert(0, str(folder))
+    yield "shop_of_events"
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture
+def watch():
+    return Watch(1_000)
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    """Make an empty log once; to copy it takes less than to make another."""
+    file = tmp_path_factory.mktemp("empty") / "log.sqlite"
+    log = SqlLog(f"sqlite:///{file}")
+    log.ensure()
+    log.engine.dispose()
+    return file
+
+
+@pytest.fixture
+def outbox(empty, tmp_path, watch):
+    shutil.copy(empty, tmp_path / "log.sqlite")
+    log = SqlLog(f"sqlite:///{tmp_path}/log.sqlite")
+    yield Outbox(log.engine, clock=watch)
+    log.engine.dispose()
+
+
+@pytest.fixture
+def iscp(assets, outbox, tmp_path, capsys, monkeypatch):
+    """Give a function that runs a command line and returns exit code and output."""
+    environ = {"ISCP_ASSETS": assets, LOG_URL: f"sqlite:///{tmp_path}/log.sqlite"}
+    deliveries = Deliveries(environ, outbox)
+    monkeypatch.setattr("iscp_dagster.api.outbox.open_deliveries", lambda _: deliveries)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["iscp", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out + err
+
+    return run
+
+
+def printed(iscp, *arguments):
+    code, said = iscp(*arguments)
+    assert code == 0, said
+    assert max(map(len, said.splitlines())) <= 80, said
+    return said
+
+
+def found(iscp, *arguments):
+    code, said = iscp(*arguments, "--json")
+    assert code == 0, said
+    return json.loads(said)
+
+
+def put(outbox, *events):
+    with outbox.writing() as connection:
+        outbox.put(connection, events)
+
+
+def attempt(outbox, status, outcome, text=""):
+    """Answer all that is due, as a sender does."""
+    outbox.hold(["alerts"], "sender", 60)
+    work = outbox.claim("alerts", room=100, busy=())
+    results = [
+        Result(
+            message=message,
+            answer=Answer(status=status, text=text),
+            outcome=outcome,
+            at=outbox.clock(),
+            seconds=0.25,
+        )
+        for each in work
+        for message in each.messages
+    ]
+    outbox.record(outbox.endpoints()["alerts"], results)
+
+
+def again(outbox, seconds):
+    return Outcome(verdict=Verdict.AGAIN, next_at=outbox.clock() + timedelta(seconds=seconds))
+
+
+DELIVERED, DEAD = Outcome(verdict=Verdict.DELIVERED), Outcome(verdict=Verdict.DEAD)
+
+
+def ids(iscp, *options):
+    return [each["event_id"] for each in found(iscp, "events", "list", *options)]
+
+
+def test_events_are_listed_with_their_attempts_and_next_try(iscp, outbox):
+    put(outbox, event(1))
+    attempt(outbox, 503, again(outbox, 300))
+    said = printed(iscp, "events", "list").splitlines()
+    assert said[0].split() == ["event", "state", "recorded"]
+    assert said[1].split()[-5:] == ["type", "endpoint", "attempts", "next", "try"]
+    assert said[2].split() == ["alarm-1", "MATCH", "alerts", "pending", "06-18", "12:00:01"]
+    assert said[3].split() == ["alarm", "acme/1", "1", "06-18", "12:21:40"]
+    assert said[-1] == "1 event"
+
+
+def test_a_long_event_fits_the_terminal(iscp, outbox):
+    put(outbox, event(1, key="k" * 90, trigger="a_trigger_with_a_rather_long_name", to=("e" * 30,)))
+    assert "k" * 20 in printed(iscp, "events", "list")
+    assert "k" * 20 in printed(iscp, "events", "show", "a_trigger_with_a_rather_long_name-1")
+
+
+def test_events_are_chosen_by_state_endpoint_tenant_and_time(iscp, outbox):
+    put(outbox, event(1), event(2, tenant="globex"), event(3, to=("alerts", "spare")))
+    assert ids(iscp, "--endpoint", "spare") == ["alarm-3"]
+    assert ids(iscp, "--tenant", "globex") == ["alarm-2"]
+    attempt(outbox, 204, DELIVERED)
+    assert ids(iscp, "--state", "pending") == ["alarm-3"]
+    assert ids(iscp, "--state", "delivered") == ["alarm-3", "alarm-2", "alarm-1"]
+    since = (NOON + timedelta(seconds=2)).isoformat()
+    assert ids(iscp, "--from", since, "--endpoint", "alerts") == ["alarm-3", "alarm-2"]
+    assert ids(iscp, "--from", since, "--to", (NOON + timedelta(seconds=3)).isoformat()) == [
+        "alarm-2"
+    ]
+    assert ids(iscp, "--limit", "1") == ["alarm-3"]
+    assert "the latest; --limit shows more than 1" in printed(
+        iscp, "events", "list", "--limit", "1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--state", "lost"), "'lost' is unknown; use one of pending, delivered, dead"),
+        (("--trigger", "alarms"), "no trigger 'alarms'; there are: alarm"),
+        (("--endpoint", "alert"), "no endpoint 'alert'; there are: alerts"),
+        (("--from", "noon"), "'noon' is neither a length of time"),
+    ],
+)
+def test_a_wrong_choice_is_one_message(iscp, options, told):
+    code, said = iscp("events", "list", *options)
+    assert code == 1
+    assert told in said
+    assert len(said.splitlines()) == 1
+
+
+def test_an_event_is_shown_with_its_body_and_each_answer(iscp, outbox, watch):
+    put(outbox, event(1))
+    attempt(outbox, 503, again(outbox, 5), "busy [red]\x1b[2J")
+    watch.move(5)
+    attempt(outbox, 204, DELIVERED)
+    said = printed(iscp, "events", "show", "alarm-1")
+    facts = dict(line.split(None, 1) for line in said.splitlines() if len(line.split()) > 1)
+    assert facts["trigger"].strip() == "alarm"
+    assert (facts["state"].strip(), facts["attempts"].strip()) == ("delivered", "2")
+    assert '"event_id": "alarm-1"' in said
+    assert "busy [red]\\x1b[2J" in said
+    assert "\x1b[2J" not in said
+    rows = [line.split() for line in said.splitlines() if line.startswith("06-18")]
+    assert [(row[3], row[-1]) for row in rows] == [("503", "12:16:45"), ("204", "delivered")]
+    whole = found(iscp, "events", "show", "alarm-1")
+    assert whole["body"]["text"] == "Füße \0"
+    assert [each["status"] for each in whole["attempts"]] == [503, 204]
+    assert whole["deliveries"][0]["next_at"] is None
+    assert whole["deliveries"][0]["source_timestamp"] == event(1).source_timestamp.text
+
+
+@pytest.mark.parametrize("verb", ["show", "resend"])
+def test_an_unknown_event_is_one_message(iscp, verb):
+    code, said = iscp("events", verb, "nothing")
+    assert (code, said) == (
+        1,
+        "iscp: There is no event 'nothing'; `iscp events list` shows those kept.\n",
+    )
+
+
+def test_a_dead_letter_is_sent_again_under_its_id(iscp, outbox):
+    put(outbox, event(1))
+    attempt(outbox, 400, DEAD)
+    assert ids(iscp, "--state", "dead") == ["alarm-1"]
+    said = printed(iscp, "events", "resend", "alarm-1")
+    assert said == "alarm-1 is sent again, to 1 endpoint.\n"
+    assert ids(iscp, "--state", "pending") == ["alarm-1"]
+    assert found(iscp, "events", "resend", "alarm-1") == {"event_id": "alarm-1", "endpoints": 1}
+
+
+def test_a_replay_of_a_time_range_has_the_same_ids(iscp, outbox):
+    put(outbox, *map(event, range(1, 5)), event(9, trigger="other"))
+    attempt(outbox, 204, DELIVERED)
+    since, to = ((NOON + timedelta(seconds=n)).isoformat() for n in (2, 4))
+    said = printed(iscp, "events", "replay", "alarm", "--from", since, "--to", to)
+    assert said == "2 events of alarm are sent again.\n"
+    assert ids(iscp, "--state", "pending") == ["alarm-3", "alarm-2"]
+    told = found(iscp, "events", "replay", "alarm", "--from", since)
+    assert told == {"trigger": "alarm", "events": 3}
+    assert iscp("events", "replay", "alarm")[0] == 2
+
+
+def test_endpoints_are_listed_with_what_waits_and_what_they_refused(iscp, outbox):
+    put(outbox, event(1))
+    attempt(outbox, 400, DEAD)
+    put(outbox, event(2), event(3, to=("gone",)))
+    said = printed(iscp, "endpoint", "list")
+    rows = [line.split() for line in said.splitlines()]
+    assert rows[2][:4] == ["alerts", "1", "0", "1"]
+    assert rows[3] == ["active", "06-18", "12:00:02"]
+    assert "gone is no longer declared" in said
+    assert "secret-path" not in said
+    listed = {each["endpoint"]: each for each in found(iscp, "endpoint", "list")}
+    assert set(listed) == {"alerts", "gone", "spare"}
+    assert (listed["gone"]["declared"], listed["gone"]["pending"]) == (False, 1)
+    assert listed["alerts"]["oldest_pending"].startswith("2025-06-18T12:00:02")
+    assert "secret-path" not in json.dumps(listed)
+
+
+def test_an_endpoint_is_paused_and_resumed(iscp, outbox):
+    put(outbox, event(1))
+    attempt(outbox, 503, again(outbox, 300))
+    assert (
+        printed(iscp, "endpoint", "pause", "alerts", "--reason", "a deploy")
+        == "alerts is paused.\n"
+    )
+    assert "alerts is paused: a deploy" in printed(iscp, "endpoint", "list")
+    assert outbox.endpoints()["alerts"].state == "paused"
+    told = found(iscp, "endpoint", "resume", "alerts")
+    assert told == {"endpoint": "alerts", "state": "active", "reason": ""}
+    assert [work.messages[0].id for work in outbox.claim("alerts", room=1, busy=())] == ["alarm-1"]
+    assert "paused by " in found(iscp, "endpoint", "pause", "spare")["reason"]
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_an_unknown_endpoint_is_one_message(iscp, verb):
+    code, said = iscp("endpoint", verb, "alert")
+    assert code == 1
+    assert said == "iscp: There is no endpoint 'alert'; there are: alerts, spare.\n"
+
+
+def test_without_a_log_the_commands_say_what_to_set(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["iscp", "events", "list"])
+    monkeypatch.delenv(LOG_URL, raising=False)
+    monkeypatch.setenv(HOME, str(tmp_path))
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "ISCP_LOG_URL is not set, and no stack is up" in capsys.readouterr().err

@@ -1,0 +1,344 @@
+"""One attempt against a real receiver: signatures, addresses, timeouts, kept connections."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime as dt
+import ssl
+import threading
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from receiver import receiving, reply, until
+from standardwebhooks.webhooks import Webhook
+
+from iscp_dagster import Endpoint
+from iscp_dagster.model.clock import utc_now
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.webhooks.network import MOST_READ, Resolver
+from iscp_dagster.webhooks.posting import Poster
+
+SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
+TWICE = reply(200, b"ok") + reply(200, b"smuggled")
+
+
+def poster(url, *, resolver=None, tls=None, **options):
+    options = {"allow": ["127.0.0.0/8"], "timeout": 20.0} | options
+    endpoint = Endpoint("alerts", url=url, secrets=["SECRET"], **options)
+    return Poster(endpoint, {"SECRET": SECRET}, resolver or Resolver(), utc_now, tls)
+
+
+def resolving(*answers):
+    """Give each look-up the next answer, and then the last one again."""
+    rest = list(answers)
+    return Resolver(lambda _host, _port: rest.pop(0) if len(rest) > 1 else rest[0])
+
+
+def test_an_event_is_posted_so_that_the_package_standardwebhooks_verifies_it():
+    async def scene():
+        async with receiving(lambda _: reply(202, b"thank you")) as receiver:
+            sending = poster(receiver.url + "?a=b")
+            answer = await sending.post("event-1", b'{"a": 1}')
+            await sending.post("event-2", b'{"a": 2}')
+            await sending.aclose()
+            return receiver, answer
+
+    receiver, answer = asyncio.run(scene())
+    assert (answer.status, answer.text, answer.accepted) == (202, "thank you", True)
+    first, second = receiver.requests
+    assert Webhook(SECRET).verify(first.body, first.headers) == {"a": 1}
+    assert (first.method, first.path, first.id) == ("POST", "/hook?a=b", "event-1")
+    assert first.headers["host"] == f"127.0.0.1:{receiver.port}"
+    assert first.headers["content-type"] == "application/json"
+    # One connection is kept for both.
+    assert first.connection == second.connection
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(TWICE, id="another answer"),
+        pytest.param(reply(200) + b"HTTP/1.1 200 OK\r\nX: ", id="the beginning of one"),
+        pytest.param(reply(204, b"HTTP/1.1 200 OK\r\n\r\n"), id="a body where there is none"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\ncontent-length: 0\n\n" + reply(200), id="after bare line feeds"
+        ),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + reply(200),
+            id="after chunks",
+        ),
+        pytest.param(b"HTTP/1.1 200 OK\r\n\r\nHTTP/1.1 200 OK\r\n\r\n", id="without a length"),
+    ],
+)
+def test_bytes_after_an_answer_do_not_acknowledge_the_next_event(first):
+    answers = [first, reply(500)]
+    delays = [b"HTTP/1.1 200 OK\r\n\r\n"] if b"200 OK\r\n\r\nHTTP" in first else []
+
+    async def answer(_):
+        return answers.pop(0)
+
+    async def scene():
+        async with receiving(answer) as receiver:
+            sending = poster(receiver.url, timeout=0.5 if delays else 20.0)
+            found = [await sending.post("event-1", b"{}"), await sending.post("event-2", b"{}")]
+            await sending.aclose()
+            return found, receiver
+
+    found, receiver = asyncio.run(scene())
+    assert found[0].status == (None if delays else int(first[9:12]))
+    assert found[1].status == 500
+    assert [each.connection for each in receiver.requests] == [1, 2]
+
+
+def test_bytes_that_come_while_a_connection_is_at_rest_end_it():
+    answers = [reply(200), reply(500)]
+
+    async def scene():
+        async with receiving(lambda _: answers.pop(0)) as receiver:
+            sending = poster(receiver.url)
+            await sending.post("event-1", b"{}")
+            ((_, stream),) = sending._kept
+            receiver.writers[0].write(reply(200))
+            await until(lambda: not stream.clean)
+            answer = await sending.post("event-2", b"{}")
+            await sending.aclose()
+            return answer.status, receiver.connections
+
+    assert asyncio.run(scene()) == (500, 2)
+
+
+def test_a_connection_that_the_receiver_ended_is_not_a_failed_attempt():
+    async def scene():
+        async with receiving() as receiver:
+            sending = poster(receiver.url)
+            statuses = [(await sending.post("event-1", b"{}")).status]
+            receiver.writers[0].close()
+            statuses.append((await sending.post("event-2", b"{}")).status)
+            await until(lambda: len(receiver.requests) == 2)
+            await sending.aclose()
+            return statuses
+
+    assert asyncio.run(scene()) == [200, 200]
+
+
+def test_redirects_are_not_followed_and_what_the_answer_asks_is_told():
+    async def scene():
+        async with receiving() as other, receiving() as receiver:
+            receiver.answering = lambda _: reply(
+                307, b"there", location=other.url, retry_after="120"
+            )
+            sending = poster(receiver.url)
+            answer = await sending.post("event-1", b"{}")
+            await sending.aclose()
+            return answer, other.requests
+
+    answer, followed = asyncio.run(scene())
+    assert (answer.status, answer.retry_after, followed) == (307, "120", [])
+
+
+def test_at_most_20_kb_of_an_answer_are_read():
+    """A long body is left unread; headers without an end are no answer."""
+    sent = [reply(200, b"y" * 1_000_000), b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 10_000]
+    chunks = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + b"5\r\nabcde\r\n" * 10_000
+    sent.append(chunks)
+
+    async def scene():
+        async with receiving(lambda _: sent.pop(0)) as receiver:
+            sending = poster(receiver.url)
+            found = [await sending.post(f"event-{number}", b"{}") for number in range(3)]
+            return found, receiver.connections
+
+    (long, headers, chunked), connections = asyncio.run(scene())
+    assert (long.status, long.text) == (200, "y" * 500)
+    assert headers.status is None
+    assert f"more than {MOST_READ:,} bytes" in headers.text
+    assert (chunked.status, chunked.text) == (200, "abcde" * 100)
+    assert connections == 3
+
+
+@pytest.mark.parametrize(
+    "begun", [b"", b"HTTP/1.1 200 OK\r\n", reply(200, b"abc")[:-1]], ids=["", "header", "body"]
+)
+def test_the_timeout_is_of_the_whole_attempt(begun):
+    async def drip(received):
+        writer = receiver_of[0].writers[received.connection - 1]
+        writer.write(begun)
+        while not writer.transport.is_closing():
+            if begun and not begun.endswith(b"ab"):
+                writer.write(b"x: y\r\n")
+            await asyncio.sleep(0.02)
+
+    receiver_of = []
+
+    async def scene():
+        async with receiving(drip) as receiver:
+            receiver_of.append(receiver)
+            return await poster(receiver.url, timeout=0.2).post("event-1", b"{}")
+
+    answer = asyncio.run(scene())
+    assert (answer.status, answer.text) == (None, "no whole answer within 0.2 s")
+
+
+def test_a_slow_name_keeps_no_other_endpoint_waiting():
+    asked, go = [], threading.Event()
+
+    def lookup(host, _port):
+        asked.append(host)
+        if host == "slow.example":
+            go.wait(30)
+        return ["127.0.0.1"]
+
+    async def scene():
+        async with receiving() as receiver:
+            resolver = Resolver(lookup)
+            slow = poster(f"http://slow.example:{receiver.port}/", resolver=resolver, timeout=0.3)
+            fast = poster(f"http://fast.example:{receiver.port}/", resolver=resolver)
+            waiting = [asyncio.ensure_future(slow.post(f"s-{n}", b"{}")) for n in range(40)]
+            quick = await fast.post("f-1", b"{}")
+            answers = await asyncio.gather(*waiting)
+            go.set()
+            await fast.aclose()
+            return quick, answers
+
+    quick, answers = asyncio.run(scene())
+    assert quick.status == 200
+    assert {each.text for each in answers} == {"no whole answer within 0.3 s"}
+    assert asked.count("slow.example") == 1
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ([["10.0.0.1"]], "hooks.example: 10.0.0.1 is not public; allow="),
+        ([["127.0.0.1", "169.254.169.254"]], "hooks.example: 169.254.169.254 is never allowed"),
+        ([["::ffff:10.0.0.1"]], "::ffff:10.0.0.1 is not public"),
+        ([[]], "hooks.example: no address"),
+    ],
+)
+def test_a_name_that_leads_to_one_refused_address_is_refused(answers, told):
+    async def scene():
+        async with receiving() as receiver:
+            url = f"http://hooks.example:{receiver.port}/"
+            answer = await poster(url, resolver=resolving(*answers)).post("event-1", b"{}")
+            return answer, receiver.connections
+
+    answer, connections = asyncio.run(scene())
+    assert answer.refused
+    assert told in answer.text
+    assert connections == 0
+
+
+def test_a_name_that_leads_elsewhere_later_is_vetted_anew_though_a_connection_is_kept():
+    resolver = resolving(["127.0.0.1"], ["127.0.0.2"], ["10.0.0.1"])
+
+    async def scene():
+        async with receiving() as receiver:
+            sending = poster(f"http://hooks.example:{receiver.port}/", resolver=resolver)
+            answers = [await sending.post(f"event-{number}", b"{}") for number in range(3)]
+            return answers, receiver
+
+    (kept, elsewhere, refused), receiver = asyncio.run(scene())
+    assert kept.status == 200
+    # Nothing listens at the second address, and nothing went to the first.
+    assert (elsewhere.status, elsewhere.refused) == (None, False)
+    assert "127.0.0.2" in elsewhere.text
+    assert refused.refused
+    assert len(receiver.requests) == 1
+
+
+def test_loopback_is_refused_unless_it_is_allowed():
+    async def scene():
+        async with receiving() as receiver:
+            answer = await poster(receiver.url, allow=[]).post("event-1", b"{}")
+            return answer.refused, receiver.connections
+
+    assert asyncio.run(scene()) == (True, 0)
+
+
+def test_a_network_that_is_never_allowed_is_refused_at_once():
+    with pytest.raises(ConfigError, match=r"Endpoint 'alerts': allow=.*169.254.0.0/16 is never"):
+        poster("http://hooks.example/", allow=["169.254.0.0/16"])
+
+
+def test_a_name_that_nobody_knows_is_told():
+    def lookup(_host, _port):
+        raise OSError("Name or service not known")
+
+    async def scene():
+        return await poster("http://hooks.example/", resolver=Resolver(lookup)).post("e", b"{}")
+
+    answer = asyncio.run(scene())
+    assert answer.text == "hooks.example cannot be resolved: Name or service not known"
+    assert not answer.refused
+
+
+def test_no_proxy_of_the_environment_is_used(monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+
+    async def scene():
+        async with receiving() as receiver:
+            sending = poster(receiver.url)
+            answer = await sending.post("event-1", b"{}")
+            await sending.aclose()
+            return answer.status
+
+    assert asyncio.run(scene()) == 200
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory):
+    """Return the contexts of a server `hooks.example` and of clients that trust it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "hooks.example")])
+    now = dt.datetime.now(tz=dt.timezone.utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("hooks.example")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    file = tmp_path_factory.mktemp("tls") / "hooks.pem"
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    file.write_bytes(private + certificate.public_bytes(serialization.Encoding.PEM))
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(file)
+    return server, ssl.create_default_context(cafile=str(file))
+
+
+def test_host_name_and_sni_stay_though_the_address_is_connected_to(tls):
+    server, client = tls
+
+    async def scene():
+        async with receiving(tls=server) as receiver:
+            url = f"https://hooks.example:{receiver.port}/"
+            sending = poster(url, resolver=resolving(["127.0.0.1"]), tls=client)
+            statuses = [(await sending.post(f"event-{n}", b"{}")).status for n in range(2)]
+            await sending.aclose()
+            other = poster(
+                f"https://other.example:{receiver.port}/",
+                resolver=resolving(["127.0.0.1"]),
+                tls=client,
+            )
+            return statuses, await other.post("event-3", b"{}"), receiver
+
+    statuses, mismatch, receiver = asyncio.run(scene())
+    assert statuses == [200, 200]
+    assert [each.connection for each in receiver.requests] == [1, 1]
+    assert receiver.requests[0].headers["host"] == f"hooks.example:{receiver.port}"
+    assert receiver.names == ["hooks.example", "other.example"]
+    assert mismatch.status is None
+    assert "TLS with other.example" in mismatch.text

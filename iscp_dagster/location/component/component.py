@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster import (
@@ -15,11 +17,15 @@ from dagster import (
 )
 
 from iscp_dagster.location.build import runner_definitions, table_definitions
-from iscp_dagster.location.component.reading import place, table_of
+from iscp_dagster.location.component.reading import declared_of, place
 from iscp_dagster.location.component.scaffold import SourceTableScaffolder
 from iscp_dagster.location.component.schema import table_model
 from iscp_dagster.location.resources.environment import resources_from_environment
+from iscp_dagster.model.declared.attach import Declared
+from iscp_dagster.model.declared.endpoints import Endpoint
+from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,14 +37,24 @@ _PRODUCES = ("asset", "asset_check", "job", "resource", "schedule", "sensor")
 
 @scaffold_with(SourceTableScaffolder)
 class SourceTableComponent(Component, Resolvable):
-    """A Delta table and the ClickHouse indexes that are kept in step with it, exactly once.
+    """A Delta table, the ClickHouse indexes that are kept in step with it, exactly once, and the
+    views and triggers over it.
 
     A project may hold many. The first one also defines what they share: the runner, and the
     resources that the environment names.
     """
 
-    def __init__(self, table: SourceTable, *, declared_at: str = "") -> None:
+    def __init__(
+        self,
+        table: SourceTable,
+        *,
+        views: Sequence[View] = (),
+        triggers: Sequence[Trigger] = (),
+        endpoints: Sequence[Endpoint] = (),
+        declared_at: str = "",
+    ) -> None:
         self.table = table
+        self.views, self.triggers, self.endpoints = views, triggers, endpoints
         self.declared_at = declared_at
 
     @classmethod
@@ -62,7 +78,14 @@ class SourceTableComponent(Component, Resolvable):
     @classmethod
     def resolve_from_model(cls, context: ResolutionContext, model: BaseModel) -> Any:
         """Make the component from the attributes of a `defs.yaml`. Raises ConfigError."""
-        return cls(table_of(context, cast("Model", model)), declared_at=place(context))
+        found = declared_of(context, cast("Model", model))
+        return cls(
+            found.tables[0],
+            views=found.views,
+            triggers=found.triggers,
+            endpoints=found.endpoints,
+            declared_at=place(context),
+        )
 
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
         """The table's assets and checks; for the project's first table the runner as well.
@@ -77,13 +100,34 @@ class SourceTableComponent(Component, Resolvable):
                 "its return type; annotate it with `-> SourceTableComponent`, without quotes or "
                 "`from __future__ import annotations`."
             )
-        own = table_definitions(self.table)
-        return Definitions.merge(own, _shared(every)) if every[0] is self else own
+        with _told(every):
+            (whole,) = _declared([self], every).attached()
+            own = table_definitions(whole)
+            return Definitions.merge(own, _shared(every)) if every[0] is self else own
 
 
-def _shared(every: list[SourceTableComponent]) -> Definitions:
+def _declared(
+    some: Sequence[SourceTableComponent], every: Sequence[SourceTableComponent]
+) -> Declared:
+    """What some components declare; a trigger may name an endpoint of any other."""
+    return Declared(
+        tables=[each.table for each in some],
+        views=[view for each in some for view in each.views],
+        triggers=[trigger for each in some for trigger in each.triggers],
+        endpoints=[endpoint for each in every for endpoint in each.endpoints],
+    )
+
+
+def _shared(every: Sequence[SourceTableComponent]) -> Definitions:
+    given = _declared(every, every)
+    return runner_definitions(given.attached(), resources_from_environment(), given=given)
+
+
+@contextmanager
+def _told(every: Sequence[SourceTableComponent]) -> Iterator[None]:
+    """Say of an error where everything is declared."""
     try:
-        return runner_definitions([each.table for each in every], resources_from_environment())
+        yield
     except ConfigError as error:
         places = [f"{each.table.name} in {each.declared_at}" for each in every if each.declared_at]
         said = f" Declared: {', '.join(places)}." if places else ""

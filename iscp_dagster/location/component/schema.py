@@ -13,9 +13,12 @@ from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, cre
 from pydantic import Field as Said
 from pydantic_core import core_schema
 
+from iscp_dagster.model.declared.endpoints import Endpoint
+from iscp_dagster.model.declared.eventtriggers import INITIAL, Trigger
 from iscp_dagster.model.declared.kinds import kinds
 from iscp_dagster.model.declared.sharding import FUNCTIONS
 from iscp_dagster.model.declared.tables import ERRORS, ON_REPLACE, SourceTable
+from iscp_dagster.model.declared.views import View
 
 TEMPLATE = r"\{\{.*\}\}"
 _STRICT = ConfigDict(extra="forbid", strict=True)
@@ -41,8 +44,20 @@ _SAID_OTHERWISE: Mapping[str, Any] = {
 }
 
 
-_NOT_SAID = {"triggers"}
-"""Attributes that nobody writes: what is declared elsewhere fills them in."""
+_NAMED = Annotated[str | None, Said(description="a view's name; left out: the table")]
+_OVER_IT: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
+    "views": (View, {"of": _NAMED}),
+    "triggers": (
+        Trigger,
+        {"on": _NAMED, "to": Sequence[str], "initial": Literal[INITIAL]},
+    ),
+    "endpoints": (Endpoint, {}),
+}
+"""What is declared over the table, by attribute; a view or endpoint is meant by its name."""
+
+
+_CALLED = {"on": "of"}
+"""Attributes with another name than in Python: YAML reads the word `on` as true."""
 
 
 class _OrTemplate:
@@ -97,11 +112,15 @@ def is_template(value: object) -> bool:
 
 @cache
 def table_model() -> type[Model]:
-    """The attributes of a table: those of `SourceTable`, with every kind of index."""
+    """The attributes of a table: those of `SourceTable`, and what is declared over it."""
     offered = {name: _index_model(name, kind) for name, kind in kinds().items()}
     either: Any = Union[tuple(offered.values())]  # noqa: UP007 - known only at run time
     each: Any = Annotated[either, Said(discriminator="kind"), _ByKind(offered)]
-    return _model("SourceTable", SourceTable, {"indexes": list[each]})
+    over: dict[str, Any] = {
+        name: (list[_model(kind.__name__, kind, said)], Said(default_factory=list))  # type: ignore[misc]
+        for name, (kind, said) in _OVER_IT.items()
+    }
+    return _model("SourceTable", SourceTable, {"indexes": list[each]}, **over)
 
 
 def _index_model(name: str, kind: type[Any]) -> type[Model]:
@@ -111,9 +130,12 @@ def _index_model(name: str, kind: type[Any]) -> type[Model]:
 def _model(name: str, declared: type[Any], said: Mapping[str, Any], **first: Any) -> type[Model]:
     hints = {**_hints(declared), **_SAID_OTHERWISE, **said}
     chosen = {
-        each.name: (_templated(hints.get(each.name, Any)), _default(each))
+        _CALLED.get(each.name, each.name): (
+            _templated(hints.get(each.name, Any)),
+            None if hints.get(each.name) is _NAMED else _default(each),
+        )
         for each in fields(declared)
-        if each.init and each.name not in _NOT_SAID
+        if each.init and each.name not in first
     }
     base = type("Attributes", (Model,), {"model_config": _STRICT, "__module__": __name__})
     doc = getdoc(declared)

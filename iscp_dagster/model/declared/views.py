@@ -6,17 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
+from iscp_dagster.model.declared.images import CONDITION_COLUMNS, IMAGE_COLUMNS
 from iscp_dagster.model.declared.names import checked_name
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.declared.tables import ERRORS, SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import check_priority
 
-IMAGE_COLUMNS = ("_change", "_image", "_fields", "_ordinal", "_match", "_unmatch")
-"""What image rows have beside the view's columns and the system columns."""
 FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
 """What Delta's change feed has beside the table's columns."""
-TAKEN = frozenset((*SYSTEM_COLUMNS, *IMAGE_COLUMNS, *FEED_COLUMNS))
+TAKEN = frozenset((*SYSTEM_COLUMNS, *IMAGE_COLUMNS, *CONDITION_COLUMNS, *FEED_COLUMNS))
 """Names that no column of a view can have, in lower case."""
 
 Definition = list[dict[str, Any]]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
+from iscp_dagster.model.declared.views import check_calculated
 
 
 @dataclass(frozen=True)
@@ -16,3 +17,8 @@ class Changes(IndexKind):
     view: Sequence[Mapping[str, Any]] = ()
     """The view's definition, see `View.definition`; empty: all rows of the source."""
     kind: ClassVar[str] = "changes"
+
+    def check_available(self, where: str, available: Sequence[str]) -> None:
+        for step in self.view:
+            check_calculated(where, step["columns"], available)
+            available = (*available, *step["columns"])

@@ -124,6 +124,9 @@ class Index:
         """The columns that the index needs besides the key."""
         return ()
 
+    def check_available(self, where: str, available: Sequence[str]) -> None:
+        """Reject a source with columns that the index cannot have. Raises ConfigError."""
+
     @property
     def definition(self) -> dict[str, Any]:
         """What determines its tables, besides the columns' types; a change makes another index."""
@@ -245,6 +248,7 @@ class SourceTable:
                 f"Index {self.name}/{index.name}: the source has no column "
                 f"{', '.join(map(repr, missing))}; it has: {', '.join(available)}."
             )
+        index.check_available(f"Index {self.name}/{index.name}", available)
         return tuple(column for column in available if column in wanted)
 
 

@@ -1,0 +1,96 @@
+"""What the modules of a location declare is found: each once, and what is wrong by its file."""
+
+from __future__ import annotations
+
+import re
+from itertools import count
+
+import pytest
+
+from iscp_dagster.api.discovery import declared, declared_endpoints, declared_tables
+from iscp_dagster.model.errors import ConfigError
+
+NUMBERS = count()
+TABLES = """
+from iscp_dagster import Mirror, SourceTable, View
+trades = SourceTable("shop.trades", key="id", tenant="desk", indexes=[Mirror()])
+big = View("big", of=trades, where="amount > 100")
+same = big
+"""
+EVENTS = """
+from iscp_dagster import Endpoint, Trigger, View
+from {package}.tables import big, trades
+alerts = Endpoint("alerts", url="https://example.com/hook", secrets=["ALERTS_SECRET"])
+quiet = Endpoint("quiet", url="https://example.com/quiet", secrets=["QUIET_SECRET"])
+huge = View("huge", of=big, where="amount > 1000")
+large = Trigger("large", on=huge, match="amount > 5000", to=[alerts])
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Give a function that writes a package of modules, and returns its name."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = f"shop_{next(NUMBERS)}"
+
+    def write(**modules: str) -> str:
+        (tmp_path / name).mkdir()
+        for module, text in {
+            "__init__": "",
+            "tables": TABLES,
+            "trading": EVENTS,
+            **modules,
+        }.items():
+            (tmp_path / name / f"{module}.py").write_text(text.replace("{package}", name))
+        return name
+
+    return write
+
+
+def test_what_is_over_a_table_may_be_in_any_module_and_counts_once(package):
+    environ = {"ISCP_ASSETS": package()}
+    (trades,) = declared(environ)
+    assert [each.name for each in trades.consumers] == ["mirror", "big", "huge", "large"]
+    assert [each.name for each in declared_endpoints(environ)] == ["alerts", "quiet"]
+
+
+def test_a_package_that_is_not_there_is_told_alike_for_endpoints():
+    with pytest.raises(ConfigError, match="ISCP_ASSETS names the module 'no_such'"):
+        declared_endpoints({"ISCP_ASSETS": "no_such"})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (
+            'Trigger("large", on=trades, match="amount > 1")',
+            "trading.py: Trigger 'large' is declared",
+        ),
+        ('Trigger("x", on=big, match="a", to=["lost"])', "more.py: Trigger 'x': to='lost' is no"),
+        ('View("mirror", of=trades, where="a")', "more.py: View 'mirror': shop.trades: index"),
+        ('View("v", of=big, where="a", types={"b": "Text"})', "more.py: Index shop.trades/v: "),
+        ('Trigger("x", on=big, match=" ")', "more.py, line 4: Trigger 'x': match="),
+        ('View("v", of=big)', "more.py, line 4: View 'v' has neither where= nor"),
+        ('Endpoint("alerts", url="https://a.example", secrets=[])', "alerts' is declared twice"),
+    ],
+)
+def test_what_is_wrong_is_told_with_the_file_that_declares_it(package, wrong, said):
+    head = "from iscp_dagster import *\nfrom {package}.tables import big, trades\n\n"
+    name = package(more=f"{head}wrong = {wrong}\n")
+    with pytest.raises(ConfigError, match=re.escape(said)) as refused:
+        declared_tables(name)
+    assert re.search(rf"{name}/(more|trading)\.py", str(refused.value))
+
+
+def test_definitions_hold_what_they_were_built_from(package):
+    text = (
+        "from iscp_dagster import *\n"
+        "from {package}.tables import big, trades\n"
+        "from {package}.trading import large\n"
+        "own = View('own', of=big, where='amount > 7')\n"
+        "defs = build_definitions(\n"
+        "    [trades], resources_from_environment(), views=[big, own], triggers=[large]\n"
+        ")\n"
+    )
+    (trades,) = declared_tables(package(definitions=text))
+    assert [each.name for each in trades.consumers] == ["mirror", "big", "own", "huge", "large"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.metadata import entry_points
 
 import pytest
@@ -19,11 +19,15 @@ from pydantic import ValidationError
 from pydantic.warnings import PydanticDeprecatedSince20
 
 from iscp_dagster import (
+    Changes,
+    Endpoint,
     FullText,
     Mirror,
     SourceTable,
     SourceTableComponent,
+    Trigger,
     Vector,
+    View,
     build_definitions,
     resources_from_environment,
 )
@@ -85,6 +89,45 @@ indexes:
     quantization: i8
     connectivity: 16
     expansion: 64
+"""
+TRADES = """
+name: shop.trades
+key: id
+tenant: desk
+indexes: [{kind: mirror}, {kind: changes}]
+views:
+  - name: huge
+    of: big
+    where: gross > 1000
+    description: the largest
+    owners: [team:shop]
+    tags: {domain: "1"}
+    priority: 3
+    types: {gross: Float64}
+    errors: dead_letter
+    auto_register: false
+  - name: big
+    where: amount > 100
+    columns: {gross: amount * 1.19}
+triggers:
+  - name: large
+    of: huge
+    match: gross > 5000
+    unmatch: gross < 4000
+    columns: [id, gross]
+    initial: fire
+    to: [alerts]
+    priority: 4
+    description: tells
+    owners: [team:shop]
+    tags: {domain: "2"}
+    auto_register: false
+  - name: any
+    match: amount > 1
+endpoints:
+  - name: alerts
+    url: https://example.com/hook
+    secrets: [ALERTS_SECRET]
 """
 EVENTS = "name: shop.events\nindexes:\n  - kind: mirror\n    append: true\n"
 
@@ -194,7 +237,96 @@ def test_yaml_says_all_that_python_says(tables):
     assert given - offered == {"kind"}
     # A table has either this or a key; the other table has this one.
     assert offered - given == {"append", "triggers"}
-    assert set(table_model().model_fields) == {each.name for each in fields(SourceTable)}
+    over = {"views", "endpoints"}
+    assert set(table_model().model_fields) == {each.name for each in fields(SourceTable)} | over
+
+
+def test_yaml_says_all_that_python_says_of_what_is_over_a_table(project):
+    said = yaml.safe_load(TRADES)
+    for kind, here in ((View, "views"), (Trigger, "triggers")):
+        given = set().union(*said[here])
+        # YAML reads the word `on` as true.
+        assert {"of" if each.name == "on" else each.name for each in fields(kind)} == given
+    trades = SourceTable(
+        "shop.trades", key="id", tenant="desk", indexes=[Mirror(), Changes(name="changes")]
+    )
+    big = View("big", of=trades, where="amount > 100", columns={"gross": "amount * 1.19"})
+    whole = {"owners": ["team:shop"], "auto_register": False}
+    huge = View(
+        "huge",
+        of=big,
+        where="gross > 1000",
+        description="the largest",
+        tags={"domain": "1"},
+        priority=3,
+        types={"gross": "Float64"},
+        errors="dead_letter",
+        **whole,
+    )
+    alerts = Endpoint("alerts", url="https://example.com/hook", secrets=["ALERTS_SECRET"])
+    large = Trigger(
+        "large",
+        on=huge,
+        match="gross > 5000",
+        unmatch="gross < 4000",
+        columns=["id", "gross"],
+        initial="fire",
+        to=[alerts],
+        priority=4,
+        description="tells",
+        tags={"domain": "2"},
+        **whole,
+    )
+    triggers = [large, Trigger("any", on=trades, match="amount > 1")]
+    # An endpoint of another table.
+    other = TRADES.replace("shop.trades", "shop.bonds").partition("triggers:")[0]
+    other += 'triggers: [{name: bonds, match: "amount > 3", to: [alerts]}]\n'
+    write(project, trades=TRADES, a_bonds=other)
+    with project.build_all_defs() as found:
+        declared = snapshot(found)
+    bonds = replace(trades, name="shop.bonds")
+    big_bonds = replace(big, of=bonds)
+    in_python = build_definitions(
+        [bonds, trades],
+        resources_from_environment(),
+        views=[big, huge, big_bonds, replace(huge, of=big_bonds)],
+        triggers=[*triggers, Trigger("bonds", on=bonds, match="amount > 3", to=[alerts])],
+    )
+    assert declared == snapshot(in_python)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (
+            "  - name: big\n",
+            "  - name: big\n    of: huge\n",
+            r"defs\.yaml:9, attributes\.views: The views are of each other: '\w+' of '\w+' of",
+        ),
+        ("of: big", "of: bg", r"attributes\.views: View 'huge': of='bg' is neither the table"),
+        (
+            "of: huge\n",
+            "of: hg\n",
+            r"attributes\.triggers\.0: 'hg' is neither the table 'shop\.trades' nor a view",
+        ),
+        ("match: amount > 1\n", "match: ''\n", r"attributes\.triggers\.1: Trigger 'any': match="),
+        (
+            "to: [alerts]",
+            "to: [lost]",
+            r"Trigger 'large': to='lost' is no endpoint .*shop\.trades in",
+        ),
+        ("name: any", "name: a:b", r"attributes\.triggers\.1: The trigger name 'a:b' has a ':'"),
+        ("name: any", "name: large", r"Trigger 'large' is declared twice in the location"),
+        ("name: alerts", "name: a b", r"attributes\.endpoints\.0: The endpoint name 'a b'"),
+        ("where: amount > 100", "where: ' '", r"attributes\.views\.1: View 'big': its predicate"),
+    ],
+)
+def test_what_is_wrong_over_a_table_is_told_with_its_place(project, before, after, told):
+    assert before in TRADES
+    write(project, trades=TRADES.replace(before, after))
+    with pytest.raises(ComponentTreeException) as failed, project.build_all_defs():
+        pass
+    assert re.search(told, str(cause(failed.value, ConfigError)))
 
 
 def test_dagster_offers_it_by_the_packages_entry_point():

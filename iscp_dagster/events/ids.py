@@ -99,6 +99,9 @@ class IdScheme:
         return cls.parse(environ.get(EVENT_IDS, ""))
 
 
+DEFAULT_IDS = IdScheme()
+
+
 def _one_of(what: str, value: str, known: Mapping[str, object]) -> None:
     if value not in known:
         raise ConfigError(

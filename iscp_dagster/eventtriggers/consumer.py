@@ -15,13 +15,15 @@ from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.eventtriggers.evaluation import Evaluated, Read, Rule
 from iscp_dagster.eventtriggers.images import gathered, stamped
 from iscp_dagster.eventtriggers.recording import Recorder
-from iscp_dagster.joblog.protocol import SharedLog
+from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.joblog.sql.active import ActiveSet, active_keys, active_sets, keep
+from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.consumers import DataRetriever, DataType
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.model.errors import FeedGoneError, IscpError
+from iscp_dagster.model.errors import ConfigError, FeedGoneError, IscpError
 from iscp_dagster.model.jobs import JobKey
+from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.pending import PendingEvent
 
@@ -38,12 +40,48 @@ class TriggerConsumer:
     source: SourceTable
     rule: Rule
     table_id: str
-    log: SharedLog
+    log: SqlLog
     outbox: Outbox
     ids: IdScheme
     clock: Clock
     reason: str = ""
     """Why the rows are a snapshot, where they are one."""
+
+    @classmethod
+    def of(
+        cls,
+        source: SourceTable,
+        info: ConsumerInfo,
+        *,
+        log: JobLog,
+        table_id: str,
+        ids: IdScheme,
+        clock: Clock,
+        reason: str = "",
+    ) -> TriggerConsumer:
+        """The consumer of a trigger's job. Raises ConfigError for one that is not declared."""
+        trigger = next((each for each in source.triggers if each.name == info.job), None)
+        if trigger is None:
+            raise ConfigError(
+                f"Job {source.name}/{info.job}: the location declares no trigger of that name on "
+                f"{source.name}. Declare it again, or unregister the job."
+            )
+        if not isinstance(log, SqlLog):
+            raise ConfigError(
+                f"Job {source.name}/{info.job}: a trigger's events commit with its watermark, and "
+                "this ISCP log is in no database; give ISCP_LOG_URL."
+            )
+        identity = (*((source.tenant,) if source.tenant else ()), *source.keys)
+        return cls(
+            source=source,
+            rule=Rule(trigger, identity),
+            table_id=table_id,
+            log=log,
+            outbox=Outbox(log.engine, clock=clock),
+            ids=ids,
+            clock=clock,
+            reason=reason,
+        )
 
     def consume(self, retriever: DataRetriever) -> None:
         _Consuming(its=self, retriever=retriever).consume()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
@@ -43,12 +42,6 @@ class Touched:
 @runtime_checkable
 class SharedLog(Protocol):
     """A log in a database that others may write to in the same transaction."""
-
-    def writing(self) -> AbstractContextManager[Any]:
-        """One transaction of the log's database; an error rolls it back."""
-
-    def reading(self) -> AbstractContextManager[Any]:
-        """One transaction that only reads."""
 
     def within(self, connection: Any) -> JobLog:
         """The log, with every method in the caller's transaction."""

@@ -15,6 +15,7 @@ from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.events.ids import DEFAULT_IDS, IdScheme
 from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.model.clock import Clock, utc_now
 from iscp_dagster.model.declared.schema import DeltaField
@@ -48,6 +49,8 @@ class Deployment:
     """Whether to skip a range that lies before the recorded batch instead of stopping the job."""
     private_spark: Callable[[], SparkSession] | None = None
     """Makes a new session for user code; None: no user code runs here."""
+    event_ids: IdScheme = DEFAULT_IDS
+    """How the ids of triggers' events are made."""
     bounds: Bounds = DEFAULT_BOUNDS
     """How much one iteration takes on, unless its jobs set bounds."""
     shards: tuple[Endpoint, ...] = ()

@@ -16,7 +16,9 @@ from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.filescan import NotPlainError
-from iscp_dagster.model.consumers import DataType
+from iscp_dagster.eventtriggers.consumer import TriggerConsumer
+from iscp_dagster.model.consumers import Consumer, DataType
+from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.errors import (
     TEMPORARY,
@@ -149,7 +151,7 @@ def _attempt(
                 written[name] = replace(written[name], store=store, stopped=stopped)
                 shares[name] = _shipped(reader, sink, _less(share, errors), store)
             else:
-                workers[name] = _worker(reader, sink, share)
+                workers[name] = _worker(reader, sink, share, wanted)
         except IscpError as error:
             written[name] = _refused(written[name], error)
     if not (shares or workers):
@@ -262,9 +264,25 @@ def _shipped(reader: Reader, sink: Sink, share: Share, store: IndexStore) -> Sha
     return replace(share, consumer=consumer)
 
 
-def _worker(reader: Reader, sink: Sink, share: Share) -> Worker:
+def _worker(reader: Reader, sink: Sink, share: Share, wanted: Reading) -> Worker:
     retriever = Retriever(share=share, settle=sink.settle, fences=sink.fences, lost=sink.lost)
-    return Worker(lambda: new_consumer(reader.source, sink.info), retriever)
+    return Worker(lambda: _own_consumer(reader, sink, wanted), retriever)
+
+
+def _own_consumer(reader: Reader, sink: Sink, wanted: Reading) -> Consumer:
+    """The consumer that runs in this process: a user's, or a trigger's."""
+    if sink.info.type != TRIGGER:
+        return new_consumer(reader.source, sink.info)
+    deployment = reader.deployment
+    return TriggerConsumer.of(
+        reader.source,
+        sink.info,
+        log=deployment.log,
+        table_id=sink.claims[0].key.table_id,
+        ids=deployment.event_ids,
+        clock=deployment.clock,
+        reason=wanted.plan.reason,
+    )
 
 
 def _run(

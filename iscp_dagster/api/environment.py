@@ -12,6 +12,7 @@ from typing import TypeVar
 from iscp_dagster.api.wiring import wired
 from iscp_dagster.batches.factory import tolerates_mismatch
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints, urls_of
+from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import (
@@ -125,4 +126,5 @@ def deployment_of(environ: Mapping[str, str]) -> Deployment:
         private=lambda: private(remote),
         lake=environ[LAKE],
         bounds=bounds_of(environ),
+        event_ids=IdScheme.from_environment(environ),
     )

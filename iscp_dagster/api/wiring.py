@@ -7,6 +7,7 @@ from typing import Any
 
 from iscp_dagster.batches.factory import opener
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.events.ids import DEFAULT_IDS, IdScheme
 from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.deployment import Deployment
@@ -23,6 +24,7 @@ def wired(
     private: Callable[[], Any],
     lake: str,
     bounds: Bounds,
+    event_ids: IdScheme = DEFAULT_IDS,
 ) -> Deployment:
     """The deployment made of these ClickHouse servers by shard, log, lake and Spark session makers.
 
@@ -38,4 +40,5 @@ def wired(
         private_spark=private,
         lake=lake,
         bounds=bounds,
+        event_ids=event_ids,
     )

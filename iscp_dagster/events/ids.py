@@ -82,6 +82,12 @@ class IdScheme:
         made = FORMS[self.form](ALGORITHMS[self.algorithm](text.encode()))
         return f"{self.prefix}_{made}" if self.prefix else made
 
+    @property
+    def text(self) -> str:
+        """The scheme as `parse` reads it."""
+        parts = {"algorithm": self.algorithm, "prefix": self.prefix, "form": self.form}
+        return ",".join(f"{name}={value}" for name, value in parts.items())
+
     @classmethod
     def parse(cls, text: str) -> IdScheme:
         """Read `name=value` parts, separated by commas. Raises ConfigError on anything else."""
@@ -99,11 +105,11 @@ class IdScheme:
         return cls.parse(environ.get(EVENT_IDS, ""))
 
 
-DEFAULT_IDS = IdScheme()
-
-
 def _one_of(what: str, value: str, known: Mapping[str, object]) -> None:
     if value not in known:
         raise ConfigError(
             f"The {what} {value!r} of event ids is unknown; use one of {', '.join(known)}."
         )
+
+
+DEFAULT_IDS = IdScheme()

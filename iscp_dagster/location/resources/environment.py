@@ -9,6 +9,7 @@ from dagster import EnvVar
 
 from iscp_dagster.api.environment import bounds_of
 from iscp_dagster.batches.factory import tolerates_mismatch
+from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.location.resources.clickhouse import ClickHouse
 from iscp_dagster.location.resources.index_tables import IndexTables
 from iscp_dagster.location.resources.iscp import Iscp
@@ -42,6 +43,7 @@ def resources_from_environment(
         tolerate_state_mismatch=tolerates_mismatch(os.environ),
         max_versions=bounds_of(os.environ).versions,
         max_bytes=bounds_of(os.environ).bytes,
+        event_ids=IdScheme.from_environment(os.environ).text,
         **({"state_store": EnvVar(STATE_STORE)} if STATE_STORE in os.environ else {}),
     )
     tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in kind_names()}

@@ -4,6 +4,7 @@ from dagster import ConfigurableResource, ResourceDependency
 from pydantic import Field
 
 from iscp_dagster.api.wiring import wired
+from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.location.resources.clickhouse import ClickHouse
 from iscp_dagster.location.resources.lake import Lake
 from iscp_dagster.location.resources.log import IscpLog
@@ -39,6 +40,12 @@ class Iscp(ConfigurableResource[Deployment]):
         description="The most bytes of one iteration, as written in the lake.",
     )
 
+    event_ids: str = Field(
+        default="",
+        description="How the ids of triggers' events are made, such as "
+        "algorithm=sha256,prefix=prod_eu,form=hex; each part may be left out.",
+    )
+
     def deployment(self) -> Deployment:
         """Make the deployment. Cheap: nothing is connected before it is used."""
         return wired(
@@ -51,4 +58,5 @@ class Iscp(ConfigurableResource[Deployment]):
             private=self.spark.private,
             lake=self.lake.root,
             bounds=Bounds(versions=self.max_versions, bytes=self.max_bytes),
+            event_ids=IdScheme.parse(self.event_ids),
         )

@@ -120,7 +120,9 @@ class Subscription:
 
     def _inserted(self, stamped: Stamped) -> Message:
         change, timestamp = stamped
-        return Message(operation=INSERT, data=change.row, timestamp=timestamp, cursor=self.position)
+        return Message(
+            operation=INSERT, data=change.row, timestamp=timestamp, cursor=self._cursor()
+        )
 
     async def _missed(self) -> AsyncIterator[Message]:
         """What the feed has told since the positions."""

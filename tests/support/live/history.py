@@ -1,0 +1,217 @@
+"""Changes of a view in memory: what `Images` reads, and the truth that subscribers are held to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from iscp_dagster.events.changes import Change, Operation
+from iscp_dagster.events.timestamps import SourceTimestamp
+from iscp_dagster.joblog.sql.reached import Reached
+from iscp_dagster.model.errors import UnavailableError
+from iscp_dagster.serve.live.feed import Feed
+from iscp_dagster.serve.live.positions import Position
+from iscp_dagster.serve.live.ring import Ring
+from iscp_dagster.serve.live.subscription import Subscription
+from iscp_dagster.serve.live.telling import Wanted
+
+
+@dataclass
+class Tenant:
+    """One tenant: every change so far, and how far its job has come."""
+
+    registration: int = 1
+    rows: dict[int, int] = field(default_factory=dict)
+    changes: list = field(default_factory=list)
+    """(version, ordinal, key, operation, before, after)."""
+    watermark: int = -1
+    begin: int | None = None
+    base: list = field(default_factory=list)
+
+
+class FakeIndex:
+    """A source of a feed. Each commit is of one tenant; values are unique."""
+
+    def __init__(self):
+        self.tenants: dict[str, Tenant] = {}
+        self.version = 0
+        self.values = 0
+        self.generation = 0
+        self.asked = 0
+        self.failures = 0
+
+    def commit(self, tenant, keys):
+        """Insert, update or delete each key, in one commit; a third of the known keys go."""
+        its = self.tenants.setdefault(tenant, Tenant(registration=len(self.tenants) + 1))
+        self.version += 1
+        for ordinal, key in enumerate(sorted(keys)):
+            before, after = its.rows.get(key), self._value()
+            if before is not None and after % 3 == 0:
+                after = None
+                del its.rows[key]
+            else:
+                its.rows[key] = after
+            operation = (
+                Operation.DELETE if after is None
+                else Operation.INSERT if before is None
+                else Operation.UPDATE
+            )  # fmt: skip
+            its.changes.append((self.version, ordinal, key, operation, before, after))
+
+    def _value(self):
+        self.values += 1
+        return self.values
+
+    def iterate(self, tenant, *, anew=False):
+        """Synchronize the tenant up to the newest commit; `anew`, or at first, by a snapshot."""
+        its = self.tenants.get(tenant)
+        if its is None:
+            return
+        if its.watermark < 0 or anew:
+            self.publish(tenant)
+        its.watermark = self.version
+
+    def publish(self, tenant):
+        """Replace the tenant's rows by a snapshot, before the watermark moves."""
+        its = self.tenants[tenant]
+        its.begin, its.base = self.version, sorted(its.rows.items())
+
+    # What a feed asks.
+
+    def reached(self, tenants):
+        found = {
+            name: its for name, its in self.tenants.items() if tenants is None or name in tenants
+        }
+        return Reached(
+            table_id="t",
+            versions={name: its.watermark for name, its in found.items()},
+            registrations={name: its.registration for name, its in found.items()},
+        )
+
+    def opened(self):
+        return self.generation, self
+
+    def begins(self, tenants):
+        if self.failures:
+            self.failures -= 1
+            raise UnavailableError("ClickHouse is away")
+        return {
+            each: self.tenants[each].begin
+            for each in tenants
+            if self.tenants[each].begin is not None
+        }
+
+    def base(self, tenant, version, told, most):
+        its = self.tenants[tenant]
+        rows = its.base if its.begin == version else []
+        return [
+            stamped(tenant, version, 0, key, Operation.BASE, None, value)
+            for key, value in rows[told : told + most]
+        ]
+
+    def changes(self, spans, most):
+        self.asked += 1
+        found = []
+        for span in spans:
+            its = self.tenants[span.tenant]
+            for change in its.changes:
+                version, ordinal = change[:2]
+                late = its.begin is None or version > its.begin
+                if late and span.after < Position(version, ordinal) <= span.upto:
+                    found.append((version, span.tenant, ordinal, change))
+        return [stamped(tenant, *change) for _, tenant, _, change in sorted(found)[:most]]
+
+    def standing(self, at, row, most, where):
+        found = []
+        for tenant, position in at.items():
+            for key, value in self.as_of(tenant, position).items():
+                if not row or (tenant, str(key).zfill(3)) > row:
+                    told = stamped(tenant, 0, 0, key, Operation.BASE, None, value)
+                    found.append(((tenant, str(key).zfill(3)), told))
+        meets = Wanted(where=where).__dict__["_meets"]
+        found = [each for each in found if meets(each[1][0].after)]
+        return sorted(found, key=lambda each: each[0])[:most]
+
+    # The truth.
+
+    def as_of(self, tenant, position):
+        """The tenant's rows after the changes up to a position, from its history alone."""
+        its = self.tenants[tenant]
+        rows = dict(its.base)
+        for version, ordinal, key, _operation, _before, after in its.changes:
+            late = its.begin is None or version > its.begin
+            if late and Position(version, ordinal) <= position:
+                rows.pop(key, None)
+                rows |= {} if after is None else {key: after}
+        return rows
+
+    def confirmed(self, tenant):
+        """The changes after the tenant's history began that its job has confirmed."""
+        its = self.tenants[tenant]
+        begin = -1 if its.begin is None else its.begin
+        return [each for each in its.changes if begin < each[0] <= its.watermark]
+
+
+def stamped(tenant, version, ordinal, key, operation, before, after):
+    def row(value):
+        return None if value is None else {"tenant": tenant, "id": key, "value": value}
+
+    fields = ("value",) if operation == Operation.UPDATE else ()
+    change = Change(
+        tenant=tenant,
+        key=str(key),
+        operation=operation,
+        before=row(before),
+        after=row(after),
+        fields=fields,
+    )
+    return change, SourceTimestamp(nanos=version * 1000, version=version, ordinal=ordinal)
+
+
+class Listener:
+    """One subscriber that takes what it is told, at once."""
+
+    def __init__(self, feed, **asked):
+        asked.setdefault("wanted", Wanted())
+        self.subscription = Subscription(feed=feed, every=0, **asked)
+        self.messages = []
+        self.error = None
+        self.task = asyncio.create_task(self._listen())
+
+    async def _listen(self):
+        try:
+            async for message in self.subscription.messages():
+                self.messages.append(message)
+        except Exception as error:  # noqa: BLE001 - a test looks at it
+            self.error = error
+
+    async def stop(self):
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+async def until(condition, seconds=10.0):
+    """Wait for a condition."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to be"
+        await asyncio.sleep(0)
+
+
+async def settled(feed, listeners, seconds=10.0):
+    """Have the feed read what there is, and every listener take it."""
+    await feed._follow(None)
+    deadline = time.monotonic() + seconds
+    while not all(each.task.done() for each in listeners):
+        going = [each for each in listeners if not each.task.done()]
+        readers = feed.ring._readers
+        if len(readers) == len(going) and all(each.at == feed.ring.end for each in readers):
+            return
+        assert time.monotonic() < deadline, "listeners do not settle"
+        await asyncio.sleep(0)
+
+
+def new_feed(index, **options):
+    options.setdefault("ring", Ring(64))
+    return Feed(index="shop.trades/big", source=index, page=3, patience=0.05, **options)

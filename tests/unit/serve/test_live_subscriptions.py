@@ -1,0 +1,467 @@
+"""Subscriptions against a model: none missing and none twice, whatever comes in between."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from history import FakeIndex, Listener, new_feed, settled, until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.serve.columns import column
+from iscp_dagster.serve.live.errors import PositionExpiredError, PositionInvalidError
+from iscp_dagster.serve.live.positions import Position
+from iscp_dagster.serve.live.ring import Ring
+from iscp_dagster.serve.live.telling import DELETE, INSERT, PROGRESS, UPDATE, Wanted
+from iscp_dagster.serve.where import parse
+
+COLUMNS = {name: column(name, parsed("Int32")) for name in ("id", "value")}
+
+
+def wanting(where, tenants=None):
+    return Wanted(where=parse(COLUMNS, where), tenants=tenants)
+
+
+def run(scenario):
+    return asyncio.run(scenario())
+
+
+async def opened(index, **options):
+    feed = new_feed(index, **options)
+    await feed.open()
+    return feed
+
+
+class Model:
+    """What a subscriber knows after the messages; refuses one that does not fit what it knows."""
+
+    def __init__(self, index, wanted):
+        self.index, self.wanted = index, wanted
+        self.rows = {}
+        self.seen = 0
+
+    def start(self, at):
+        """Begin with the rows that are there, without having been told them."""
+        self.rows = {(tenant, key): value for tenant, key, value in self.truth(at)}
+
+    def take(self, messages):
+        for message in messages[self.seen :]:
+            self._take(message)
+        self.seen = len(messages)
+
+    def _take(self, message):
+        if message.operation == PROGRESS:
+            return
+        place, value = (message.data["tenant"], message.data["id"]), message.data["value"]
+        held = self.rows.get(place)
+        if message.operation == INSERT:
+            assert held is None, f"{place} twice"
+        elif message.operation == UPDATE:
+            assert held == self.before(place, value), f"{place} lost a change"
+            assert message.fields == ("value",)
+        else:
+            assert held == value, f"{place} lost a change"
+        self.rows[place] = value
+        if message.operation == DELETE:
+            del self.rows[place]
+
+    def before(self, place, value):
+        tenant, key = place
+        changes = self.index.tenants[tenant].changes
+        (found,) = [each[4] for each in changes if (each[2], each[5]) == (key, value)]
+        return found
+
+    def truth(self, at):
+        meets = self.wanted.__dict__["_meets"]
+        for tenant, position in at.items():
+            if self.wanted.sees(tenant):
+                for key, value in self.index.as_of(tenant, position).items():
+                    if meets({"tenant": tenant, "id": key, "value": value}):
+                        yield tenant, key, value
+
+    def check(self, feed):
+        assert self.rows == {(tenant, key): value for tenant, key, value in self.truth(feed.at)}
+
+
+tenants = st.sampled_from(["acme", "globex", "late"])
+wheres = st.sampled_from([None, {"value": {"_gt": 6}}, {"value": {"_lt": 9}}, {"id": {"_in": [1]}}])
+sights = st.sampled_from([None, frozenset({"acme"}), frozenset({"acme", "late", "other"})])
+steps = st.one_of(
+    st.tuples(st.just("commit"), tenants, st.sets(st.integers(0, 4), min_size=1, max_size=5)),
+    st.tuples(st.just("iterate"), tenants),
+    st.tuples(st.just("read")),
+    st.tuples(st.just("listen"), wheres, sights, st.booleans()),
+    st.tuples(st.just("resume"), st.integers(0, 5), st.integers(0, 6), st.booleans()),
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(steps, min_size=4, max_size=25))
+def test_every_subscriber_is_told_each_change_once(script):
+    async def scenario():
+        index = FakeIndex()
+        index.commit("acme", {1, 2, 3, 4})
+        index.iterate("acme")
+        feed, told = await opened(index), []
+        for step in script:
+            await STEPS[step[0]](index, feed, told, *step[1:])
+        await settled(feed, [listener for listener, _ in told])
+        for listener, model in told:
+            assert listener.error is None
+            model.take(listener.messages)
+            model.check(feed)
+        for listener, _ in told:
+            await listener.stop()
+
+    run(scenario)
+
+
+async def commit(index, _feed, _told, tenant, keys):
+    index.commit(tenant, keys)
+
+
+async def iterate(index, _feed, _told, tenant):
+    index.iterate(tenant)
+
+
+async def read(_index, feed, told):
+    await settled(feed, [listener for listener, _ in told])
+
+
+async def listen(index, feed, told, where, sight, snapshot):
+    wanted = wanting(where, sight)
+    model = Model(index, wanted)
+    if not snapshot:
+        model.start(feed.visible(sight))
+    listener = Listener(feed, wanted=wanted, snapshot=snapshot, progress=True)
+    await begun(listener)
+    told.append((listener, model))
+
+
+async def begun(listener):
+    await until(lambda: listener.subscription.position or listener.task.done())
+
+
+async def resume(index, feed, told, which, back, anew):
+    """Go on after an earlier message than the last, perhaps at a server that starts just now."""
+    if not told:
+        return
+    listener, model = told.pop(which % len(told))
+    await listener.stop()
+    kept = listener.messages[: max(len(listener.messages) - back, model.seen)]
+    if not kept:
+        told.append((listener, model))
+        again = Listener(
+            feed,
+            wanted=model.wanted,
+            snapshot=listener.subscription.snapshot,
+            after=listener.subscription.after,
+            progress=True,
+        )
+        if listener.subscription.after is None and not listener.subscription.snapshot:
+            model.start(feed.visible(model.wanted.tenants))
+        told[-1] = (again, model)
+        await begun(again)
+        return
+    model.take(kept)
+    model.seen = 0
+    if anew and not told:
+        feed.close()
+        await feed.open()
+    again = Listener(feed, wanted=model.wanted, after=kept[-1].cursor, progress=True)
+    await begun(again)
+    told.append((again, model))
+
+
+STEPS = {
+    "commit": commit,
+    "iterate": iterate,
+    "read": read,
+    "listen": listen,
+    "resume": resume,
+}
+
+
+def test_a_row_that_enters_the_filter_is_inserted_and_one_that_leaves_deleted():
+    async def scenario():
+        index = FakeIndex()
+        index.commit("acme", {1})
+        index.iterate("acme")
+        feed = await opened(index)
+        listener = Listener(feed, wanted=wanting({"value": {"_gte": 2, "_lt": 5}}))
+        await begun(listener)
+        for _ in range(5):
+            index.commit("acme", {1})
+        index.iterate("acme")
+        await settled(feed, [listener])
+        # Values 2 to 6; those that divide by 3 delete.
+        assert [(m.operation, m.data["value"]) for m in listener.messages] == [
+            (INSERT, 2),
+            (DELETE, 2),
+            (INSERT, 4),
+            (DELETE, 4),
+        ]
+        versions = [m.timestamp.version for m in listener.messages]
+        assert versions == [2, 3, 4, 5]
+        assert [m.ts_timestamp for m in listener.messages] == [f"{v}000" for v in versions]
+        await listener.stop()
+
+    run(scenario)
+
+
+def test_a_change_is_told_only_when_the_watermark_has_passed_it():
+    async def scenario():
+        index = FakeIndex()
+        index.commit("acme", {1})
+        index.iterate("acme")
+        feed = await opened(index)
+        listener = Listener(feed)
+        await begun(listener)
+        index.commit("acme", {1})
+        await settled(feed, [listener])
+        assert listener.messages == []
+        index.iterate("acme")
+        await settled(feed, [listener])
+        assert [each.operation for each in listener.messages] == [UPDATE]
+        await listener.stop()
+
+    run(scenario)
+
+
+def test_many_subscribers_are_one_reading_and_idle_ones_none():
+    async def scenario():
+        index = FakeIndex()
+        index.commit("acme", {1})
+        index.iterate("acme")
+        feed = await opened(index)
+        listeners = [Listener(feed) for _ in range(50)]
+        await settled(feed, listeners)
+        assert index.asked == 0
+        index.commit("acme", {1})
+        index.iterate("acme")
+        await settled(feed, listeners)
+        assert index.asked == 1
+        assert {len(each.messages) for each in listeners} == {1}
+        for each in listeners:
+            await each.stop()
+
+    run(scenario)
+
+
+def test_a_reading_larger_than_the_ring_reaches_whoever_takes_its_messages():
+    async def scenario():
+        index = FakeIndex()
+        index.commit("acme", {1})
+        index.iterate("acme")
+        feed = await opened(index, ring=Ring(8))
+        listeners = [Listener(feed) for _ in range(3)]
+        await settled(feed, listeners)
+        index.commit("acme", set(range(2, 90)))
+        index.iterate("acme")
+        await settled(feed, listeners)
+        assert [len(each.messages) for each in listeners] == [88] * 3
+        for each in listeners:
+            await each.stop()
+
+    run(scenario)
+
+
+def test_a_subscriber_that_takes_nothing_is_told_its_position_and_the_others_go_on():
+    async def scenario():
+        index = FakeIndex()
+        index.commit("acme", {1})
+        index.iterate("acme")
+        feed, lost = await opened(index, ring=Ring(8)), []
+        quick = Listener(feed)
+        slow = Listener(feed, on_lost=lost.append)
+        await settled(feed, [quick, slow])
+        slow.task.cancel()
+        await asyncio.gather(slow.task, return_exceptions=True)
+        stuck = slow.subscription
+        told = stuck.messages()
+        index.commit("acme", {2})
+        index.iterate("acme")
+        waiting = asyncio.ensure_future(anext(told))
+        await until(lambda: len(feed.ring._readers) == 2)
+        await feed._follow(None)
+        first = await waiting
+        index.commit("acme", set(range(10, 40)))
+        index.iterate("acme")
+        await feed._follow(None)
+        (position,) = lost
+        with pytest.raises(Exception, match="faster than this client") as error:
+            await anext(told)
+        # It may not have received the first: the position is where it surely is.
+        assert error.value.extensions["code"] == "SUBSCRIBER_TOO_SLOW"
+        again = Listener(feed, after=position)
+        await settled(feed, [quick, again])
+        assert again.messages[0].data == first.data
+        assert len(quick.messages) == len(again.messages) == 31
+        for each in (quick, again):
+            await each.stop()
+
+    run(scenario)
+
+
+def test_a_failure_of_clickhouse_is_waited_out():
+    async def scenario():
+        index, pauses = FakeIndex(), []
+        index.commit("acme", {1})
+        index.iterate("acme")
+
+        async def pause(seconds):
+            pauses.append(seconds)
+
+        feed = await opened(index, pause=pause)
+        listener = Listener(feed)
+        await settled(feed, [listener])
+        index.failures = 3
+        index.commit("acme", {1})
+        index.iterate("acme")
+        following = asyncio.create_task(feed.run())
+        feed.touch({"acme"})
+        await until(lambda: listener.messages)
+        assert pauses == [0.1, 0.2, 0.4]
+        index.failures = 2
+        late = Listener(feed, snapshot=True)
+        await until(lambda: late.messages)
+        assert late.messages[0].operation == INSERT
+        for task in (following, late.task, listener.task):
+            task.cancel()
+        await asyncio.gather(following, late.task, listener.task, return_exceptions=True)
+
+    run(scenario)
+
+
+def gap(index):
+    """Lose the feed: the next iteration reads a snapshot, and the history begins anew."""
+    index.commit("acme", {1, 2})
+    index.iterate("acme", anew=True)
+
+
+def test_a_gap_expires_whoever_sees_the_tenant_and_nobody_else():
+    async def scenario():
+        index = FakeIndex()
+        for tenant in ("acme", "globex"):
+            index.commit(tenant, {1})
+            index.iterate(tenant)
+        feed = await opened(index)
+        seeing = Listener(feed)
+        other = Listener(feed, wanted=wanting(None, frozenset({"globex"})))
+        await settled(feed, [seeing, other])
+        gap(index)
+        await settled(feed, [seeing, other])
+        assert isinstance(seeing.error, PositionExpiredError)
+        index.commit("globex", {1})
+        index.iterate("globex")
+        await settled(feed, [other])
+        assert len(other.messages) == 1
+        # The oldest position there is can be gone on from.
+        again = Listener(feed, after=seeing.error.extensions["oldest"])
+        await settled(feed, [other, again])
+        assert again.error is None
+        assert [each.data["tenant"] for each in again.messages] == ["globex"]
+        for each in (other, again):
+            await each.stop()
+
+    run(scenario)
+
+
+def test_an_expired_cursor_is_refused_with_the_oldest_position():
+    async def scenario():
+        index = FakeIndex()
+        index.commit("acme", {1})
+        index.iterate("acme")
+        feed = await opened(index)
+        old = feed.cursor(feed.at)
+        gap(index)
+        await feed._follow(None)
+        listener = Listener(feed, after=old)
+        await asyncio.wait_for(listener.task, 5)
+        assert isinstance(listener.error, PositionExpiredError)
+        assert listener.error.extensions["code"] == "POSITION_EXPIRED"
+        assert listener.error.extensions["oldest"] == feed.cursor({"acme": Position.after(2)})
+        wrong = Listener(feed, after="x")
+        await asyncio.wait_for(wrong.task, 5)
+        assert isinstance(wrong.error, PositionInvalidError)
+
+    run(scenario)
+
+
+def test_a_snapshot_published_but_not_confirmed_is_a_gap_for_older_positions():
+    async def scenario():
+        index = FakeIndex()
+        index.commit("acme", {1})
+        index.iterate("acme")
+        feed = await opened(index)
+        old = feed.cursor(feed.at)
+        index.commit("acme", {1})
+        index.commit("acme", {2})
+        index.publish("acme")
+        index.tenants["acme"].watermark = 2
+        listener = Listener(feed, after=old)
+        await asyncio.wait_for(listener.task, 5)
+        assert isinstance(listener.error, PositionExpiredError)
+
+    run(scenario)
+
+
+def test_another_generation_expires_every_subscriber_and_cursor():
+    async def scenario():
+        index = FakeIndex()
+        index.commit("acme", {1})
+        index.iterate("acme")
+        feed = await opened(index)
+        old, listener = feed.cursor(feed.at), Listener(feed)
+        await settled(feed, [listener])
+        index.generation = 1
+        index.commit("acme", {1})
+        index.iterate("acme")
+        await settled(feed, [listener])
+        late = Listener(feed, after=old)
+        await asyncio.wait_for(late.task, 5)
+        assert isinstance(listener.error, PositionExpiredError)
+        assert isinstance(late.error, PositionExpiredError)
+
+    run(scenario)
+
+
+def test_progress_moves_the_cursor_of_a_quiet_filter():
+    async def scenario():
+        index = FakeIndex()
+        index.commit("acme", {1})
+        index.iterate("acme")
+        feed = await opened(index)
+        quiet = wanting({"id": {"_eq": 99}})
+        loud = Listener(feed, wanted=quiet, progress=True)
+        silent = Listener(feed, wanted=quiet)
+        await settled(feed, [loud, silent])
+        for _ in range(2):
+            index.commit("acme", {1})
+            index.iterate("acme")
+            await settled(feed, [loud, silent])
+        assert silent.messages == []
+        assert {each.operation for each in loud.messages} == {PROGRESS}
+        last = loud.messages[-1]
+        assert (last.data, last.fields, last.ts_timestamp) == (None, (), None)
+        assert last.cursor == feed.cursor({"acme": Position.after(3)})
+        for each in (loud, silent):
+            await each.stop()
+
+    run(scenario)
+
+
+def test_a_snapshot_with_progress_ends_with_a_message():
+    async def scenario():
+        index = FakeIndex()
+        index.commit("acme", set(range(7)))
+        index.iterate("acme")
+        feed = await opened(index)
+        listener = Listener(feed, snapshot=True, progress=True)
+        await settled(feed, [listener])
+        assert [each.operation for each in listener.messages] == [INSERT] * 7 + [PROGRESS]
+        await listener.stop()
+
+    run(scenario)

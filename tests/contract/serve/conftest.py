@@ -1,0 +1,21 @@
+"""One shop for the tests of the GraphQL server that only read it."""
+
+from __future__ import annotations
+
+import pytest
+from servedshop import Shop
+
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+
+
+@pytest.fixture(scope="session")
+def shop(clickhouse_url):
+    made = Shop(Endpoint.parse(clickhouse_url), database="shop")
+    for index in made.indexes:
+        made.build(index)
+    return made
+
+
+@pytest.fixture(scope="session")
+def shop_client(shop, tmp_path_factory):
+    return shop.client(tmp_path_factory.mktemp("tokens") / "tokens.json")

@@ -48,9 +48,10 @@ def shards_of(environ: Mapping[str, str]) -> int:
     return max(len(urls_of(environ.get(CLICKHOUSE_URLS, ""))), 1)
 
 
-def endpoints_of(environ: Mapping[str, str]) -> tuple[Endpoint, ...]:
+def endpoints_of(environ: Mapping[str, str], **timeouts: float) -> tuple[Endpoint, ...]:
     """The ClickHouse servers by shard. Raises ConfigError if settings contradict each other."""
-    return endpoints(environ.get(CLICKHOUSE_URL, ""), environ.get(CLICKHOUSE_URLS, ""))
+    url, urls = environ.get(CLICKHOUSE_URL, ""), environ.get(CLICKHOUSE_URLS, "")
+    return endpoints(url, urls, **timeouts)
 
 
 def databases_of(environ: Mapping[str, str]) -> tuple[str, ...]:

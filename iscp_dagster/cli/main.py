@@ -29,6 +29,7 @@ COMMANDS = {
     "verify": "iscp_dagster.cli.verify:verify",
     "job": "iscp_dagster.cli.jobs.commands:job",
     "wait": "iscp_dagster.cli.jobs.wait:wait",
+    "serve": "iscp_dagster.cli.serve:serve",
     "dlq": "iscp_dagster.cli.dlq:dlq",
     "usage": "iscp_dagster.cli.jobs.usage:usage",
     "events": "iscp_dagster.cli.events.commands:events",

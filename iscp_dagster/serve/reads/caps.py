@@ -15,13 +15,7 @@ from iscp_dagster.serve.scalars import BadValueError
 class TooComplexError(IscpError):
     """A query asks for more than the server's caps allow; what it asked for was not read."""
 
-    code = 10_830
-
-
-class ForbiddenError(IscpError):
-    """A query names a tenant that the viewer may not see; nothing was read."""
-
-    code = 10_840
+    code = 10_860
 
 
 @dataclass(frozen=True, kw_only=True)

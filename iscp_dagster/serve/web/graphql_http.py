@@ -15,9 +15,9 @@ from starlette.responses import Response
 
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, bearer
-from iscp_dagster.serve.documents import DocumentError, Shape, checked
+from iscp_dagster.serve.graph.documents import DocumentError, Shape, checked
+from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.reads.caps import Asking, Caps
-from iscp_dagster.serve.schemas import Schemas
 from iscp_dagster.serve.web.requests import (
     RESPONSE,
     Asked,

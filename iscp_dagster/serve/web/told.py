@@ -10,7 +10,7 @@ from graphql import GraphQLError
 from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError
 from iscp_dagster.model.errors import IscpError, UnavailableError
 from iscp_dagster.serve.access import UnauthenticatedError
-from iscp_dagster.serve.documents import INPUT, TOO_COMPLEX
+from iscp_dagster.serve.graph.documents import INPUT, TOO_COMPLEX
 from iscp_dagster.serve.reads.caps import TooComplexError
 from iscp_dagster.serve.reads.nearest import ForbiddenError
 from iscp_dagster.serve.scalars import BadValueError

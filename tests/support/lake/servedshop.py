@@ -1,4 +1,4 @@
-"""A shop's tickets in ClickHouse, as `iscp serve` finds them: mirror, words, vectors, two tenants."""
+"""A shop's tickets in ClickHouse, as `iscp serve` finds them: mirror, words, vectors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Primi
 from iscp_dagster.serve.access import FileAccess, OpenAccess
 from iscp_dagster.serve.app import Settings, create_app
 from iscp_dagster.serve.catalog import catalog
-from iscp_dagster.serve.schemas import Schemas
+from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.web.graphql_http import Bounds
 
 NUMBERS = count()

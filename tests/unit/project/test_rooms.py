@@ -68,6 +68,7 @@ WITH = {
     "pandas": {"numpy"},
     "pydantic": {"pydantic_core", "typing_extensions"},
     "pyspark": {"grpc", "py4j"},
+    "starlette": {"anyio"},
 }
 
 

@@ -16,7 +16,7 @@ from iscp_dagster.model.declared.schema import Primitive
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve.catalog import Catalog, catalog
-from iscp_dagster.serve.schema import Subscribe, schema
+from iscp_dagster.serve.graph.schema import Subscribe, schema
 
 _LOGGER = logging.getLogger(__name__)
 REFRESH_SECONDS = 5.0

@@ -25,12 +25,12 @@ from iscp_dagster.clickhouse.kinds.text import FullText
 from iscp_dagster.clickhouse.kinds.vector import Vector
 from iscp_dagster.serve.catalog import TIMESTAMP_FIELD, Catalog, Served
 from iscp_dagster.serve.columns import Column
+from iscp_dagster.serve.graph.types import Types
 from iscp_dagster.serve.reads.caps import Asking
 from iscp_dagster.serve.reads.nearest import Near, distance_of, nearest
 from iscp_dagster.serve.reads.order import Order
 from iscp_dagster.serve.reads.selecting import Selection, selected
 from iscp_dagster.serve.scalars import BadValueError
-from iscp_dagster.serve.types import Types
 from iscp_dagster.serve.where import Row
 
 Subscribe = Callable[[Served, Mapping[str, Any], Any], Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from graphql import (
@@ -20,7 +20,7 @@ from graphql import (
 )
 
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serve.schemas import Ready
+from iscp_dagster.serve.graph.schemas import Ready
 
 PARSE, VALIDATION, INPUT = "GRAPHQL_PARSE_FAILED", "GRAPHQL_VALIDATION_FAILED", "BAD_USER_INPUT"
 TOO_COMPLEX, NOT_BUILT = "QUERY_TOO_COMPLEX", "NOT_BUILT"
@@ -44,9 +44,9 @@ class DocumentError(IscpError):
 
     code = 10_850
 
-    def __init__(self, errors: list[GraphQLError]) -> None:
-        super().__init__(errors[0].message)
-        self.errors = errors
+    def __init__(self, message: str, errors: Sequence[GraphQLError] = ()) -> None:
+        super().__init__(message)
+        self.errors = tuple(errors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def checked(
     except RecursionError:
         raise _refused(TOO_COMPLEX, "The document is nested too deeply.") from None
     if errors:
-        raise DocumentError([coded(each, VALIDATION) for each in errors])
+        raise DocumentError(errors[0].message, [coded(each, VALIDATION) for each in errors])
     operation = get_operation_ast(document, operation_name)
     if operation is None:
         raise _refused(
@@ -87,7 +87,7 @@ def coded(error: GraphQLError, code: str) -> GraphQLError:
 
 
 def _refused(code: str, message: str) -> DocumentError:
-    return DocumentError([GraphQLError(message, extensions={"code": code})])
+    return DocumentError(message, [GraphQLError(message, extensions={"code": code})])
 
 
 def _parsed(text: str, shape: Shape) -> DocumentNode:
@@ -95,7 +95,8 @@ def _parsed(text: str, shape: Shape) -> DocumentNode:
         return parse(text, max_tokens=shape.tokens)
     except GraphQLSyntaxError as error:
         large = "token limit" in error.message.lower() or "tokens" in error.message.lower()
-        raise DocumentError([coded(error, TOO_COMPLEX if large else PARSE)]) from error
+        known = coded(error, TOO_COMPLEX if large else PARSE)
+        raise DocumentError(error.message, [known]) from error
 
 
 def _check_built(ready: Ready, document: DocumentNode) -> None:

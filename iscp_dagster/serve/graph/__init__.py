@@ -1,0 +1,1 @@
+"""The GraphQL schema, and documents that are checked against it."""

@@ -1,0 +1,109 @@
+"""Runs the GraphQL server of a deployment."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from iscp_dagster.api.discovery import declared
+from iscp_dagster.api.environment import endpoints_of
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS, LAKE
+from iscp_dagster.serve.access import access
+from iscp_dagster.serve.app import PATH, Settings, check_host, create_app
+from iscp_dagster.serve.catalog import Catalog
+from iscp_dagster.serve.graph.schema import schema
+from iscp_dagster.serve.graph.schemas import Loader, Schemas
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HOST, PORT = "127.0.0.1", 4000
+TOKENS_VARIABLE = "ISCP_GRAPHQL_TOKENS"
+_END_SECONDS = 5
+_CONNECT_SECONDS = 3.0
+_ANSWER_SECONDS = 30.0
+"""Longer than any query may take: ClickHouse ends those."""
+
+
+class Declared:
+    """Reads the catalog of the location's tables, which are imported at the first call."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._loader: Loader | None = None
+
+    def __call__(self) -> Catalog:
+        """Raises ConfigError when the declarations or the settings are wrong."""
+        if self._loader is None:
+            self._loader = _loader(self._environ)
+        return self._loader()
+
+
+def _loader(environ: Mapping[str, str]) -> Loader:
+    if not (environ.get(CLICKHOUSE_URL) or environ.get(CLICKHOUSE_URLS)):
+        raise ConfigError(
+            f"{CLICKHOUSE_URL} is not set, and no stack is up. Start one with `iscp up`, or name "
+            "the ClickHouse of your deployment."
+        )
+    timeouts = {"connect_timeout": _CONNECT_SECONDS, "query_timeout": _ANSWER_SECONDS}
+    endpoints = endpoints_of(environ, **timeouts)
+    return Loader(tables=declared(environ), endpoints=endpoints, lake=environ.get(LAKE, ""))
+
+
+def printed(environ: Mapping[str, str]) -> str:
+    """Return the schema as SDL. Raises ConfigError, and UnavailableError without ClickHouse."""
+    from graphql import print_schema
+
+    return print_schema(schema(Declared(environ)()))
+
+
+def settings_of(environ: Mapping[str, str], host: str, tokens: str) -> Settings:
+    """Return the server's settings. Raises ConfigError for tokens or a host that cannot be used."""
+    known = access(tokens or environ.get(TOKENS_VARIABLE, ""))
+    check_host(host, known)
+    return Settings(schemas=Schemas(load=Declared(environ)), access=known, environ=environ)
+
+
+def serve(settings: Settings, host: str, port: int, tell: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `tell` gets one line once the port is there.
+
+    Raises ConfigError when the address cannot be listened on.
+    """
+    with _listening(host, port) as place:
+        shown = f"[{host}]" if ":" in host else host
+        tell(f"GraphQL: http://{shown}:{place.getsockname()[1]}{PATH}")
+        config = uvicorn.Config(
+            create_app(settings),
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=_END_SECONDS,
+        )
+        uvicorn.Server(config).run(sockets=[place])
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        place = socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise ConfigError(
+            f"The server cannot listen on {host} port {port}: {why}. Name another --port, or end "
+            "what listens there."
+        ) from error
+    with place:
+        yield place
+
+
+def log_to_stderr() -> None:
+    """Have the server's warnings written to standard error."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")

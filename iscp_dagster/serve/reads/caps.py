@@ -15,7 +15,7 @@ from iscp_dagster.serve.scalars import BadValueError
 class TooComplexError(IscpError):
     """A query asks for more than the server's caps allow; what it asked for was not read."""
 
-    code = 10_860
+    code = 10_870
 
 
 @dataclass(frozen=True, kw_only=True)

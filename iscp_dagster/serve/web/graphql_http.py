@@ -17,6 +17,7 @@ from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, bearer
 from iscp_dagster.serve.graph.documents import DocumentError, Shape, checked
 from iscp_dagster.serve.graph.schemas import Schemas
+from iscp_dagster.serve.graph.told import INTERNAL, TIMEOUT, UNAUTHENTICATED, said, told
 from iscp_dagster.serve.reads.caps import Asking, Caps
 from iscp_dagster.serve.web.requests import (
     RESPONSE,
@@ -28,7 +29,6 @@ from iscp_dagster.serve.web.requests import (
     of_body,
     of_url,
 )
-from iscp_dagster.serve.web.told import INTERNAL, TIMEOUT, UNAUTHENTICATED, said, told
 
 _BODY_SECONDS = 20
 """How long a client may take to send a request."""

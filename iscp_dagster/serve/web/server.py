@@ -16,10 +16,10 @@ from iscp_dagster.api.environment import endpoints_of
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS, LAKE
 from iscp_dagster.serve.access import access
-from iscp_dagster.serve.app import PATH, Settings, check_host, create_app
 from iscp_dagster.serve.catalog import Catalog
 from iscp_dagster.serve.graph.schema import schema
 from iscp_dagster.serve.graph.schemas import Loader, Schemas
+from iscp_dagster.serve.web.app import PATH, Settings, check_host, create_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

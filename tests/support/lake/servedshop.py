@@ -17,9 +17,9 @@ from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Primitive
 from iscp_dagster.serve.access import FileAccess, OpenAccess
-from iscp_dagster.serve.app import Settings, create_app
 from iscp_dagster.serve.catalog import catalog
 from iscp_dagster.serve.graph.schemas import Schemas
+from iscp_dagster.serve.web.app import Settings, create_app
 from iscp_dagster.serve.web.graphql_http import Bounds
 
 NUMBERS = count()

@@ -15,7 +15,9 @@ from graphql import GraphQLError, OperationType, execute_sync
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, bearer
-from iscp_dagster.serve.documents import DocumentError, Shape, checked
+from iscp_dagster.serve.graph.documents import DocumentError, Shape, checked
+from iscp_dagster.serve.graph.schemas import Schemas
+from iscp_dagster.serve.graph.told import said, told
 from iscp_dagster.serve.live.errors import SubscriberTooSlowError, SubscriptionError
 from iscp_dagster.serve.live.service import Listening
 from iscp_dagster.serve.live.transport.operations import RefusedOperationError, Telling
@@ -33,8 +35,6 @@ from iscp_dagster.serve.live.transport.protocol import (
     Start,
 )
 from iscp_dagster.serve.reads.caps import Asking, Caps
-from iscp_dagster.serve.schemas import Schemas
-from iscp_dagster.serve.web.told import said, told
 
 LOGGER = logging.getLogger(__name__)
 Errors = Sequence[Mapping[str, Any]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import product
 from typing import Any
 
 import sqlalchemy as sa
@@ -89,18 +90,50 @@ def attempts(connection: sa.Connection, deliveries: Sequence[Delivery]) -> list[
 
 def counts(connection: sa.Connection, trigger: str | None) -> list[Count]:
     """The deliveries by trigger, endpoint and state."""
-    label = sa.case(
-        (IS_PENDING, State.NEXT.label),
-        (OUTBOX.state == int(State.DEAD), State.DEAD.label),
-        else_=State.DELIVERED.label,
-    ).label("label")
-    by = (OUTBOX.trigger_name, OUTBOX.endpoint, label)
+    by = (OUTBOX.trigger_name, OUTBOX.endpoint, OUTBOX.state)
     where = () if trigger is None else (OUTBOX.trigger_name == trigger,)
     found = sa.select(*by, sa.func.count(), sa.func.min(OUTBOX.recorded)).where(*where)
-    return [
-        Count(trigger=each[0], endpoint=each[1], state=each[2], events=each[3], oldest=each[4])
-        for each in connection.execute(found.group_by(*by).order_by(*by))
+    held: dict[tuple[str, str, str], Count] = {}
+    for name, endpoint, state, events, oldest in connection.execute(found.group_by(*by)):
+        label = State(state).label
+        other = held.get((name, endpoint, label))
+        held[name, endpoint, label] = Count(
+            trigger=name,
+            endpoint=endpoint,
+            state=label,
+            events=events + (other.events if other else 0),
+            oldest=min(oldest, other.oldest) if other else oldest,
+        )
+    return [held[each] for each in sorted(held)]
+
+
+def counted(
+    connection: sa.Connection, trigger: str, endpoints: Sequence[str], most: int
+) -> dict[str, int]:
+    """The trigger's deliveries to these endpoints by state, each counted up to `most`.
+
+    Quick, however many there are.
+    """
+    found = dict.fromkeys((State.NEXT.label, State.DELIVERED.label, State.DEAD.label), 0)
+    for endpoint, state in product(endpoints, State):
+        one = (OUTBOX.trigger_name == trigger, OUTBOX.endpoint == endpoint, OUTBOX.state == state)
+        some = sa.select(sa.literal_column("1")).where(*one).limit(most).subquery()
+        number = connection.scalar(sa.select(sa.func.count()).select_from(some)) or 0
+        found[state.label] = min(found[state.label] + number, most)
+    return found
+
+
+def oldest(connection: sa.Connection, trigger: str, endpoints: Sequence[str]) -> datetime | None:
+    """When the oldest pending delivery to these endpoints was recorded; None: nothing waits."""
+    times = [
+        connection.scalar(
+            sa.select(sa.func.min(OUTBOX.recorded)).where(
+                OUTBOX.trigger_name == trigger, OUTBOX.endpoint == endpoint, OUTBOX.state == state
+            )
+        )
+        for endpoint, state in product(endpoints, (State.NEXT, State.BEHIND))
     ]
+    return min((each for each in times if each is not None), default=None)
 
 
 def prune(connection: sa.Connection, before: datetime, most: int) -> int:

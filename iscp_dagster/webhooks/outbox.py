@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 
 import sqlalchemy as sa
@@ -23,6 +24,19 @@ DEFAULT_PENDING = 100_000
 """How many events of a trigger may wait for an endpoint whose own bound is not given."""
 PRUNED_AT_ONCE = 5_000
 PAUSED = "paused"
+MOST_COUNTED = 100_000
+"""How far `numbers` counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """A trigger's deliveries to its endpoints."""
+
+    events: Mapping[str, int]
+    """By state, each counted up to MOST_COUNTED."""
+    oldest: datetime | None
+    """When the oldest pending one was recorded."""
+    endpoints: Mapping[str, EndpointState]
 
 
 class Outbox:
@@ -70,6 +84,18 @@ class Outbox:
         """How many deliveries there are, by trigger, endpoint and state."""
         with self.reading() as connection:
             return history.counts(connection, trigger)
+
+    def numbers(self, trigger: str, endpoints: Collection[str]) -> Numbers:
+        """What is shown of a trigger: quick, however many events there are."""
+        with self.reading() as connection:
+            known = recording.endpoints(connection, sorted(endpoints))
+            return Numbers(
+                events=history.counted(connection, trigger, sorted(endpoints), MOST_COUNTED),
+                oldest=history.oldest(connection, trigger, sorted(endpoints)),
+                endpoints={
+                    name: known.get(name, EndpointState(name=name)) for name in sorted(endpoints)
+                },
+            )
 
     def resend(self, event_id: str, endpoint: str | None = None) -> int:
         """Send an event again, under its id, delivered or not; returns to how many endpoints.

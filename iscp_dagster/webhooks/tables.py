@@ -57,7 +57,8 @@ ISCP_OUTBOX = sa.Table(
     sa.Index("iscp_outbox_by_event", "event_id", "endpoint", unique=True),
     _partial("iscp_outbox_due", "endpoint", "next_at", where="state = 0"),
     _partial("iscp_outbox_lanes", "endpoint", "lane", "number", where="state <= 1"),
-    _partial("iscp_outbox_pending", "trigger_name", "endpoint", where="state <= 1"),
+    # Counts read nothing else.
+    sa.Index("iscp_outbox_counts", "trigger_name", "endpoint", "state", "recorded"),
     _partial("iscp_outbox_ended", "ended_at", where="state >= 2"),
     _partial("iscp_outbox_batches", "batch_id", where="batch_id IS NOT NULL"),
     sa.Index("iscp_outbox_by_time", "trigger_name", "source_nanos"),

@@ -24,6 +24,7 @@ from iscp_dagster.location.assets.iterations import (
     report,
     tenants_of,
 )
+from iscp_dagster.location.assets.metadata import events_if_known
 from iscp_dagster.location.assets.provenance import view_tags, views_of
 from iscp_dagster.location.assets.reporting import (
     Reported,
@@ -106,10 +107,12 @@ def _of_one(
                 if not isinstance(outcome, Delivery | InStep):
                     failed.append(outcome)
                 elif outcome.job_name in declared:
-                    output = _output(outcome, views.get(outcome.job_name))
+                    output = _output(its, outcome, views.get(outcome.job_name))
                     yield from held.put(outcome.job_name, output)
                 elif isinstance(outcome, Delivery):
-                    made = materializations(context.instance, its.source, [outcome], its.run_id)
+                    made = materializations(
+                        context.instance, its.deployment, its.source, [outcome], its.run_id
+                    )
                     store_events(context, made)
         except Exception:
             yield from held.rest()
@@ -118,10 +121,11 @@ def _of_one(
     return failed
 
 
-def _output(outcome: Success, view: AssetKey | None) -> Output[Success]:
+def _output(its: Iterations, outcome: Success, view: AssetKey | None) -> Output[Success]:
     return Output(
         outcome,
         output_name=outcome.job_name,
+        metadata={**events_if_known(its.deployment, its.source, outcome.job_name)},
         data_version=DataVersion(str(outcome.data_version)),
         # Dagster adds its own tags: of the source, and of a view those that these replace.
         tags=view_tags(view, agrees(outcome)),

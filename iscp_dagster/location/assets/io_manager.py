@@ -139,6 +139,7 @@ def _delivered(delivery: Delivery) -> dict[str, Any]:
         "bytes": delivery.bytes,
         "chunks": written.chunks,
         "registration": str(delivery.claim.registration),
+        **delivery.told,
     }
 
 

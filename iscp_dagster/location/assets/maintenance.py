@@ -40,6 +40,7 @@ from iscp_dagster.upkeep.maintenance import (
     garbage,
     prune_history,
 )
+from iscp_dagster.upkeep.outbox import EVENTS, prune_events
 
 FLUSH, COLLECT = "iscp_flush_watermarks", "iscp_collect_garbage"
 PRUNE = "iscp_prune_runs"
@@ -59,6 +60,10 @@ class CollectConfig(Config):
     )
     history_days: float = Field(
         default=HISTORY / timedelta(days=1), description="Days to keep the history of jobs."
+    )
+    events_days: float = Field(
+        default=EVENTS / timedelta(days=1),
+        description="Days to keep events that were delivered or became dead letters.",
     )
 
 
@@ -93,12 +98,13 @@ def maintenance_jobs(
     @op(name=f"{COLLECT}_op", required_resource_keys={"iscp"})
     def collect_garbage(context: OpExecutionContext, config: CollectConfig) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
-        forgotten, pruned, served = 0, 0, Served()
+        forgotten, pruned, events, served = 0, 0, 0, Served()
         with working(deployment, context.run):
             found = garbage(deployment, sources, timedelta(hours=config.keep_hours))
             if not config.dry_run:
                 forgotten = collect(deployment, sources, found)
                 pruned = prune_history(deployment, timedelta(days=config.history_days))
+                events = prune_events(deployment, timedelta(days=config.events_days))
                 served = serve_all(deployment, sources)
                 served.problems += clear_staging(deployment, sources)
         lines = [f"- {each.job.name} of {each.job.key.tenant}: {each.drops}" for each in found]
@@ -108,6 +114,7 @@ def maintenance_jobs(
                 "found": MetadataValue.md("\n".join(lines) or "nothing"),
                 "jobs": forgotten,
                 "history": pruned,
+                "events": events,
             }
         )
         if served.problems:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from dagster import MetadataValue, TableColumn, TableColumnConstraints, TableSchema
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.declared.schema import DeltaField
+from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.model.errors import IscpError
+from iscp_dagster.sync.deployment import Deployment
+from iscp_dagster.upkeep.outbox import numbers_of
 
 
 def delta_schema(fields: Iterable[DeltaField]) -> TableSchema:
@@ -46,3 +51,20 @@ def log_facts(delta_log: DeltaLog, version: int | None = None) -> Mapping[str, A
         "path": MetadataValue.path(delta_log.location),
         "dagster/column_schema": delta_schema(delta_log.facts(version).fields),
     }
+
+
+def events_if_known(deployment: Deployment, source: SourceTable, name: str) -> Mapping[str, Any]:
+    """What became of a trigger's events; nothing for an index, or if it cannot be read."""
+    found: dict[str, Any] = {}
+    # The events are recorded already: a log that has gone since must not fail the run.
+    with suppress(IscpError):
+        for trigger in source.triggers:
+            if trigger.name == name:
+                found = numbers_of(deployment, trigger)
+    if not found:
+        return {}
+    oldest, endpoints = found.pop("oldest_pending"), found.pop("endpoints")
+    if oldest is not None:
+        found["oldest_pending"] = MetadataValue.timestamp(oldest)
+    said = "; ".join(f"{name} {state}" for name, state in endpoints.items())
+    return {**found, "endpoints": MetadataValue.text(said)}

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import groupby, islice, takewhile
 from operator import attrgetter
 from typing import Any
@@ -33,6 +33,7 @@ from iscp_dagster.joblog.sql.statements import portions
 from iscp_dagster.location.assets.data_versions import AssetEvent, DataVersions, latest
 from iscp_dagster.location.assets.io_manager import shown
 from iscp_dagster.location.assets.iterations import InStep, Iterations, Outcome
+from iscp_dagster.location.assets.metadata import events_if_known
 from iscp_dagster.location.assets.provenance import Provenance
 from iscp_dagster.location.assets.source_check import evaluation
 from iscp_dagster.location.names import job_key
@@ -93,7 +94,7 @@ def reporting(context: Context, its: Iterations) -> Iterator[Callable[[Sequence[
 
     def store(outcomes: Sequence[Success]) -> None:
         news = news_of(its.deployment, versions(), {each.tenant for each in outcomes})
-        made = materializations(context.instance, its.source, outcomes, its.run_id)
+        made = materializations(context.instance, its.deployment, its.source, outcomes, its.run_id)
         for events in (news, made):
             store_events(context, takewhile(lambda _: not ended.is_set(), events))
 
@@ -167,13 +168,18 @@ def news_of(
 
 
 def materializations(
-    instance: DagsterInstance, source: SourceTable, outcomes: Sequence[Success], run_id: str
+    instance: DagsterInstance,
+    deployment: Deployment,
+    source: SourceTable,
+    outcomes: Sequence[Success],
+    run_id: str,
 ) -> Iterator[AssetMaterialization]:
     """One for each outcome, as a run for that tenant alone would report it."""
     declared = {each.name for each in source.consumers}
     tenants = {each.tenant for each in outcomes if each.job_name in declared}
     made_of = Provenance.of(instance, source, tenants, run_id)
     tables: dict[int, Mapping[str, Any]] = {}
+    events = cache(partial(events_if_known, deployment, source))
     for each in outcomes:
         tags = (
             made_of.tags(each.job_name, each.tenant, agrees(each))
@@ -183,7 +189,7 @@ def materializations(
         yield AssetMaterialization(
             asset_key=job_key(source, each.job_name),
             partition=each.tenant,
-            metadata=shown(each, tables),
+            metadata={**shown(each, tables), **events(each.job_name)},
             tags={**tags, DATA_VERSION_TAG: str(each.data_version)},
         )
 
@@ -251,7 +257,8 @@ def _report(context: OpExecutionContext, deployment: Deployment, source: SourceT
         left = [each.job for each in unreported(context.instance, source, idle)]
         outcomes = [InStep(job=job) for job in effective(delta_log, left, to)]
         store_events(context, news_of(deployment, versions, {each.tenant for each in outcomes}))
-        store_events(context, materializations(context.instance, source, outcomes, context.run_id))
+        made = materializations(context.instance, deployment, source, outcomes, context.run_id)
+        store_events(context, made)
         count += len(outcomes)
     return count
 

@@ -1,0 +1,91 @@
+"""What is shown of a trigger's deliveries, and what the maintenance prunes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+from events import NOON, event
+from test_outbox import DEAD, DELIVERED, again, claimed, end, put
+
+from iscp_dagster import Changes, Endpoint, SourceTable, Trigger
+from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.location.assets.metadata import events_if_known
+from iscp_dagster.model.errors import UnavailableError
+from iscp_dagster.upkeep.outbox import EVENTS, prune_events
+from iscp_dagster.webhooks import outbox as module
+
+TRADES = SourceTable("shop.trades", key="id", path="/none", indexes=[Changes()])
+TO = [Endpoint(each, url="https://example.com", secrets=["S"]) for each in ("alerts", "audit")]
+ALARM = Trigger("alarm", on=TRADES, match="amount > 1", to=TO)
+SOURCE = SourceTable("shop.trades", key="id", path="/none", indexes=[Changes()], triggers=[ALARM])
+
+
+@pytest.fixture
+def deployment(outbox, watch):
+    return SimpleNamespace(log=SqlLog(outbox.engine), clock=watch)
+
+
+def shown(deployment, name="alarm"):
+    return {k: getattr(v, "value", v) for k, v in events_if_known(deployment, SOURCE, name).items()}
+
+
+def test_a_trigger_shows_its_events_by_state_and_its_endpoints(outbox, deployment):
+    assert shown(deployment) == {
+        "events_pending": 0,
+        "events_delivered": 0,
+        "events_dead": 0,
+        "endpoints": "alerts active; audit active",
+    }
+    put(outbox, *map(event, range(1, 5)), event(9, to=("audit",)), event(1, trigger="other"))
+    end(outbox, DELIVERED, "alarm-1", "alarm-4")
+    end(outbox, DEAD, "alarm-2", status=400)
+    outbox.pause("audit", "a deploy")
+    found = shown(deployment)
+    assert found.pop("oldest_pending") == pytest.approx((NOON + timedelta(seconds=3)).timestamp())
+    assert found == {
+        "events_pending": 2,
+        "events_delivered": 2,
+        "events_dead": 1,
+        "endpoints": "alerts active; audit paused: a deploy",
+    }
+    assert shown(deployment, "changes") == {}
+
+
+def test_numbers_are_counted_as_far_as_is_quick(outbox, deployment, monkeypatch):
+    monkeypatch.setattr(module, "MOST_COUNTED", 3)
+    put(outbox, *map(event, range(9)))
+    assert shown(deployment)["events_pending"] == 3
+
+
+def test_a_log_that_does_not_answer_fails_no_run(deployment, monkeypatch):
+    def gone(*_):
+        raise UnavailableError("the log is gone")
+
+    monkeypatch.setattr(module.Outbox, "numbers", gone)
+    assert shown(deployment) == {}
+
+
+def test_what_ended_a_month_ago_is_pruned_and_what_waits_stays(outbox, deployment, watch):
+    put(outbox, *map(event, range(1, 5)))
+    end(outbox, DELIVERED, "alarm-1")
+    end(outbox, DEAD, "alarm-2", status=400)
+    end(outbox, again(outbox, 5), "alarm-3", status=500)
+    watch.move(EVENTS.total_seconds() - 1)
+    end(outbox, DELIVERED, "alarm-4")
+    assert prune_events(deployment) == 0
+    watch.move(2)
+    assert prune_events(deployment) > 0
+    assert sorted(each.event_id for each in outbox.listed()) == ["alarm-3", "alarm-4"]
+    assert claimed(outbox) == [["alarm-3"]]
+    (_, attempts) = outbox.show("alarm-4")
+    assert len(attempts) == 1
+    assert prune_events(deployment) == 0
+
+
+def test_a_log_in_memory_has_no_events(watch):
+    deployment = SimpleNamespace(log=MemoryLog(), clock=watch)
+    assert prune_events(deployment) == 0
+    assert shown(deployment) == {}

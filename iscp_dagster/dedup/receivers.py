@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
@@ -13,28 +13,28 @@ from typing import Any
 from typing_extensions import Self
 
 from iscp_dagster.dedup.store import BeingHandledError, Standing, Store
-from iscp_dagster.model.declared.endpoints import RETRIES
+from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import ConfigError
 
 WINDOW = timedelta(days=7)
 LEASE = 60.0
 WAIT = 10.0
 """Seconds; less than a sender's timeout."""
-JITTER = 0.2
-TIMEOUT = 15.0
+_DEFAULT = Endpoint("default", url="https://example.com", secrets=("SECRET",))
 _SHARE = 1_000
 """How often in a window old events are forgotten."""
 
 
-def retry_horizon(
-    retries: Sequence[float] = RETRIES, *, jitter: float = JITTER, timeout: float = TIMEOUT
-) -> timedelta:
+def retry_horizon(endpoint: Endpoint = _DEFAULT) -> timedelta:
     """How long after its first attempt an event may be attempted by itself, at the most.
 
-    The arguments are an endpoint's, in seconds; `jitter` is the share by which a delay may grow.
+    Either its attempts are used up, each as late as jitter and `Retry-After` can make it, or the
+    endpoint accepts nothing until it is disabled, when the last wait may just have begun.
     """
-    delays = sum(retries) * (1 + jitter)
-    return timedelta(seconds=delays + (len(retries) + 1) * timeout)
+    waits = [max(each * (1 + endpoint.jitter), endpoint.longest_wait) for each in endpoint.retries]
+    failing = endpoint.failing_days * timedelta(days=1).total_seconds() + waits[-1]
+    attempts = (len(waits) + 1) * endpoint.timeout
+    return timedelta(seconds=max(sum(waits), failing) + attempts)
 
 
 HORIZON = retry_horizon()

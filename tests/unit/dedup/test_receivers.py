@@ -14,16 +14,20 @@ from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import ConfigError
 
 
-def test_the_horizon_is_that_of_the_retries_with_their_jitter():
-    endpoint = Endpoint("alerts", url="https://example.com/hook", secrets=["S"])
-    delays = 5 + 5 * 60 + 30 * 60 + (2 + 5 + 10 + 10) * 3_600
-    assert timedelta(seconds=delays * 1.2 + 8 * 15) == HORIZON
-    assert retry_horizon(endpoint.retries, timeout=endpoint.timeout) == HORIZON < WINDOW
+def horizon(**options):
+    return retry_horizon(Endpoint("alerts", url="https://example.com", secrets=["S"], **options))
+
+
+def test_the_horizon_is_that_of_an_endpoint_that_fails_until_it_is_disabled():
+    assert horizon() == timedelta(days=5, hours=12, seconds=8 * 15) == HORIZON < WINDOW
+    assert horizon(failing_days=1) == timedelta(seconds=5 * 36_000 + 2 * 43_200 + 8 * 15)
+    quick = horizon(retries=[5, 60], jitter=0, longest_wait=10, failing_days=0.001, timeout=1)
+    assert quick == timedelta(seconds=86.4 + 60 + 3)
 
 
 @pytest.mark.parametrize("window", [timedelta(hours=24), HORIZON])
 def test_a_window_within_the_horizon_is_refused_with_the_number(window):
-    with pytest.raises(ConfigError, match=r"not longer than 1 day, 9:08:06, for which"):
+    with pytest.raises(ConfigError, match=r"not longer than 5 days, 12:02:00, for which"):
         Deduplicator(MemoryStore(), window=window)
     Deduplicator(MemoryStore(), window=window, horizon=timedelta(hours=1))
 

@@ -57,7 +57,9 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
         name=f"{source.database}_{source.table}_indexes",
         outs={name: asset_out(source, each, databases) for name, each in by_name.items()},
         deps=[source_key(source)],
-        internal_asset_deps={name: {source_key(source), view} for name, view in views.items()},
+        internal_asset_deps={
+            name: {source_key(source), *filter(None, [views.get(name)])} for name in by_name
+        },
         partitions_def=partitions_of(source),
         can_subset=True,
         backfill_policy=BackfillPolicy.single_run(),

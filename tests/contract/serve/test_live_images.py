@@ -1,0 +1,106 @@
+"""What is selected of a changes index, against the changes that it was written from."""
+
+from __future__ import annotations
+
+import pytest
+from history import FakeIndex
+from imagetable import ImageTable
+from places import ROOT
+
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.serve.live.images import Span
+from iscp_dagster.serve.live.positions import START, Position
+from iscp_dagster.serve.where import EVERYTHING, parse
+
+TENANTS = ("acme", "it's\n\\", "é")
+
+
+@pytest.fixture(scope="module")
+def both(clickhouse_url):
+    """Return an index in memory and its rows in ClickHouse, where some were written twice."""
+    index, table = FakeIndex(), ImageTable(Endpoint.parse(clickhouse_url), "live_images")
+    for tenant in TENANTS:
+        index.commit(tenant, set(range(5)))
+        index.iterate(tenant)
+        its = index.tenants[tenant]
+        table.begin(tenant, its.begin, its.base)
+    for number in range(12):
+        index.commit(TENANTS[number % 3], {number % 5, (number * 7) % 5, 9})
+        index.iterate(TENANTS[number % 3])
+    for tenant in TENANTS:
+        table.write(tenant, index.confirmed(tenant))
+    table.write("acme", index.confirmed("acme")[:4])
+    return index, table.images
+
+
+def told(found):
+    return [(c.tenant, c.operation, c.before, c.after, c.fields, t.version, t.ordinal)
+            for c, t in found]  # fmt: skip
+
+
+def test_changes_are_those_of_the_spans_in_order(both):
+    index, images = both
+    spans = [
+        Span(tenant="acme", after=Position(5, 1), upto=Position.after(12)),
+        Span(tenant="é", after=Position.after(3), upto=Position(12, 1)),
+        Span(tenant="it's\n\\", after=START, upto=Position.after(15)),
+    ]
+    whole = told(index.changes(spans, 100))
+    assert told(images.changes(spans, 100)) == whole
+    assert len(whole) > 10
+    for most in (1, 2, 3, 5):
+        assert told(images.changes(spans, most)) == whole[:most]
+    (change, timestamp), *_ = images.changes(spans, 1)
+    assert timestamp.nanos == 1_767_225_600 * 10**9 + timestamp.version * 10**9
+    assert set(change.row) == {"tenant", "id", "value"}
+
+
+def test_a_history_begins_where_it_was_marked_also_without_rows(both):
+    index, images = both
+    assert images.begins([*TENANTS, "unknown"]) == index.begins(TENANTS)
+    assert images.begins([]) == {}
+
+
+def test_the_rows_that_it_begins_with_come_by_key(both):
+    index, images = both
+    for tenant in TENANTS:
+        begin = index.tenants[tenant].begin
+        for told_, most in ((0, 9), (0, 2), (2, 2), (4, 2), (5, 2)):
+            assert told(images.base(tenant, begin, told_, most)) == told(
+                index.base(tenant, begin, told_, most)
+            )
+    assert images.base("acme", 99, 0, 9) == []
+
+
+@pytest.mark.parametrize("where", [None, {"value": {"_gt": 20}}, {"id": {"_in": [1, 9]}}])
+def test_the_rows_that_stand_at_positions_are_read_page_by_page(both, where):
+    index, images = both
+    given = {each.field: each for each in images.columns}
+    expression = parse(given, where)
+    at = {"acme": Position(11, 0), "it's\n\\": Position.after(14), "é": Position.after(9)}
+    whole = [stamped[0].after for _, stamped in index.standing(at, (), 100, expression)]
+    found, row = [], ()
+    while page := images.standing(at, row, 2, expression):
+        found += [stamped[0].after for _, stamped in page]
+        row = page[-1][0]
+    assert found == sorted(whole, key=lambda each: (each["tenant"], each["id"]))
+    assert found
+
+
+def test_the_newest_generation_is_read(both):
+    _, images = both
+    assert images.newest() == 0
+    other = ImageTable.__new__(ImageTable)
+    other.endpoint, other.database, other.view = images.endpoint, images.database, "trades_other"
+    other.client = images.endpoint.client()
+    assert other.images.newest() is None
+    other.create()
+    other.create(2)
+    assert other.images.newest() == 2
+    assert other.images.of(2).standing({"acme": START}, (), 1, EVERYTHING) == []
+
+
+def test_no_other_module_selects_image_rows():
+    """The SQL of the table's columns is in one place."""
+    live = (ROOT / "iscp_dagster" / "serve" / "live").rglob("*.py")
+    assert {each.name for each in live if "`_version`" in each.read_text()} == {"images.py"}

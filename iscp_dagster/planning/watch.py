@@ -19,12 +19,13 @@ from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.declared.tables import REBUILD, SourceTable
 from iscp_dagster.model.errors import ConfigError, TableGoneError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.model.moment import START
+from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import new_jobs, registering, terms
 from iscp_dagster.planning.effective import EffectiveJob, effective_jobs
 from iscp_dagster.planning.joining import Due, bounded
+from iscp_dagster.planning.newcomers import begun_before, reached
 from iscp_dagster.planning.problems import Problem, problem_of
 from iscp_dagster.planning.table_problems import (
     check_sole,
@@ -144,7 +145,8 @@ class Watch:
         check_sole(self.deployment, self.source, table_id)
         self._take_over(table_id)
         there = self.deployment.log.registered(table_id)
-        self._register(table_id, tenants, standing, there)
+        after = reached(self.deployment.log, self.delta_log, table_id)
+        self._register(table_id, tenants, standing, after, but=there)
         self._start_over(table_id)
         self.open = set(self.deployment.log.waiting(table_id))
         held = self.deployment.log.places(table_id)
@@ -164,7 +166,8 @@ class Watch:
             self.unnamed = self.delta_log.unnamed(upto)
         found = sorted(self.delta_log.tenants() if changed is None else changed)
         check_sole(self.deployment, self.source, table_id, found)
-        self._register(table_id, found, standing)
+        names = [name.job for name in registering(self.source, standing)]
+        self._register(table_id, found, standing, dict.fromkeys(names, before.moment))
         self.open |= self._everyone(found) if changed is None else set(found)
         self.found = tuple(found)
 
@@ -193,16 +196,20 @@ class Watch:
         table_id: str,
         tenants: Collection[str],
         standing: Mapping[JobID, JobSpec],
+        after: Mapping[str, Moment],
+        *,
         but: Collection[tuple[str, str]] = (),
     ) -> None:
         """Register the self-registering and standing jobs, except the (tenant, job) pairs in `but`.
 
+        `after`, by job name, is the moment as of which tenants without the job had no rows.
         Skips indexes with stranded jobs: a person decides whether they go on.
         """
         waiting = stranded_names(self.deployment, self.earlier)
         found = registering(self.source, standing)
         specs = {name: spec for name, spec in found.items() if name.job not in waiting}
         wanted = new_jobs(table_id, tenants, specs, but=but)
+        wanted = begun_before(wanted, self.deployment.log, self.delta_log, after)
         # What a person has unregistered stays unregistered.
         self.deployment.log.register_many(wanted, revive=False)
 

@@ -71,14 +71,16 @@ def jobs(
     lags: Mapping[JobKey, float | None],
 ) -> None:
     """Print one line per standing registration, then one per job."""
-    table = _table("job", "tenant", "state", version=1, lag=1, trigger=0, code=1)
+    table = _table("job", "tenant", "state", version=1, lag=1, type=0, trigger=0, code=1)
     for name, spec in standing.items():
-        table.add_row(word(shown(name)), EVERY, "", "", "", spec.trigger.job_type, "")
+        kind, rule = spec.detail.consumer.type, spec.trigger.job_type
+        table.add_row(word(shown(name)), EVERY, "", "", "", cell(kind), rule, "")
     for job in found:
         table.add_row(
             *map(word, (shown(job.name), job.key.tenant, state_of(job))),
             _version(job.watermark),
             _seconds(lags.get(job.key)),
+            cell(job.spec.detail.consumer.type),
             cell(job.spec.trigger.job_type),
             str(job.status.code or ""),
         )
@@ -176,6 +178,7 @@ def _facts(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
         "state": state_of(job) + _for_what(job) + _of_rows(built),
         "watermark": _place(job.watermark),
         "lag": lag,
+        "type": job.spec.detail.consumer.type,
         "trigger": _trigger(job),
         "priority": str(job.priority),
         "last range": _range(status.from_, status.to),

@@ -20,7 +20,7 @@ from logs import complete, fail
 from onetable import Clock, commit
 from places import ROOT
 
-from iscp_dagster import FullText, Mirror, SourceTable
+from iscp_dagster import FullText, Mirror, SourceTable, Trigger, View
 from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import command_for, parsed, shown
@@ -31,6 +31,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.joblog.history import Usage
 from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.model.declared.attach import attached
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
@@ -669,9 +670,10 @@ def test_jobs_are_listed_by_tenant_table_and_state(iscp, jobs, source):
     begin(jobs, source)
     said = printed(iscp, "job", "list")
     heading, *lines = said.splitlines()
-    assert heading.split() == ["job", "tenant", "state", "version", "lag", "trigger", "code"]
+    names = ["job", "tenant", "state", "version", "lag", "type", "trigger", "code"]
+    assert heading.split() == names
     (of_eu,) = [line.split() for line in lines if " eu " in line]
-    assert of_eu[1:] == ["eu", "building", "default"]
+    assert of_eu[1:] == ["eu", "building", "mirror", "default"]
     rows = found(iscp, "job", "list", "--state", "running", "--table", "warehouse.order_lines")
     assert [(row["tenant"], row["job"]) for row in rows] == [("eu", NAME)]
     assert found(iscp, "job", "list", "--state", "error") == []
@@ -733,13 +735,37 @@ def test_what_is_wrong_with_the_tables_of_the_jobs_is_listed_with_them(iscp, job
 def test_what_is_registered_for_every_tenant_is_listed_first(iscp, jobs, source):
     printed(iscp, "job", "register", NAME, "--tenant", "*", "--trigger", "greedy")
     _, first, *_ = printed(iscp, "job", "list").splitlines()
-    assert first.split()[1:] == ["*", "greedy"]
+    assert first.split()[1:] == ["*", "mirror", "greedy"]
     standing, *rows = found(iscp, "job", "list", "--table", "warehouse.order_lines")
     assert (standing["tenant"], standing["job"], standing["state"]) == ("*", NAME, None)
     assert standing["spec"]["trigger"]["job_type"] == "greedy"
     assert None not in {row["state"] for row in rows}
     for narrowed in (("--tenant", "eu"), ("--state", "completed")):
         assert "*" not in {row["tenant"] for row in found(iscp, "job", "list", *narrowed)}
+
+
+def test_a_declared_trigger_is_registered_shown_and_listed_as_an_index_is(iscp, jobs, source):
+    view = View("big", of=source, where="id > 3", auto_register=False)
+    large = Trigger("large", on=view, match="id > 7", priority=5, auto_register=False)
+    jobs.sources[:] = attached([source], [view], [large])
+    for name in ("big", "large"):
+        printed(iscp, "job", "register", f"warehouse.order_lines/{name}", "--tenant", "eu")
+    shown_ = facts(printed(iscp, "job", "status", "warehouse.order_lines/large", "--tenant", "eu"))
+    assert (shown_["type"], shown_["priority"]) == ("trigger", "5")
+    words = printed(iscp, "job", "list").split()
+    assert (words.count("changes"), words.count("trigger")) == (1, 2), "one of them is the heading"
+    said = {
+        ("register", "--type", "mirror"): "a trigger of that name is declared, and the job would",
+        ("register", "--columns", "id"): "a trigger's columns and options are those of its decl",
+    }
+    for (verb, *options), told in said.items():
+        code, out = iscp("job", verb, "warehouse.order_lines/large", "--tenant", TENANT, *options)
+        assert (code, told in " ".join(out.split())) == (1, True), out
+    code, out = iscp(
+        *("job", "register", "warehouse.order_lines/other", "--tenant", "eu", "--type", "trigger")
+    )
+    assert code == 1
+    assert "no trigger of that name is declared on the table or its views (there are: large)" in out
 
 
 def test_jobs_are_counted_by_state_and_those_of_a_state_listed(iscp, jobs, source):

@@ -1,0 +1,50 @@
+"""The jobs that follow from a declaration: of its indexes, its views and its triggers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from iscp_dagster import Changes, Mirror, SourceTable, Trigger, View
+from iscp_dagster.model.declared.attach import attached
+from iscp_dagster.planning.declared import new_jobs, registering, terms
+
+TRADES = SourceTable("shop.trades", key="id", tenant="desk", indexes=[Mirror(), Changes()])
+BIG = View("big", of=TRADES, where="amount > 100", priority=2)
+LARGE = Trigger("large", on=BIG, match="amount > 500", priority=7)
+
+
+def given(views=(BIG,), triggers=(LARGE,)):
+    return attached([TRADES], views, triggers)[0]
+
+
+def test_every_index_view_and_trigger_has_a_job_for_each_tenant():
+    specs = registering(given(), {})
+    found = {
+        name.job: (
+            spec.detail.consumer.type,
+            spec.detail.priority,
+            dict(spec.detail.consumer.options),
+        )
+        for name, spec in specs.items()
+    }
+    assert found == {
+        "mirror": ("mirror", 0, {}),
+        "changes": ("changes", 0, {}),
+        "big": ("changes", 2, {}),
+        "large": ("trigger", 7, {}),
+    }
+    made = new_jobs("t", ["a", "b"], specs, but=[("a", "large")])
+    assert [each.tenant for each in made if each.name.job == "large"] == ["b"]
+
+
+def test_what_does_not_register_itself_has_no_job():
+    quiet = given([replace(BIG, auto_register=False)], [replace(LARGE, auto_register=False)])
+    assert {name.job for name in registering(quiet, {})} == {"mirror", "changes"}
+
+
+def test_a_view_or_trigger_more_changes_a_table_s_terms():
+    """Or a restart would leave a table at rest without their jobs."""
+    found = [terms(each, {}) for each in (given(), given([BIG], []), given([], []), TRADES)]
+    assert found[2] == found[3]
+    assert len({*found}) == 3
+    assert terms(given(triggers=[replace(LARGE, priority=8)]), {}) != found[0]

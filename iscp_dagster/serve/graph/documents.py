@@ -77,6 +77,8 @@ def checked(
             INPUT,
             f"There is no operation {operation_name!r}; name one of the document's operations.",
         )
+    if ready.schema.get_root_type(operation.operation) is None:
+        raise _refused(VALIDATION, f"This server has no {operation.operation.value}s.")
     return Checked(document=document, operation=operation)
 
 
@@ -94,7 +96,8 @@ def _parsed(text: str, shape: Shape) -> DocumentNode:
     try:
         return parse(text, max_tokens=shape.tokens)
     except GraphQLSyntaxError as error:
-        large = "token limit" in error.message.lower() or "tokens" in error.message.lower()
+        # The parser says so where it gives up: too many tokens, or too deeply nested ones.
+        large = "Parsing aborted" in error.message
         known = coded(error, TOO_COMPLEX if large else PARSE)
         raise DocumentError(error.message, [known]) from error
 

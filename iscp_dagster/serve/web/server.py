@@ -10,15 +10,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import uvicorn
+from starlette.routing import WebSocketRoute
 
 from iscp_dagster.api.discovery import declared
-from iscp_dagster.api.environment import endpoints_of
+from iscp_dagster.api.environment import endpoints_of, user
+from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS, LAKE
+from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS, LAKE, LOG_URL
 from iscp_dagster.serve.access import access
 from iscp_dagster.serve.catalog import Catalog
 from iscp_dagster.serve.graph.schema import schema
 from iscp_dagster.serve.graph.schemas import Loader, Schemas
+from iscp_dagster.serve.live.service import Live
+from iscp_dagster.serve.live.transport.socket import Sockets
 from iscp_dagster.serve.web.app import PATH, Settings, check_host, create_app
 
 if TYPE_CHECKING:
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 
 HOST, PORT = "127.0.0.1", 4000
 TOKENS_VARIABLE = "ISCP_GRAPHQL_TOKENS"
+WEBSOCKET_BYTES = 1024 * 1024
+"""A larger frame ends its connection before it is read; smaller ones are told what is allowed."""
 _END_SECONDS = 5
 _CONNECT_SECONDS = 3.0
 _ANSWER_SECONDS = 30.0
@@ -65,10 +71,23 @@ def printed(environ: Mapping[str, str]) -> str:
 
 
 def settings_of(environ: Mapping[str, str], host: str, tokens: str) -> Settings:
-    """Return the server's settings. Raises ConfigError for tokens or a host that cannot be used."""
+    """Return the server's settings. Raises ConfigError for tokens or a host that cannot be used.
+
+    Changes are told if the ISCP log is known, which says how far each index has come.
+    """
     known = access(tokens or environ.get(TOKENS_VARIABLE, ""))
     check_host(host, known)
-    return Settings(schemas=Schemas(load=Declared(environ)), access=known, environ=environ)
+    log = environ.get(LOG_URL)
+    live = Live(log=SqlLog(log, who=user())) if log else None
+    schemas = Schemas(load=Declared(environ), subscribe=live.subscribe if live else None)
+    sockets = Sockets(schemas=schemas, access=known)
+    return Settings(
+        schemas=schemas,
+        access=known,
+        environ=environ,
+        routes=[WebSocketRoute(PATH, sockets.__call__)],
+        beside=[sockets.beside],
+    )
 
 
 def serve(settings: Settings, host: str, port: int, tell: Callable[[str], None]) -> None:
@@ -84,6 +103,8 @@ def serve(settings: Settings, host: str, port: int, tell: Callable[[str], None])
             access_log=False,
             log_level="warning",
             server_header=False,
+            ws="websockets-sansio",
+            ws_max_size=WEBSOCKET_BYTES,
             timeout_graceful_shutdown=_END_SECONDS,
         )
         uvicorn.Server(config).run(sockets=[place])
@@ -105,5 +126,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def log_to_stderr() -> None:
-    """Have the server's warnings written to standard error."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    """Have the server's own warnings written to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.getLogger("iscp_dagster").addHandler(handler)

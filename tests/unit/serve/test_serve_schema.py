@@ -1,0 +1,153 @@
+"""Columns, names and scalars of the schema, without a ClickHouse."""
+
+from __future__ import annotations
+
+import pytest
+from graphql import print_schema
+
+from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.kinds.changes import Changes
+from iscp_dagster.clickhouse.types.cells import CELLS
+from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.serve import catalog as catalogs
+from iscp_dagster.serve.columns import _BY_NAME, column, named
+from iscp_dagster.serve.graph.schema import schema
+from iscp_dagster.serve.scalars import SCALARS, BadValueError
+from iscp_dagster.serve.web.requests import RefusedError, media_type
+
+HERE = Endpoint(host="nowhere", port=1)
+
+
+def catalog(monkeypatch, tables, columns, endpoints=(HERE,), unbuilt=()):
+    """Return the catalog of tables whose views all have these columns."""
+
+    def held(wanted):
+        return {(place, view): {} if view in unbuilt else columns for place, view in wanted}
+
+    monkeypatch.setattr(catalogs, "_held", held)
+    return catalogs.catalog(tables, endpoints, lambda _: {"photo"})
+
+
+def table(*indexes, name="shop.tickets"):
+    return SourceTable(name, key="id", tenant="customer", indexes=list(indexes))
+
+
+def test_every_type_that_an_index_can_have_has_a_scalar():
+    names = {name for cells in CELLS.values() for cell in cells for name in cell.names}
+    structures = {"Map", "Tuple", "Nested", "Dynamic", "Variant"}
+    assert names | structures <= set(_BY_NAME)
+    assert column("a", parsed("Array(Array(Nullable(Int64)))")).lists == 2
+    assert column("a", parsed("AggregateFunction(sum, Int8)")) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("id", "id"),
+        ("unit price", "unit_price"),
+        ("größe", "gr__e"),
+        ("1st", "_1st"),
+        ("__x", "_x"),
+        ("___", "_"),
+        ("", "_"),
+    ],
+)
+def test_names_are_mangled(name, field):
+    assert named(name) == field
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"a b": "Int8", "a.b": "Int8"}, r"'a.b' and 'a b' would both be 'a_b'"),
+        ({"_and": "Int8"}, r"'_and' and the condition _and would both be '_and'"),
+    ],
+)
+def test_columns_of_one_name_are_refused(monkeypatch, columns, said):
+    with pytest.raises(ConfigError, match=said):
+        catalog(monkeypatch, [table(Mirror())], columns)
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        (table(Mirror(), name="a_b.c"), table(Mirror(), name="a.b_c")),
+        (table(Mirror(), name="a.b_c"), table(Mirror(name="c"), name="a.b")),
+        (table(Changes(), name="a.b_c"), table(Mirror(), name="a_b.c")),
+    ],
+)
+def test_indexes_of_one_name_are_refused(monkeypatch, tables):
+    with pytest.raises(ConfigError, match="would both be 'a_b_c'"):
+        catalog(monkeypatch, tables, {"id": "Int64"})
+
+
+def test_types_of_one_name_are_refused(monkeypatch):
+    tables = (table(Mirror(), name="a.b"), table(Mirror(), name="a.b_bool_exp"))
+    with pytest.raises(ConfigError, match=r"'a_b_bool_exp' is already of a\.b/mirror"):
+        schema(catalog(monkeypatch, tables, {"id": "Int64"}))
+
+
+def test_system_columns_and_timestamps_are_no_data(monkeypatch):
+    columns = {"id": "Int64", "_version": "UInt64", "_deleted": "UInt8", "ts_timestamp": "Int64"}
+    columns |= {"sums": "AggregateFunction(sum, Int8)"}
+    found = catalog(monkeypatch, [table(Mirror())], columns)
+    assert list(found.queries["shop_tickets"].by_field) == ["id"]
+    told = print_schema(schema(found))
+    assert "shop_tickets is without its column 'ts_timestamp'" in told
+    assert "shop_tickets is without its column 'sums': GraphQL has no type for Aggregate" in told
+
+
+def test_a_table_without_a_mirror_is_read_from_its_changes(monkeypatch):
+    found = catalog(monkeypatch, [table(Changes(), Changes(name="big"))], {"id": "Int64"})
+    assert {name: each.view for name, each in found.queries.items()} == {
+        "shop_tickets": "tickets_changes",
+        "shop_big": "tickets_big",
+    }
+    assert set(found.changes) == {"shop_tickets", "shop_big"}
+
+
+def test_an_index_that_is_not_built_is_noted(monkeypatch):
+    found = catalog(
+        monkeypatch,
+        [table(Mirror(), FullText("body"), Vector("v", dimension=2))],
+        {"id": "Int64"},
+        unbuilt={"tickets_text"},
+    )
+    assert found.unbuilt == {"shop_tickets_text"}
+    assert set(found.queries) == {"shop_tickets", "shop_tickets_vector"}
+    assert found.notes == ("shop.tickets/text is not built yet.",)
+
+
+@pytest.mark.parametrize(
+    ("scalar", "wrong"),
+    [
+        ("Int64", [1.5, "1.5", "", True, "0x1", "9" * 81]),
+        ("Float64", ["1.5", True, 10**400, "null"]),
+        ("Decimal", ["NaN", "1e999", "one", True, "9" * 200]),
+        ("Date", ["2024-1-1", "2024-02-30", 1, "20240101", "2024-01-01T00"]),
+        (
+            "Timestamp",
+            ["2024-01-01", "2024-01-01T25:00:00Z", "now", 1, "2024-01-01T00:00:00.0000000000Z"],
+        ),
+        ("UUID", ["x", "12345678123412341234123456789abc", 1]),
+        ("String", ["\ud800", 1]),
+    ],
+)
+def test_a_wrong_literal_is_refused(scalar, wrong):
+    for value in wrong:
+        with pytest.raises(BadValueError):
+            SCALARS[scalar].read(value)
+
+
+def test_a_moment_is_in_utc_unless_it_says_another_zone():
+    read = SCALARS["Timestamp"].read
+    assert read("1970-01-01T00:00:00") == read("1970-01-01 01:30+01:30") == 0
+    assert read("1969-12-31T22:00:00.000000001-02:00") == 1
+
+
+@pytest.mark.parametrize("accept", ["text/html", "application/json;q=0", "application/xml, */json"])
+def test_an_answer_that_nobody_reads_is_not_acceptable(accept):
+    with pytest.raises(RefusedError):
+        media_type(accept)

@@ -18,3 +18,5 @@ EVENT_BATCH_SIZE = "DAGSTER_EVENT_BATCH_SIZE"
 """How many events of an asset Dagster may store in one transaction."""
 EVENT_IDS = "ISCP_EVENT_IDS"
 """How ids of events are made: algorithm, prefix and form."""
+WEBHOOK_SECRET = "ISCP_WEBHOOK_SECRET"  # noqa: S105 - the variable's name
+"""The secret that signs webhooks to receivers on this machine; the stack makes one."""

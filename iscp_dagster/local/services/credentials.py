@@ -1,11 +1,13 @@
-"""The stack's own secrets: ClickHouse's password and Spark's token, made at the first start.
+"""The stack's own secrets: ClickHouse's password, Spark's token, and one that signs webhooks.
 
-Each is a file of the home that only its owner may read. The server and its users get it through
-the environment; the only other file with a secret is the netrc, which holds the password.
+They are made at the first start. Each is a file of the home that only its owner may read. Servers
+and their users get them through the environment; the only other file with a secret is the netrc,
+which holds the password.
 """
 
 from __future__ import annotations
 
+import base64
 import os
 import secrets
 from contextlib import suppress
@@ -16,6 +18,7 @@ from iscp_dagster.model.errors import SetupError
 
 PASSWORD_FILE = "clickhouse.password"  # noqa: S105
 TOKEN_FILE = "spark.token"  # noqa: S105
+WEBHOOK_FILE = "webhook.secret"
 NETRC_FILE = "netrc"
 _BYTES = 24
 _OWNER_ONLY = 0o600
@@ -29,6 +32,8 @@ class Secrets:
     password: str = field(default="", repr=False)
     """The password of ClickHouse's user `default`."""
     spark_token: str = field(default="", repr=False)
+    webhook: str = field(default="", repr=False)
+    """Signs what is delivered to receivers that know it, such as those on this machine."""
 
 
 def ensured(home: Path) -> Secrets:
@@ -37,9 +42,14 @@ def ensured(home: Path) -> Secrets:
     Raises SetupError for a file that other users may read.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name in (PASSWORD_FILE, TOKEN_FILE):
+    made = {
+        PASSWORD_FILE: secrets.token_urlsafe(_BYTES),
+        TOKEN_FILE: secrets.token_urlsafe(_BYTES),
+        WEBHOOK_FILE: f"whsec_{base64.b64encode(secrets.token_bytes(_BYTES)).decode()}",
+    }
+    for name, secret in made.items():
         with suppress(FileExistsError):
-            _write(home / name, secrets.token_urlsafe(_BYTES), os.O_EXCL)
+            _write(home / name, secret, os.O_EXCL)
     found = read(home)
     machines = [f"machine {host} login default" for host in ("127.0.0.1", "localhost")]
     lines = [f"{machine} password {found.password}\n" for machine in machines]
@@ -52,6 +62,7 @@ def read(home: Path) -> Secrets:
     return Secrets(
         password=_read(home / PASSWORD_FILE),
         spark_token=_read(home / TOKEN_FILE),
+        webhook=_read(home / WEBHOOK_FILE),
     )
 
 

@@ -224,6 +224,7 @@ def show_secrets(*, as_json: bool) -> bool:
         "clickhouse_user": "default",
         "clickhouse_password": held.password,
         "spark_token": held.spark_token,
+        "webhook_secret": held.webhook,
     }
     if as_json:
         show.line(json.dumps(facts, indent=2))

@@ -21,6 +21,7 @@ from iscp_dagster.model.variables import (
     LAKE,
     LOG_URL,
     SPARK_REMOTE,
+    WEBHOOK_SECRET,
 )
 from iscp_dagster.spark.remote import with_token
 
@@ -47,18 +48,22 @@ def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
     }
     found[LOG_URL] = state.log_url or f"sqlite:///{home / 'iscp_log.sqlite'}"
     found[LAKE] = state.lake or str(home / "lake")
+    held = credentials.read(home)
+    if held.webhook:
+        found[WEBHOOK_SECRET] = held.webhook
     if state.clickhouse_urls:
         found[CLICKHOUSE_URLS] = state.clickhouse_urls
     if DAGSTER_URL in found:
         found[DAGSTER_HOME] = str(home / "dagster")
     found |= {name: value for name, value in environ.items() if value or name not in found}
-    return found | _opened(found, state, credentials.read(home))
+    return found | _opened(found, state, held)
 
 
 def addresses(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that a shell needs to use the running stack's services."""
     found = with_stack(environ)
-    return {name: found[name] for name in (*_VARIABLES.values(), CLICKHOUSE_URLS) if name in found}
+    names = (*_VARIABLES.values(), CLICKHOUSE_URLS, WEBHOOK_SECRET)
+    return {name: found[name] for name in names if name in found}
 
 
 def _opened(

@@ -176,7 +176,7 @@ def test_after_the_demo_the_walk_as_written_then_down_and_up_again(newcomer, tmp
     assert_nothing_left(home)
     assert "Traceback" not in (home / "logs" / "supervisor.log").read_text()
     held = credentials.read(home)
-    assert_in_files_of_their_own(newcomer.clone, {held.password, held.spark_token})
+    assert_in_files_of_their_own(newcomer.clone, {held.password, held.spark_token, held.webhook})
     assert newcomer.iscp("status").returncode == NOT_UP
     assert "not up" in newcomer.iscp("down").stdout
     with running_stack(home, (CLICKHOUSE,)) as second:
@@ -225,7 +225,7 @@ def assert_up(newcomer):
 def assert_kept_secret(newcomer, facts):
     """Check that secrets are only in environments and in files that only their owner reads."""
     shown = json.loads(newcomer.iscp("status", "--show-password", "--json").stdout)
-    secrets = {shown["clickhouse_password"], shown["spark_token"]}
+    secrets = {shown["clickhouse_password"], shown["spark_token"], shown["webhook_secret"]}
     assert not any(secret in json.dumps(facts) for secret in secrets)
     assert shown["clickhouse_password"] in newcomer.shell()["CLICKHOUSE_URL"]
     assert newcomer.shell()["SPARK_REMOTE"].endswith(f"/;token={shown['spark_token']}")

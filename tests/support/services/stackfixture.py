@@ -203,7 +203,12 @@ def assert_in_files_of_their_own(home: Path, secrets: Collection[str]) -> None:
     assert min(map(len, secrets)) > 20
     for file in (each for each in home.rglob("*") if each.is_file()):
         if any(secret.encode() in file.read_bytes() for secret in secrets):
-            assert file.name in {"clickhouse.password", "netrc", "spark.token"}, file
+            assert file.name in {
+                "clickhouse.password",
+                "netrc",
+                "spark.token",
+                "webhook.secret",
+            }, file
             assert file.stat().st_mode & 0o077 == 0
 
 

@@ -568,7 +568,7 @@ def test_secrets_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
     home = tmp_path / "home"
     made = credentials.ensured(home)
     assert credentials.ensured(home) == credentials.read(home) == made
-    for secret in (made.password, made.spark_token):
+    for secret in (made.password, made.spark_token, made.webhook):
         assert len(secret) > 20
         assert secret not in repr(made) + repr(settings(secrets=made))
     assert made.password != made.spark_token
@@ -610,6 +610,9 @@ def test_addresses_carry_the_secrets_to_children_and_commands(tmp_path, monkeypa
     others = {"CLICKHOUSE_URL": "http://other:1", "SPARK_REMOTE": "sc://other:1/;token=theirs"}
     elsewhere = environment.with_stack(here | others)
     assert {name: elsewhere[name] for name in others} == others
+    assert environment.addresses(here)["ISCP_WEBHOOK_SECRET"] == own.secrets.webhook
+    mine = here | {"ISCP_WEBHOOK_SECRET": "whsec_mine"}
+    assert environment.with_stack(mine)["ISCP_WEBHOOK_SECRET"] == "whsec_mine"
     # From a shell that has evaluated `iscp env`, `up` starts all services again.
     assert plan.embedded(plan.resolve(tmp_path, {}, found)) == SERVICES
     half = found | {"SPARK_REMOTE": others["SPARK_REMOTE"]}

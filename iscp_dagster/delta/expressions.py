@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -69,6 +70,10 @@ class Said:
     boolean: bool = False
 
 
+class _FaultError(Exception):
+    """What is wrong with an expression, before it is said whose it is."""
+
+
 def analyzed(
     spark: Any, owner: str, fields: Sequence[DeltaField], transitions: Transitions
 ) -> tuple[DeltaField, ...]:
@@ -77,14 +82,24 @@ def analyzed(
     `owner` names the view or trigger in errors, and `fields` are the source's. Raises ConfigError
     for an expression that cannot be evaluated, and UnavailableError.
     """
+    try:
+        return _analyzed(spark, tuple(fields), transitions)
+    except _FaultError as error:
+        raise ConfigError(f"{owner}: {error}") from error.__cause__
+
+
+@lru_cache(maxsize=64)
+def _analyzed(
+    spark: Any, fields: tuple[DeltaField, ...], transitions: Transitions
+) -> tuple[DeltaField, ...]:
     held, found = [*fields], list[DeltaField]()
     for stage in transitions.stages:
-        types = _types(spark, owner, held, _of_stage(stage))
+        types = _types(spark, held, _of_stage(stage))
         made = [replace(types[name], name=name, physical=name) for name, _ in stage.columns]
-        _check_names(owner, held, made)
+        _check_names(held, made)
         held, found = [*held, *made], [*found, *made]
     if transitions.conditions:
-        _types(spark, owner, held, _of_conditions(transitions.conditions))
+        _types(spark, held, _of_conditions(transitions.conditions))
     return tuple(found)
 
 
@@ -107,22 +122,22 @@ def _of_conditions(conditions: Sequence[Condition]) -> dict[str, Said]:
 
 
 def _types(
-    spark: Any, owner: str, held: Sequence[DeltaField], said: Mapping[str, Said]
+    spark: Any, held: Sequence[DeltaField], said: Mapping[str, Said]
 ) -> dict[str, DeltaField]:
     """The types of the expressions over these columns, by name."""
     for each in said.values():
-        _check_words(owner, held, each)
+        _check_words(held, each)
     try:
         found = _asked(spark, held, list(said.values()))
     except Exception as error:
         if (gone := _gone(error)) is not None:
             raise gone from error
         for each in said.values():
-            _check_alone(spark, owner, held, each)
+            _check_alone(spark, held, each)
         raise
     types = dict(zip(said, found, strict=True))
     for name, each in said.items():
-        _check_type(owner, each, str(types[name].type))
+        _check_type(each, str(types[name].type))
     return types
 
 
@@ -152,13 +167,13 @@ def _in_silence() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _check_alone(spark: Any, owner: str, held: Sequence[DeltaField], said: Said) -> None:
+def _check_alone(spark: Any, held: Sequence[DeltaField], said: Said) -> None:
     try:
         _asked(spark, held, [said])
     except Exception as error:
         if (gone := _gone(error)) is not None:
             raise gone from error
-        raise _refusal(owner, said, _fault(error, held)) from error
+        raise _refusal(said, _fault(error, held)) from error
 
 
 def _gone(error: Exception) -> UnavailableError | None:
@@ -191,40 +206,40 @@ def _unknown(name: str, held: Sequence[DeltaField]) -> str:
     return f"names a column {name} that is not there; it can use: {known}"
 
 
-def _check_words(owner: str, held: Sequence[DeltaField], said: Said) -> None:
+def _check_words(held: Sequence[DeltaField], said: Said) -> None:
     """Refuse subqueries, and functions whose value is not that of the row."""
     if clock := NOW_LITERAL.search(said.text):
-        raise _refusal(owner, said, f"depends on the time it is evaluated ({clock[0]}…)")
+        raise _refusal(said, f"depends on the time it is evaluated ({clock[0]}…)")
     columns = {each.name.casefold() for each in held}
     bare = APART.sub(lambda found: "''" if found["quoted"] else " ", said.text)
     if SUBQUERY.search(bare):
-        raise _refusal(owner, said, "has a subquery, but only the row is looked at")
+        raise _refusal(said, "has a subquery, but only the row is looked at")
     for found in WORD.finditer(bare):
         word, called = found["word"].casefold(), bool(found["call"])
         timed = word == "unix_timestamp" and bool(found["argument"])
         if timed or (word in CLOCKS and (called or word not in columns)):
             fault = f"calls {word}, whose value is not the row's; it must depend on the row alone"
-            raise _refusal(owner, said, fault)
+            raise _refusal(said, fault)
 
 
-def _check_type(owner: str, said: Said, type_: str) -> None:
+def _check_type(said: Said, type_: str) -> None:
     if said.boolean and type_ != "boolean":
-        raise _refusal(owner, said, f"is of type {type_}, not boolean")
+        raise _refusal(said, f"is of type {type_}, not boolean")
     if type_ == "void":
-        raise _refusal(owner, said, "is always NULL, of no type; cast it to one")
+        raise _refusal(said, "is always NULL, of no type; cast it to one")
 
 
-def _check_names(owner: str, held: Sequence[DeltaField], made: Sequence[DeltaField]) -> None:
+def _check_names(held: Sequence[DeltaField], made: Sequence[DeltaField]) -> None:
     """Refuse calculated columns that hide others: Spark ignores the case of names."""
     taken = {each.name.casefold(): each.name for each in held}
     for each in made:
         other = taken.setdefault(each.name.casefold(), each.name)
         if any(each.name.casefold() == one.name.casefold() for one in held):
-            raise ConfigError(
-                f"{owner}: the calculated column {each.name!r} hides the column {other!r}; give it "
+            raise _FaultError(
+                f"the calculated column {each.name!r} hides the column {other!r}; give it "
                 "another name."
             )
 
 
-def _refusal(owner: str, said: Said, fault: str) -> ConfigError:
-    return ConfigError(f"{owner}: {said.what} `{said.text}` {fault.rstrip('.')}.")
+def _refusal(said: Said, fault: str) -> _FaultError:
+    return _FaultError(f"{said.what} `{said.text}` {fault.rstrip('.')}.")

@@ -19,13 +19,20 @@ from iscp_dagster.model.declared.images import (
     CHANGE,
     FIELDS,
     IMAGE,
+    IMAGE_COLUMNS,
     MATCH,
     ORDINAL,
     UNMATCH,
     ChangeKind,
     Transitions,
 )
-from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION, DeltaField
+from iscp_dagster.model.declared.schema import (
+    DELETED,
+    SYSTEM_COLUMNS,
+    TIMESTAMP,
+    VERSION,
+    DeltaField,
+)
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.spark.columns import column, columns
 
@@ -52,6 +59,16 @@ class ViewRead:
         """The names of the conditions' columns."""
         found = self.transitions.conditions
         return [each.column(which) for each in found for which in (MATCH, UNMATCH)]
+
+    @property
+    def based(self) -> list[str]:
+        """The columns of a BASE row without the system ones."""
+        return [*self.output, *IMAGE_COLUMNS, *self.conditions]
+
+    @property
+    def imaged(self) -> list[str]:
+        """The columns of `images`."""
+        return [*self.based, *SYSTEM_COLUMNS, REPEATS, FRESH]
 
 
 def images(spark: Any, read: ViewRead, after: Moment, upto: Moment, *, partitions: int = 1) -> Any:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import iscp_dagster.webhooks.tables  # noqa: F401 - a log makes the tables that are known by then
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.kinds.changes import CALCULATED, Changes
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.owned import stored_definition
+from iscp_dagster.delta.expressions import analyzed
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.events.ids import DEFAULT_IDS, IdScheme
 from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.model.clock import Clock, utc_now
-from iscp_dagster.model.declared.schema import DeltaField
+from iscp_dagster.model.declared.images import IMAGE_FIELDS, Transitions
+from iscp_dagster.model.declared.schema import DeltaField, parse_schema
 from iscp_dagster.model.declared.sharding import base_name, shard_of
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.errors import ConfigError
@@ -104,8 +109,13 @@ class Deployment:
         index: IndexKind,
         schema: tuple[DeltaField, ...],
         generation: int = 0,
+        *,
+        calculated: Sequence[DeltaField] | None = None,
     ) -> IndexStore:
-        """The index's ClickHouse tables of a generation, for a source with that `schema`."""
+        """The index's ClickHouse tables of a generation, for a source with that `schema`.
+
+        `calculated` are a view's own columns; None: as its table has them, or else as Spark says.
+        """
         wanted = source.columns_of(index, [field.name for field in schema])
         fields = [field for field in schema if field.name in wanted]
         endpoint = self.endpoint_of(index)
@@ -116,7 +126,27 @@ class Deployment:
             generation=generation,
             database=endpoint.database,
         )
+        if isinstance(index, Changes):
+            if calculated is None:
+                held = stored_definition(endpoint, shape).get(CALCULATED)
+                calculated = self._calculated(source, index, schema, held)
+            shape = replace(shape, fields=[*fields, *calculated, *IMAGE_FIELDS])
         return IndexStore(endpoint=endpoint, shape=shape)
+
+    def _calculated(
+        self, source: SourceTable, index: Changes, schema: Sequence[DeltaField], held: Any
+    ) -> Sequence[DeltaField]:
+        """The view's own columns, as its table was made with if they are still the same."""
+        fields = parse_schema(json.dumps({"type": "struct", "fields": held or []}))
+        if tuple(each.name for each in fields) == index.transitions.calculated:
+            return fields
+        return self.calculated(f"Index {source.name}/{index.name}", schema, index.transitions)
+
+    def calculated(
+        self, owner: str, schema: Sequence[DeltaField], transitions: Transitions
+    ) -> Sequence[DeltaField]:
+        """A view's own columns, as Spark analyzes them. Raises ConfigError; see `analyzed`."""
+        return analyzed(self.spark(), owner, schema, transitions)
 
     def data(self, info: ConsumerInfo) -> IndexData | None:
         """What ClickHouse holds of a job's index, even if it is no longer declared.

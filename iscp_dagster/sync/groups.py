@@ -26,6 +26,7 @@ from iscp_dagster.sync.publish import Delivery, failed, refuse
 from iscp_dagster.sync.reader import Reader, Reading
 from iscp_dagster.sync.scan import Error, Written, clear, scan
 from iscp_dagster.sync.sink import Sink
+from iscp_dagster.sync.transitions import OF_IMAGES, by_view
 
 LOGGER = logging.getLogger(__name__)
 
@@ -70,16 +71,24 @@ class _GroupStep:
     def outcomes(self, group: Sequence[Claim]) -> Iterator[list[Outcome]]:
         range_, layout = group[0].step.range, group[0].step.layout or {}
         for plan, claims in _planned(self.reader, group).items():
-            reading = Reading(plan=plan, range=range_, layout=layout)
-            self.waiting.append(Trial(reading=reading, claims=claims))
+            self.waiting += self._trials(Reading(plan=plan, range=range_, layout=layout), claims)
         while self.waiting or self.unclear:
-            trial = self.waiting.pop(0) if self.waiting else self._whole(group, range_)
+            if not self.waiting:
+                self.waiting += self._whole(group, range_)
+            trial = self.waiting.pop(0)
             if trial.failed:
                 yield from self._narrowed(trial)
             else:
                 yield from self._scanned(trial)
 
-    def _whole(self, group: Sequence[Claim], range_: Range) -> Trial:
+    def _trials(self, reading: Reading, claims: Sequence[Claim]) -> list[Trial]:
+        """One scan for all claims that get the same rows: the source's, or a view's changes."""
+        return [
+            Trial(reading=replace(reading, transitions=transitions), claims=some)
+            for transitions, some in by_view(self.reader.source, claims)
+        ]
+
+    def _whole(self, group: Sequence[Claim], range_: Range) -> list[Trial]:
         """A snapshot for all whose changes are unreadable."""
         claims = [claim for claim in group if claim.key in self.unclear]
         plan = UNCLEAR
@@ -88,7 +97,7 @@ class _GroupStep:
             plan = replace(UNCLEAR, reason=self.unclear[claims[0].key])
         self.unclear = {}
         layout = group[0].step.layout or {}
-        return Trial(reading=Reading(plan=plan, range=range_, layout=layout), claims=claims)
+        return self._trials(Reading(plan=plan, range=range_, layout=layout), claims)
 
     def _scanned(self, trial: Trial) -> Iterator[list[Outcome]]:
         together: dict[str, Error] = {}
@@ -164,10 +173,18 @@ def _planned(reader: Reader, group: Sequence[Claim]) -> dict[ReadPlan, list[Clai
         # A repair may have deleted the record of a batch that was begun.
         forgotten = tenants_of([claim for claim in group if claim.previous is None])
         by_tenant |= dict.fromkeys(forgotten & tenants_of(tails), UNKNOWN)
-    by_tenant |= dict.fromkeys(_replaced(reader, tails), REPLACED)
+    histories = {each.key for each in tails if each.consumer.type in OF_IMAGES}
+    others = [each for each in tails if each.key not in histories]
+    lost = dict.fromkeys(_replaced(reader, others), REPLACED)
     found: dict[ReadPlan, list[Claim]] = {}
     for claim in group:
-        found.setdefault(by_tenant[claim.key.tenant], []).append(claim)
+        plan = by_tenant[claim.key.tenant]
+        # What another index lost is no gap in a history.
+        if claim.key in histories:
+            plan = REPLACED if _replaced(reader, [claim]) else plan
+        else:
+            plan = lost.get(claim.key.tenant, plan)
+        found.setdefault(plan, []).append(claim)
     return found
 
 

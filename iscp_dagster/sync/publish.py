@@ -79,6 +79,11 @@ class Delivery:
         return self.written.told.get(self.tenant, {})
 
     @property
+    def gap(self) -> str:
+        """The versions whose changes its history will not have, and why; empty: there are none."""
+        return self.written.reading.gap
+
+    @property
     def data_version(self) -> int:
         """The Delta version as of which its rows are delivered."""
         return self.to.version
@@ -217,6 +222,9 @@ def _put_in_place(deliveries: Sequence[Delivery]) -> dict[JobKey, IscpError]:
         return {}
     first = next(iter(staged.values()))
     assert first.store is not None
+    reading = first.written.reading
+    if reading.transitions is not None:
+        first.store.begin(staged, first.to, [reading.gap] if reading.gap else [])
     refused = first.store.replace(
         {tenant: each.inserted for tenant, each in staged.items()},
         version=first.to.version,

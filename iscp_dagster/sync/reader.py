@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.types.types import holds_nulls
 from iscp_dagster.clickhouse.write.chunks import ROWS_PER_CHUNK, TASKS
 from iscp_dagster.delta import feedscan, filescan
 from iscp_dagster.delta import reader as delta_reader
+from iscp_dagster.delta import transitions as delta_transitions
 from iscp_dagster.delta.apart import by_plan, read_as
 from iscp_dagster.delta.checks import CHANGE_COLUMNS, check_source, is_reserved
 from iscp_dagster.delta.feed import ReadKind, ReadPlan, read_range
 from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.delta.transitions import ViewRead
 from iscp_dagster.model.batch import BatchRecord, Layout, Phase, Range
+from iscp_dagster.model.declared.attach import CHANGES
+from iscp_dagster.model.declared.images import Transitions
 from iscp_dagster.model.declared.schema import DeltaField
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
@@ -30,6 +35,11 @@ from iscp_dagster.spark.columns import Mapped, spark_schema
 from iscp_dagster.sync.consumers import columns_of, index_of, is_index
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors.rows import as_they_are
+from iscp_dagster.sync.transitions import (
+    check_timestamps,
+    columns_of_images,
+    transitions_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,6 +74,16 @@ class Reading:
     plan: ReadPlan
     range: Range
     layout: Layout = field(default_factory=dict, hash=False)
+    transitions: Transitions | None = None
+    """The view whose changes are read as image rows; None: the source's rows as they are."""
+
+    @property
+    def gap(self) -> str:
+        """The versions whose changes no history will have, and why; empty: there are none."""
+        if self.transitions is None or not self.staged or self.range.initial:
+            return ""
+        first, last = self.range.from_.version + 1, self.range.to.version
+        return f"versions {first} to {last}: {self.plan.reason}"
 
     @property
     def staged(self) -> bool:
@@ -206,6 +226,9 @@ class Reader:
         }
 
     def _kept(self, info: ConsumerInfo, range_: Range) -> Mapping[str, str]:
+        if info.type == CHANGES:
+            # What its rows had in an earlier column is what they had.
+            return {}
         gained = [each.name for each in self._gained(range_)]
         return self.store(info, range_.to.version).kept(gained, self.tenants) if gained else {}
 
@@ -215,13 +238,38 @@ class Reader:
         return [f for f in self.schema(range_.to.version) if f.physical not in before]
 
     def columns(self, info: ConsumerInfo, version: int) -> tuple[str, ...]:
-        """The source columns that a consumer gets, in the source's order. Raises ConfigError."""
-        return columns_of(self.source, info, [field.name for field in self.schema(version)])
+        """The columns that a consumer gets, the source's in its order. Raises ConfigError."""
+        available = [field.name for field in self.schema(version)]
+        transitions = transitions_of(self.source, info)
+        if transitions is not None:
+            return columns_of_images(self.source, info, transitions, available)
+        return columns_of(self.source, info, available)
 
     def store(self, info: ConsumerInfo, version: int) -> IndexStore:
         """The ClickHouse tables of an index, for the schema at `version`."""
-        index = index_of(self.source, info)
-        return self.deployment.store(self.source, index, self.schema(version), info.generation)
+        index, schema = index_of(self.source, info), self.schema(version)
+        calculated = None
+        if isinstance(index, Changes):
+            calculated = self.calculated(info, index.transitions, version)
+        store = self.deployment.store
+        return store(self.source, index, schema, info.generation, calculated=calculated)
+
+    def calculated(
+        self, info: ConsumerInfo, transitions: Transitions, version: int
+    ) -> Sequence[DeltaField]:
+        """The view's own columns. Raises ConfigError for expressions that cannot be used."""
+        owner = f"Job {self.source.name}/{info.job}"
+        return self.deployment.calculated(owner, self.schema(version), transitions)
+
+    def check_images(self, info: ConsumerInfo, wanted: Reading) -> None:
+        """Refuse to read image rows that would have no time, or of what cannot be evaluated.
+
+        Raises SourceError and ConfigError.
+        """
+        transitions = transitions_of(self.source, info)
+        if transitions is not None:
+            check_timestamps(self.delta_log, wanted.range, staged=wanted.staged)
+            self.calculated(info, transitions, wanted.range.to.version)
 
     def layout(self, range_: Range) -> Layout:
         """How the changes of a range are cut into chunks; a replay must cut them the same way."""
@@ -259,6 +307,8 @@ class Reader:
         With `through_spark`, Spark reads even files that the tasks could read themselves.
         """
         plan, range_ = wanted.plan, wanted.range
+        if wanted.transitions is not None:
+            return self._images(spark, wanted, wanted.transitions)
         if plan.kind is ReadKind.SNAPSHOT:
             return self._snapshot(spark, range_.to, columns, through_spark=through_spark)
         selection = self._selection(columns, range_.to.version)
@@ -271,6 +321,28 @@ class Reader:
                 spark, selection, range_.from_, range_.to, partitions=int(partitions)
             )
         )
+
+    def _images(
+        self, spark: SparkSession, wanted: Reading, transitions: Transitions
+    ) -> MappedFrame:
+        """The image rows of the range, or the rows with which a history begins."""
+        range_, at = wanted.range, wanted.range.to
+        schema = self.schema(at.version)
+        carried = transitions.columns or ()
+        names = [f.name for f in schema if f.name in carried or not is_reserved(f.name)]
+        read = ViewRead(
+            selection=self._selection(names, at.version),
+            transitions=transitions,
+            calculated=self.deployment.calculated(self.source.name, schema, transitions),
+        )
+        if wanted.staged:
+            files = self.delta_log.data_files(at.version, self.tenants)
+            small = sum(each.bytes for each in files) < SMALL_BYTES
+            frame = delta_transitions.base(spark, read, at).drop(*CHANGE_COLUMNS)
+            return MappedFrame(frame.coalesce(1) if small else frame, names=tuple(read.based))
+        partitions = int(wanted.layout.get("partitions") or self._partitions(range_))
+        frame = delta_transitions.images(spark, read, range_.from_, at, partitions=partitions)
+        return MappedFrame(frame, names=tuple(read.imaged))
 
     def _feed(self, range_: Range, selection: delta_reader.Selection) -> feedscan.FeedScan | None:
         """How one task reads the changes itself; None where Spark must, or there are too many."""

@@ -19,6 +19,7 @@ from iscp_dagster.delta.filescan import NotPlainError
 from iscp_dagster.eventtriggers.consumer import TriggerConsumer
 from iscp_dagster.model.consumers import Consumer, DataType
 from iscp_dagster.model.declared.eventtriggers import TRIGGER
+from iscp_dagster.model.declared.images import CONDITION_COLUMNS
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.errors import (
     TEMPORARY,
@@ -36,6 +37,7 @@ from iscp_dagster.sync.executors.worker import Worker
 from iscp_dagster.sync.executors.writer import SCAN_SCHEMA, Receipt, Writer, relayed_rows, writing
 from iscp_dagster.sync.reader import Reader, Reading, new_build
 from iscp_dagster.sync.sink import Sink
+from iscp_dagster.sync.transitions import transitions_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -144,6 +146,7 @@ def _attempt(
     for sink in sinks:
         name = sink.job.job
         try:
+            reader.check_images(sink.info, wanted)
             share = _share(reader, sink, wanted)
             if is_index(sink.info):
                 store, errors = _made_ready(reader, sink, share)
@@ -217,9 +220,17 @@ def _share(reader: Reader, sink: Sink, wanted: Reading) -> Share:
         # An index keeps deleted rows whole: the graph of a vector index needs their vectors.
         identity=columns if is_index(sink.info) else tuple(dict.fromkeys((*tenant, *table.keys))),
         tenant_column=table.tenant,
+        found=_found(reader, sink),
         # Each attempt stages from scratch, so ClickHouse must know none of its tokens.
         build=new_build() if wanted.staged else wanted.build,
     )
+
+
+def _found(reader: Reader, sink: Sink) -> Mapping[str, str]:
+    """The scan's names of a trigger's conditions: triggers on one view share a scan."""
+    transitions = transitions_of(reader.source, sink.info)
+    conditions = transitions.conditions if transitions else ()
+    return {which: each.column(which) for each in conditions for which in CONDITION_COLUMNS}
 
 
 def _less(share: Share, tenants: Collection[str]) -> Share:
@@ -295,7 +306,8 @@ def _run(
     through_spark: bool,
 ) -> list[Receipt]:
     """One Spark job: executors write the tables, and relay what the workers consume."""
-    shared = dict.fromkeys(n for each in workers.values() for n in each.retriever.share.columns)
+    shares = [each.retriever.share for each in workers.values()]
+    shared = dict.fromkeys(name for share in shares for name in share.scanned(share.columns))
     columns = dict.fromkeys(name for each in writer.shares for name in each.columns)
     relayed = (*shared, *SYSTEM_COLUMNS) if workers else ()
     rows = reader.rows(spark, wanted, [*columns, *shared], through_spark=through_spark)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from iscp_dagster.model.declared.schema import DeltaField, DeltaType
+from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.model.declared.schema import DELETED, VERSION, DeltaField, DeltaType
 from iscp_dagster.model.declared.tables import Index, SourceTable
 
 if TYPE_CHECKING:
@@ -74,6 +75,24 @@ class IndexKind(Index):
     def skip_indexes(self) -> Sequence[str]:
         """Return the INDEX clauses of the table."""
         return ()
+
+    def described(self, fields: Sequence[DeltaField]) -> Mapping[str, Any]:
+        """Return what else determines the tables, given all their columns."""
+        del fields
+        return {}
+
+    def sorted_after(self) -> Sequence[str]:
+        """Return the columns that tell rows of one key apart; none: the last one replaces them."""
+        return ()
+
+    def live(self) -> str:
+        """Return the condition of a GROUP BY the key that holds where a key has a row."""
+        return f"argMax({ident(DELETED)}, {ident(VERSION)}) = 0"
+
+    def select(self, shape: Shape, selected: Sequence[str]) -> str:
+        """Return the SELECT of the index's view."""
+        columns = ", ".join(map(ident, selected))
+        return f"SELECT {columns} FROM {shape.final} SETTINGS {settings(EXACT_FINAL)}"
 
     def view_beside(self, shape: Shape, selected: str) -> str:
         """Return the SELECT of the view `beside`, with the columns `selected`; empty: no view."""

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.quoting import ident, text
-from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, settings
+from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.tables.parts import check_parts
 from iscp_dagster.clickhouse.types.stored import Stored, stored_column
 from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, TASKS
@@ -155,7 +155,9 @@ class IndexTable:
         return tuple(self.index.placement.key) if self.index.placement else ()
 
     def _sorted_by(self) -> tuple[str, ...]:
-        return (*self.order_by, VERSION) if self.index.append else self.order_by
+        if self.index.append:
+            return (*self.order_by, VERSION)
+        return (*self.order_by, *self.index.sorted_after())
 
     def name(self, which: str) -> str:
         """Return the quoted, qualified name of one of its tables or views."""
@@ -195,7 +197,8 @@ class IndexTable:
     def definition(self) -> str:
         """What determines the tables besides the source's columns, as JSON: their comment."""
         source = {"key": list(self.source.keys), "tenant": self.source.tenant}
-        return json.dumps(self.index.definition | source | {OWNER: self.owner}, sort_keys=True)
+        said = {**self.index.definition, **self.index.described(self.fields), **source}
+        return json.dumps(said | {OWNER: self.owner}, sort_keys=True)
 
     @property
     def owner(self) -> str:
@@ -220,10 +223,8 @@ class IndexTable:
     def view_statements(self, lost: Sequence[str] = ()) -> list[str]:
         """Create or replace the views; columns that the source `lost` come last."""
         selected = ", ".join(map(ident, (*self.columns, *lost)))
-        plain = (
-            f"CREATE OR REPLACE VIEW {self.name(self.view)} AS SELECT {selected} "
-            f"FROM {self.final} SETTINGS {settings(EXACT_FINAL)}"
-        )
+        select = self.index.select(self, (*self.columns, *lost))
+        plain = f"CREATE OR REPLACE VIEW {self.name(self.view)} AS {select}"
         # Put the plain view last: it determines which generation is served.
         return [*self._views_beside(selected), plain]
 

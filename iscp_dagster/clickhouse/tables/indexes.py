@@ -28,10 +28,12 @@ from iscp_dagster.clickhouse.write.placement import Placement
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.clock import Clock, utc_now
-from iscp_dagster.model.declared.schema import VERSION
+from iscp_dagster.model.declared.images import BEFORE, CHANGE, FIELDS, IMAGE, ChangeKind
+from iscp_dagster.model.declared.schema import TIMESTAMP, VERSION
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import IscpError, KeyColumnError, SchemaError
 from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.moment import Moment
 
 
 class LostRowsError(IscpError):
@@ -44,6 +46,16 @@ class DoubledRowsError(IscpError):
     """ClickHouse forgot tokens and took rows twice; the next iteration rebuilds the tenant."""
 
     code = 1_420
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """Where the history of a tenant begins in a changes index."""
+
+    at: Moment
+    """The commit as of which its BASE rows are."""
+    gap: tuple[str, ...] = ()
+    """The versions that it lacks and why, as text; empty for a first synchronization."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +274,52 @@ class IndexStore:
             self._letters.drop_older(self.target(staged=False), done, version=version)
         return refused
 
+    def begin(self, tenants: Collection[str], at: Moment, gap: Sequence[str] = ()) -> None:
+        """Mark the staged tenants' histories as beginning at a commit, after a `gap` if any.
+
+        The marks are put in place with the rows: a tenant without rows has one, too.
+        """
+        column = self.shape.source.tenant
+        given = [CHANGE, IMAGE, FIELDS, VERSION, TIMESTAMP]
+        values = [
+            *(str(int(ChangeKind.BEGIN)), str(BEFORE), "{gap:Array(String)}"),
+            *("{version:UInt64}", "fromUnixTimestamp64Micro({micros:Int64}, 'UTC')"),
+        ]
+        if column:
+            type_ = str(parsed(self.shape.column_types()[column]).bare)
+            given, values = [column, *given], [f"CAST(tenant, {text(type_)})", *values]
+        statement = (
+            f"INSERT INTO {self.shape.name(self.staging)} ({', '.join(map(ident, given))}) "
+            f"SELECT {', '.join(values)} FROM (SELECT arrayJoin({{tenants:Array(String)}}) AS "
+            "tenant)"
+        )
+        for some in portions(sorted(tenants)):
+            bound = {"tenants": some if column else [DEFAULT_TENANT], "gap": list(gap)}
+            shown_ = shown(self.shape.database, self.staging, self.epochs.rows)
+            places = {"version": at.version, "micros": at.micros}
+            self._run(statement, {**bound, **places}, **shown_)
+
+    def begins(self, tenants: Collection[str] | None = None) -> Mapping[str, Beginning]:
+        """Return where each tenant's history begins; a tenant that is not built has none."""
+        column = self.shape.source.tenant
+        named = f"toString({ident(column)})" if column else text(DEFAULT_TENANT)
+        where = f"AND {named} IN {{tenants:Array(String)}}" if tenants is not None else ""
+        query = (
+            f"SELECT {named}, {ident(VERSION)}, toUnixTimestamp64Micro({ident(TIMESTAMP)}), "
+            f"{ident(FIELDS)} FROM {self.shape.final} WHERE {ident(CHANGE)} = {ChangeKind.BEGIN} "
+            f"{where}"
+        )
+        with self.endpoint.errors("ask where the index's histories begin"):
+            found = self.endpoint.client().query(
+                query,
+                parameters={"tenants": sorted(tenants or ())},
+                settings=self.endpoint.read_settings,
+            )
+            return {
+                tenant: Beginning(at=Moment(version, micros), gap=tuple(gap))
+                for tenant, version, micros, gap in found.result_rows
+            }
+
     def count_staged(self, tenant: str) -> int:
         """Count the tenant's staged rows, in the attempt that has the most."""
         counts = [0]
@@ -453,7 +511,7 @@ class IndexStore:
         return self._bound(parameter) if self.shape.source.tenant else "tuple()"
 
     def _run(
-        self, statement: str, parameters: Mapping[str, str] | None = None, **settings: Any
+        self, statement: str, parameters: Mapping[str, Any] | None = None, **settings: Any
     ) -> None:
         with self.endpoint.errors(_what(statement)):
             client = self.endpoint.client()

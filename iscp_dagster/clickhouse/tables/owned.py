@@ -58,6 +58,19 @@ def namesakes(endpoint: Endpoint, shape: IndexTable) -> dict[str, Existing]:
     return {row["name"]: _held(row) for row in named}
 
 
+def stored_definition(endpoint: Endpoint, shape: IndexTable) -> dict[str, Any]:
+    """Return the definition that the index's table was made from; empty without a table."""
+    query = (
+        "SELECT comment FROM system.tables "
+        "WHERE database = {database:String} AND name = {table:String}"
+    )
+    parameters = {"database": shape.database, "table": shape.rows}
+    with endpoint.errors(f"look for {shape.database}.{shape.rows}"):
+        found = endpoint.client().query(query, parameters=parameters).result_rows
+    comment = found[0][0] if found else ""
+    return Existing(name=shape.rows, engine="", comment=comment, as_select="").definition
+
+
 def _held(row: Mapping[str, Any]) -> Existing:
     columns = {name: type_ for table, name, type_ in row["columns"] if table == row["name"]}
     return Existing(**{**row, "columns": columns})

@@ -80,12 +80,13 @@ def _served(
 
 def _query(target: Target) -> str:
     version, _, deleted = map(ident, SYSTEM_COLUMNS)
+    live = f"argMax({deleted}, {version}) = 0" if target.index is None else target.index.live()
     key = ", ".join(map(ident, target.identity))
     numbered = ", ".join(f"c{n}" for n, _ in enumerate(target.identity))
     return (
         f"SELECT {key} FROM {ident(target.database, target.table)} "
         f"WHERE ({key}) IN (SELECT {numbered} FROM {_TABLE}) AND {version} <= {{version:UInt64}} "
-        f"GROUP BY {key} HAVING argMax({deleted}, {version}) = 0 LIMIT 1"
+        f"GROUP BY {key} HAVING {live} LIMIT 1"
     )
 
 

@@ -130,6 +130,7 @@ def _delivered(delivery: Delivery) -> dict[str, Any]:
         "to_version": delivery.to.version,
         "source_time": MetadataValue.timestamp(delivery.to.at),
         "read": MetadataValue.text(f"{delivery.plan.kind.value}: {delivery.plan.reason}"),
+        **({"gap": MetadataValue.text(delivery.gap)} if delivery.gap else {}),
         "rows_inserted": delivery.inserted,
         "rows_deleted": delivery.deleted,
         "lag_seconds": round(lag, 3),

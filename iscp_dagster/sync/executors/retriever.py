@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,11 +54,17 @@ class Share:
     """The consumer that runs where the rows are; None: it is made in the run's process."""
     others: bool = False
     """Whether the scan has rows of other tenants too."""
+    found: Mapping[str, str] = field(default_factory=dict)
+    """The scan's names of columns that it calls otherwise."""
 
     @property
     def tenants(self) -> frozenset[str]:
         """The tenants whose rows it gets."""
         return frozenset(self.registrations)
+
+    def scanned(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The scan's names of these columns."""
+        return tuple(self.found.get(name, name) for name in names)
 
     @property
     def name(self) -> str:
@@ -200,7 +206,9 @@ class Retriever:
                 chunk = self._chunk()
                 if chunk is None:
                     return None
-                self._waiting = list(batches_of(chunk.select(self._wanted())))
+                wanted = self._wanted()
+                mine = chunk.select(list(self.share.scanned(wanted))).rename_columns(wanted)
+                self._waiting = list(batches_of(mine))
             some = self._waiting.pop(0)
             rows = self._mine(some if self.mine is None else self.mine(some))
             if rows.num_rows:

@@ -72,7 +72,7 @@ class Dealings:
 
     def _row(self, key: Key) -> Row:
         amount = self.chance.choice([None, *map(Decimal, ("50.00", "101.50", "140.25", "900.01"))])
-        tags = self.chance.choice([None, {}, {"a": 1}, {"a": 2, "b": 3}])
+        tags = self.chance.choice([{}, {"a": 1}, {"a": 2, "b": 3}])
         note = f"note {next(self._numbers)}"
         return {"tenant": key[0], "k": key[1], "amount": amount, "note": note, "tags": tags}
 
@@ -158,7 +158,7 @@ class Dealings:
         self._done(f"DELETE FROM {{t}} WHERE {where}", left)
 
     def images(self, view: View, versions: range) -> list[tuple[Any, ...]]:
-        """The image rows of these versions: tenant, version, ordinal, image, change, fields, row."""
+        """Image rows as tuples: tenant, version, ordinal, image, change, fields, row."""
         return [row for version in versions for row in self._images(view, version)]
 
     def _images(self, view: View, version: int) -> Iterator[tuple[Any, ...]]:
@@ -212,9 +212,7 @@ def _texts(row: Row) -> str:
     amount = "CAST(NULL AS DECIMAL(10, 2))"
     if row["amount"] is not None:
         amount = f"CAST({row['amount']} AS DECIMAL(10, 2))"
-    tags = "CAST(NULL AS MAP<STRING, INT>)"
-    if row["tags"] is not None:
-        pairs = ", ".join(f"'{name}', {value}" for name, value in row["tags"].items())
-        tags = f"CAST(map({pairs}) AS MAP<STRING, INT>)"
+    pairs = ", ".join(f"'{name}', {value}" for name, value in row["tags"].items())
+    tags = f"CAST(map({pairs}) AS MAP<STRING, INT>)"
     note = "CAST(NULL AS STRING)" if row["note"] is None else f"'{row['note']}'"
     return f"'{row['tenant']}', CAST({row['k']} AS BIGINT), {amount}, {note}, {tags}"

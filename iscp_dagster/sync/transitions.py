@@ -1,0 +1,118 @@
+"""Which consumers get the changes of a view as image rows, and of which view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from iscp_dagster.clickhouse.kinds.changes import Changes
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.joblog.iterations import Claim
+from iscp_dagster.model.batch import Range
+from iscp_dagster.model.declared.attach import CHANGES
+from iscp_dagster.model.declared.eventtriggers import TRIGGER
+from iscp_dagster.model.declared.images import (
+    CONDITION_COLUMNS,
+    IMAGE_COLUMNS,
+    Condition,
+    Transitions,
+)
+from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.model.errors import ConfigError, IscpError, SchemaError, SourceError
+from iscp_dagster.model.specs import ConsumerInfo
+from iscp_dagster.spark.quoting import ident
+from iscp_dagster.sync.consumers import index_of
+
+OF_IMAGES = frozenset({CHANGES, TRIGGER})
+"""The types of consumers that get image rows."""
+ENABLED = "delta.enableInCommitTimestamps"
+SINCE = "delta.inCommitTimestampEnablementVersion"
+"""Missing where the table had in-commit timestamps from its first commit."""
+
+
+def transitions_of(source: SourceTable, info: ConsumerInfo) -> Transitions | None:
+    """What the consumer's image rows are read of; None for one that gets other rows.
+
+    Raises ConfigError for one that cannot be made.
+    """
+    if info.type == CHANGES:
+        index = index_of(source, info)
+        assert isinstance(index, Changes)
+        return index.transitions
+    if info.type == TRIGGER:
+        return _of_trigger(source, info)
+    return None
+
+
+def _of_trigger(source: SourceTable, info: ConsumerInfo) -> Transitions:
+    trigger = next((each for each in source.triggers if each.name == info.job), None)
+    if trigger is None:
+        raise ConfigError(
+            f"Job {source.name}/{info.job}: the location declares no trigger {info.job!r}. Declare "
+            "it, or unregister the job."
+        )
+    condition = Condition(name=trigger.name, match=trigger.match, unmatch=trigger.unmatch)
+    return Transitions.of(trigger.on.definition).with_conditions([condition])
+
+
+def columns_of_images(
+    source: SourceTable, info: ConsumerInfo, transitions: Transitions, available: Sequence[str]
+) -> tuple[str, ...]:
+    """The columns that the consumer gets. Raises ConfigError and SchemaError."""
+    needed = [*source.keys, *([source.tenant] if source.tenant else [])]
+    asked = [*needed, *(transitions.columns or ())]
+    where = f"Job {source.name}/{info.job}"
+    if missing := [name for name in asked if name not in available]:
+        raise ConfigError(
+            f"{where}: the source has no column {missing[0]!r}; it has: {', '.join(available)}."
+        )
+    carried = transitions.carried(available, needed)
+    if taken := [name for name in carried if name in {*IMAGE_COLUMNS, *CONDITION_COLUMNS}]:
+        raise SchemaError(
+            f"{where}: the source has a column {taken[0]!r}, a name that every change has; rename "
+            "it, or leave it out with columns=[...]."
+        )
+    return (*carried, *IMAGE_COLUMNS, *(CONDITION_COLUMNS if transitions.conditions else ()))
+
+
+def by_view(
+    source: SourceTable, claims: Iterable[Claim]
+) -> list[tuple[Transitions | None, list[Claim]]]:
+    """The claims that share a reading, with the view and all conditions that it is read for."""
+    found: dict[Transitions | None, list[Claim]] = {}
+    conditions: dict[Transitions | None, dict[str, Condition]] = {}
+    for claim in claims:
+        transitions = None
+        # A consumer that cannot be made fails on its own.
+        with suppress(IscpError):
+            transitions = transitions_of(source, claim.consumer)
+        view = transitions and transitions.view
+        found.setdefault(view, []).append(claim)
+        asked = transitions.conditions if transitions else ()
+        conditions.setdefault(view, {}).update({each.name: each for each in asked})
+    return [
+        (view and view.with_conditions(conditions[view].values()), some)
+        for view, some in found.items()
+    ]
+
+
+def check_timestamps(log: DeltaLog, range_: Range, *, staged: bool) -> None:
+    """Refuse a range whose commits have no times of their own. Raises SourceError.
+
+    A file's time changes when a log is copied, and events are told apart by their times.
+    """
+    properties = log.facts(range_.to.version).metadata.configuration
+    alter = f"ALTER TABLE delta.{ident(log.location)} SET TBLPROPERTIES ('{ENABLED}' = 'true')"
+    if properties.get(ENABLED, "false").lower() != "true":
+        raise SourceError(
+            f"{log.location} has no in-commit timestamps, and changes are told apart by them: the "
+            f"time of a commit's file changes when the log is copied. Turn them on: {alter}"
+        )
+    since = int(properties.get(SINCE, "-1"))
+    first = range_.to.version if staged else range_.from_.version + 1
+    if first < since:
+        raise SourceError(
+            f"{log.location} has in-commit timestamps since version {since} only ({alter}), and "
+            f"version {first} is before it. Rebuild the job (`iscp job rebuild`): its history then "
+            "begins anew."
+        )

@@ -26,7 +26,7 @@ from iscp_dagster.sync.publish import Delivery, failed, refuse
 from iscp_dagster.sync.reader import Reader, Reading
 from iscp_dagster.sync.scan import Error, Written, clear, scan
 from iscp_dagster.sync.sink import Sink
-from iscp_dagster.sync.transitions import OF_IMAGES, by_view
+from iscp_dagster.sync.views.transitions import OF_IMAGES, by_view
 
 LOGGER = logging.getLogger(__name__)
 

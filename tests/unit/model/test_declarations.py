@@ -35,9 +35,7 @@ def test_a_table_gets_a_changes_index_for_each_view_and_its_triggers():
     (given, other) = attached([TRADES, EVENTS], [BIG, HUGE], [LARGE], [ALERTS])
     assert other is EVENTS
     assert [each.name for each in given.consumers] == ["mirror", "changes", "big", "huge", "large"]
-    assert given.index("huge") == Changes(
-        name="huge", view=DEFINITION, priority=3, errors="stop"
-    )
+    assert given.index("huge") == Changes(name="huge", view=DEFINITION, priority=3, errors="stop")
     assert given.index("changes").definition != given.index("big").definition
     assert given.trigger("large") == replace(LARGE, to=[ALERTS])
     with pytest.raises(ConfigError, match=r"has no trigger 'small'; it has: large"):

@@ -1,0 +1,1 @@
+"""What iterations read of views: image rows, for whom, and their gaps."""

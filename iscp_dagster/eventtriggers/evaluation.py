@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from iscp_dagster.events.changes import Stamped
@@ -101,7 +101,7 @@ class Rule:
             return self._seeded(changes, Initial(self.trigger.initial), read)
         if before is not None and self.is_another(before):
             # What was active by another condition says nothing about this one.
-            active = ()
+            active, read = (), replace(read, reason=self.changed)
         machine = Machine(self.condition, active)
         machine.reconcile(changes)
         return self._after_gap(machine, before, read)

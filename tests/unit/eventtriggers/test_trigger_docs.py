@@ -1,0 +1,70 @@
+"""What docs/triggers.md shows is what happens."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from places import DOCS
+
+from iscp_dagster import Endpoint, SourceTable, Trigger, View
+from iscp_dagster.events.changes import Change, Operation, Truth
+from iscp_dagster.events.hysteresis import Condition, Machine
+from iscp_dagster.events.timestamps import SourceTimestamp
+from iscp_dagster.model.declared.attach import Declared
+
+PAGE = (DOCS / "triggers.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def example():
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    made: dict[str, object] = {}
+    exec(code, made)
+    return made
+
+
+def table(head):
+    """Return the cells of the table with that first column, without its head."""
+    lines = PAGE[PAGE.index(f"| {head} |") :].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_example_declares_a_trigger_on_a_view_with_an_endpoint(example):
+    kinds = (SourceTable, View, Endpoint, Trigger)
+    made = [each for each in example.values() if isinstance(each, kinds)]
+    (trades,) = Declared.of(made).attached()
+    assert [each.name for each in trades.triggers] == ["large_trade_alert"]
+    assert trades.triggers[0].endpoints == ("alerts",)
+
+
+def test_the_options_are_those_that_there_are():
+    said = [row[0].strip("`") for row in table("option")]
+    assert said == [name for name in said if hasattr(Trigger, name) or name in ("on", "match")]
+    assert Trigger("t", on=SourceTable("a.b", key="k"), match="x").initial == "skip"
+
+
+def truth(gross, trigger):
+    match, unmatch = trigger.match, trigger.unmatch
+    assert (match, unmatch) == ("gross > 500", "gross < 400")
+    value = None if gross == "NULL" else int(gross)
+    return Truth(match=value is not None and value > 500, unmatch=value is not None and value < 400)
+
+
+def test_the_row_fires_as_the_table_says(example):
+    machine, before = Machine(Condition(unmatch=True)), None
+    for commit, gross, fires, active in table("commit"):
+        now = None if gross == "not in the view" else truth(gross, example["large"])
+        change = Change(
+            tenant="desk",
+            key="1",
+            operation=Operation.UPDATE,
+            before=None if before is None else {},
+            after=None if now is None else {},
+            was=before or Truth(),
+            becomes=now or Truth(),
+        )
+        at = SourceTimestamp(nanos=0, version=int(commit))
+        fired = [each.type.value for each in machine.take([(change, at)])]
+        assert (fired, bool(machine.active)) == ([fires] if fires else [], active == "yes")
+        before = now

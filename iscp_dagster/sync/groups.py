@@ -24,9 +24,9 @@ from iscp_dagster.sync.ledger import Ledger
 from iscp_dagster.sync.narrowing import Narrowing, Trial, tenants_of, untried
 from iscp_dagster.sync.publish import Delivery, failed, refuse
 from iscp_dagster.sync.reader import Reader, Reading
+from iscp_dagster.sync.reading.transitions import OF_IMAGES, by_view
 from iscp_dagster.sync.scan import Error, Written, clear, scan
 from iscp_dagster.sync.sink import Sink
-from iscp_dagster.sync.views.transitions import OF_IMAGES, by_view
 
 LOGGER = logging.getLogger(__name__)
 

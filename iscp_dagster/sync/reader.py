@@ -35,7 +35,7 @@ from iscp_dagster.spark.columns import Mapped, spark_schema
 from iscp_dagster.sync.consumers import columns_of, index_of, is_index
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors.rows import as_they_are
-from iscp_dagster.sync.views.transitions import (
+from iscp_dagster.sync.reading.transitions import (
     check_timestamps,
     columns_of_images,
     transitions_of,

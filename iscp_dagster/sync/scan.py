@@ -36,8 +36,8 @@ from iscp_dagster.sync.executors.retriever import Retriever, Share
 from iscp_dagster.sync.executors.worker import Worker
 from iscp_dagster.sync.executors.writer import SCAN_SCHEMA, Receipt, Writer, relayed_rows, writing
 from iscp_dagster.sync.reader import Reader, Reading, new_build
+from iscp_dagster.sync.reading.transitions import transitions_of
 from iscp_dagster.sync.sink import Sink
-from iscp_dagster.sync.views.transitions import transitions_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -41,9 +41,9 @@ from iscp_dagster.model.errors import FenceError, SchemaError, UnavailableError
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.spark.guard import interruptible
-from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.iterate import deliveries
 from iscp_dagster.sync.publish import Delivery, publish
+from iscp_dagster.sync.reading.bounds import Bounds
 from iscp_dagster.upkeep import verify as verification
 from iscp_dagster.upkeep.maintenance import collect, garbage
 from iscp_dagster.upkeep.position import positions

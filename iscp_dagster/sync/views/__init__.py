@@ -1,1 +1,0 @@
-"""What iterations read of views: image rows, for whom, and their gaps."""

@@ -10,6 +10,7 @@ from datetime import datetime
 import pytest
 from places import GOLDEN
 
+from iscp_dagster.clickhouse.types.typetext import parsed
 from iscp_dagster.dedup import Deduplicator, MemoryStore, Newest
 from iscp_dagster.events.changes import changes_of
 from iscp_dagster.events.hysteresis import Condition, Machine
@@ -17,6 +18,9 @@ from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.events.keys import event_key
 from iscp_dagster.events.payload import Event
 from iscp_dagster.events.timestamps import SourceTimestamp
+from iscp_dagster.serve.columns import column
+from iscp_dagster.serve.live.telling import Wanted
+from iscp_dagster.serve.where import parse
 
 TABLE = GOLDEN / "events.txt"
 
@@ -82,6 +86,26 @@ def test_the_way_of_a_trade_ends_in_the_bodies_of_the_table():
         for each in Machine(Condition()).take(stream)
     ]
     assert [body.decode() for body in bodies] == sections()["bodies"]
+
+
+def test_a_subscription_tells_what_the_table_says():
+    """As `trades(where: {symbol: {_eq: "AAPL"}})`; the timestamp is beside the data."""
+    rows = [row for n, line in enumerate(words("changes"), 1) for row in trade(line, n)]
+    columns = {"symbol": column("symbol", parsed("String"))}
+    wanted = Wanted(where=parse(columns, {"symbol": {"_eq": "AAPL"}}))
+    told = [wanted.told(each, "") for each in changes_of(rows, keys=["trade_id"], tenant=None)]
+    messages = [
+        {
+            "operation": each.operation,
+            "data": dict(each.data or {}),
+            "fields": each.fields,
+            "ts_timestamp": each.ts_timestamp,
+        }
+        for each in told
+        if each
+    ]
+    found = [json.dumps(each, separators=(",", ":")) for each in messages]
+    assert found == sections()["messages"]
 
 
 def test_a_receiver_answers_as_the_trace_says():

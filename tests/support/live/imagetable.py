@@ -88,7 +88,7 @@ def images_of(tenant, version, ordinal, key, operation, before, after):
             yield (tenant, key, value, int(operation), image, fields, ordinal, version)
 
 
-NAME = JobID(db="shop", table="trades", job="big")
+NAME = JobID(db="live", table="trades", job="big")
 
 
 def register(log, *tenants, table_id="t-1"):

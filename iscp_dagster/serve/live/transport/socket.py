@@ -63,7 +63,7 @@ class SocketBounds:
 
 @dataclass(kw_only=True)
 class Sockets:
-    """The endpoint of websockets; `beside` must run while the application does."""
+    """All websockets of a server. `beside` must run while the application does."""
 
     schemas: Schemas
     access: Access
@@ -74,7 +74,7 @@ class Sockets:
     def __post_init__(self) -> None:
         self.queries = asyncio.Semaphore(self.bounds.together)
 
-    async def __call__(self, websocket: WebSocket) -> None:
+    async def endpoint(self, websocket: WebSocket) -> None:
         """Serve one connection to its end."""
         connection = Connection(sockets=self, websocket=websocket)
         if SUBPROTOCOL not in websocket.scope.get("subprotocols", ()):

@@ -1,0 +1,224 @@
+"""Subscriptions through real websockets, over ClickHouse and an ISCP log in SQLite."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from history import until
+from imagetable import ImageTable, reach, register
+from liveserver import BIG, client, serving
+
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.events.changes import Operation
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.serve.access import FileAccess
+from iscp_dagster.serve.live.transport.socket import SocketBounds
+
+QUERY = f"""subscription($where: {BIG}_bool_exp, $after: String, $snapshot: Boolean!) {{
+  told: {BIG}(where: $where, after: $after, snapshot: $snapshot) {{
+    operation ...rest ts_timestamp cursor
+  }}
+}}
+fragment rest on {BIG}_change {{ data {{ __typename number: id value tenant }} fields }}"""
+INSERT, UPDATE, DELETE = Operation.INSERT, Operation.UPDATE, Operation.DELETE
+
+
+class Table:
+    """The rows and the log of a served index, with the next version."""
+
+    def __init__(self, log, images):
+        self.log, self.images, self.version = log, images, 10
+
+    def change(self, tenant, *changes):
+        """Write one commit of (key, operation, before, after), and confirm it."""
+        self.version += 1
+        self.images.write(
+            tenant, [(self.version, number, *each) for number, each in enumerate(changes)]
+        )
+        reach(self.log, self.version, tenant)
+
+
+@pytest.fixture(scope="module")
+def images(clickhouse_url):
+    table = ImageTable(Endpoint.parse(clickhouse_url), "live")
+    table.show()
+    return table
+
+
+@pytest.fixture
+def table(images, tmp_path):
+    """Two tenants at version 10, with three rows each."""
+    log = SqlLog(f"sqlite:///{tmp_path}/log.db")
+    log.ensure()
+    register(log, "acme", "globex")
+    for tenant in ("acme", "globex"):
+        images.begin(tenant, 10, [(key, key * 10) for key in (1, 2, 3)])
+    reach(log, 10, "acme", "globex")
+    yield Table(log, images)
+    log.engine.dispose()
+
+
+def run(scenario):
+    asyncio.run(scenario())
+
+
+def test_a_snapshot_then_changes_then_on_from_a_cursor(table):
+    async def scenario(running):
+        async with client(running) as one:
+            await one.subscribe(QUERY, snapshot=True, where={"id": {"_lte": 2}})
+            rows = [await one.told() for _ in range(4)]
+            assert [(each["data"]["tenant"], each["data"]["number"]) for each in rows] == [
+                ("acme", 1),
+                ("acme", 2),
+                ("globex", 1),
+                ("globex", 2),
+            ]
+            assert {each["operation"] for each in rows} == {"INSERT"}
+            assert rows[0]["data"]["__typename"] == BIG
+            table.change("acme", (1, UPDATE, 10, 11), (3, UPDATE, 30, 31), (2, DELETE, 20, None))
+            told = [await one.told() for _ in range(2)]
+            assert [
+                (each["operation"], each["data"]["value"], each["fields"]) for each in told
+            ] == [
+                ("UPDATE", 11, ["value"]),
+                ("DELETE", 20, []),
+            ]
+            assert told[0]["ts_timestamp"] == f"{(1_767_225_600 + 11) * 10**9}"
+            await one.say(type="complete", id="1")
+            await one.subscribe(QUERY, "2", snapshot=False, after=told[0]["cursor"])
+            assert (await one.told())["data"]["number"] == 3
+            assert (await one.told())["operation"] == "DELETE"
+        async with client(running) as other:
+            # Within the snapshot, after its second row.
+            await other.subscribe(
+                QUERY, snapshot=True, after=rows[1]["cursor"], where={"id": {"_lte": 2}}
+            )
+            again = [await other.told() for _ in range(4)]
+            assert again[:2] == rows[2:]
+            assert [each["operation"] for each in again[2:]] == ["UPDATE", "DELETE"]
+
+    with serving(table.log, table.images.endpoint) as running:
+        run(lambda: scenario(running))
+
+
+def test_many_subscribers_are_read_once_and_nobody_is_asked_without_any(table):
+    async def scenario(running):
+        hub = running.live.hub
+        async with client(running) as one:
+            for number in range(40):
+                await one.subscribe(QUERY, str(number), snapshot=False)
+            await one.say(type="ping")
+            while (await one.hear())["type"] != "pong":
+                pass
+            await until(lambda: BIG in hub.feeds and hub.feeds[BIG].ring.readers == 40)
+            table.change("acme", (4, INSERT, None, 40))
+            told = [await one.told() for _ in range(40)]
+            assert {each["data"]["number"] for each in told} == {4}
+            assert hub.feeds[BIG].readings <= 4
+            looks = hub.looks
+        await until(lambda: not hub.feeds)
+        looks = hub.looks
+        await asyncio.sleep(4 * hub.every)
+        assert hub.looks == looks
+
+    with serving(table.log, table.images.endpoint) as running:
+        run(lambda: scenario(running))
+
+
+def test_what_is_refused_says_why(table):
+    async def scenario(running):
+        async with client(running) as one:
+            wrong = [
+                ("subscription { nothing { cursor } }", "GRAPHQL_VALIDATION_FAILED"),
+                (f"subscription {{ {BIG} {{ data {{ gone }} }} }}", "GRAPHQL_VALIDATION_FAILED"),
+                (
+                    f'subscription {{ {BIG}(where: {{ts_timestamp: {{_gt: "1"}}}}) {{ cursor }} }}',
+                    "GRAPHQL_VALIDATION_FAILED",
+                ),
+                (f'subscription {{ {BIG}(after: "x") {{ cursor }} }}', "POSITION_INVALID"),
+                ("subscription {", "GRAPHQL_PARSE_FAILED"),
+                ("subscription($a: Boolean!) { a: live_big { cursor @skip(if: $a) } }",
+                 "BAD_USER_INPUT"),
+            ]  # fmt: skip
+            for number, (query, code) in enumerate(wrong):
+                await one.subscribe(query, str(number))
+                answer = await one.hear()
+                assert (answer["type"], answer["id"]) == ("error", str(number))
+                assert answer["payload"][0]["extensions"]["code"] == code, answer
+            await one.subscribe("{ _tables }", "q")
+            answer = await one.hear()
+            assert answer == {
+                "id": "q", "type": "next", "payload": {"data": {"_tables": [BIG]}},
+            }  # fmt: skip
+            assert (await one.hear())["type"] == "complete"
+
+    with serving(table.log, table.images.endpoint) as running:
+        run(lambda: scenario(running))
+
+
+def test_the_close_codes_reach_the_client(table):
+    async def scenario(running):
+        async with client(running, init=False, subprotocols=["graphql-ws"]) as one:
+            assert await one.closed() == (4406, "Subprotocol not acceptable")
+        async with client(running, init=False) as one:
+            assert await one.closed() == (4408, "Connection initialisation timeout")
+        async with client(running) as one:
+            await one.socket.send("x" * 2_000)
+            assert (await one.closed())[0] == 1009
+        async with client(running) as one, client(running) as _two:
+            async with client(running, init=False) as three:
+                assert (await three.closed())[0] == 1013
+            await one.subscribe(QUERY, "a", snapshot=False)
+            await one.subscribe(QUERY, "a", snapshot=False)
+            assert await one.closed() == (4409, "Subscriber for a already exists")
+        async with client(running) as one:
+            running.server.should_exit = True
+            assert (await one.closed())[0] == 1012
+
+    bounds = SocketBounds(init_seconds=0.3, message=1_000, connections=2)
+    with serving(table.log, table.images.endpoint, bounds=bounds) as running:
+        run(lambda: scenario(running))
+
+
+def test_a_token_sees_its_tenants_and_its_withdrawal_ends_its_connections(table, tmp_path):
+    tokens = tmp_path / "tokens.json"
+    tokens.write_text(json.dumps({"of-acme": ["acme"], "of-both": ["acme", "globex"]}))
+
+    async def scenario(running):
+        async with client(running, init=False) as one:
+            await one.say(type="connection_init", payload={"token": "guessed"})
+            assert await one.closed() == (4403, "Forbidden")
+        header = {"Authorization": "Bearer of-acme"}
+        async with (
+            client(running, additional_headers=header) as one,
+            client(running, payload={"Authorization": "Bearer of-both"}) as two,
+        ):
+            await one.subscribe(QUERY, snapshot=True)
+            await two.subscribe(QUERY, snapshot=False)
+            assert {(await one.told())["data"]["tenant"] for _ in range(3)} == {"acme"}
+            await until(lambda: running.live.hub.feeds[BIG].ring.readers == 2)
+            table.change("globex", (4, INSERT, None, 40))
+            table.change("acme", (5, INSERT, None, 50))
+            assert (await one.told())["data"]["number"] == 5
+            assert {(await two.told())["data"]["number"] for _ in range(2)} == {4, 5}
+            tokens.write_text(json.dumps({"of-both": ["globex", "acme"]}))
+            assert await one.closed() == (4403, "The token was withdrawn")
+            table.change("acme", (6, INSERT, None, 60))
+            assert (await two.told())["data"]["number"] == 6
+
+    access = FileAccess(tokens)
+    bounds = SocketBounds(check_seconds=0.1)
+    with serving(table.log, table.images.endpoint, access=access, bounds=bounds) as running:
+        run(lambda: scenario(running))
+
+
+def test_a_foreign_page_is_refused(table):
+    async def scenario(running):
+        with pytest.raises(Exception, match="403"):
+            async with client(running, origin="https://evil.example"):
+                pass
+
+    with serving(table.log, table.images.endpoint) as running:
+        run(lambda: scenario(running))

@@ -1,0 +1,108 @@
+"""A server of subscriptions on a free port, in a thread, and clients for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+
+import uvicorn
+from starlette.routing import WebSocketRoute
+from websockets.asyncio.client import connect
+
+from iscp_dagster import SourceTable
+from iscp_dagster.clickhouse.kinds.changes import Changes
+from iscp_dagster.serve.access import OpenAccess
+from iscp_dagster.serve.catalog import catalog
+from iscp_dagster.serve.graph.schemas import Schemas
+from iscp_dagster.serve.live.service import Live
+from iscp_dagster.serve.live.transport.socket import SocketBounds, Sockets
+from iscp_dagster.serve.web.app import PATH, Settings, create_app
+
+SOURCE = SourceTable(
+    "live.trades", key="id", tenant="tenant", indexes=[Changes(name="big", view=[])]
+)
+BIG = "live_big"
+
+
+@dataclass
+class Running:
+    port: int
+    live: Live
+    sockets: Sockets
+    server: uvicorn.Server
+    loop: asyncio.AbstractEventLoop = field(default=None)
+
+
+@contextmanager
+def serving(log, endpoint, *, access=None, bounds=None, **options):
+    """Serve the changes of SOURCE."""
+    live, access = Live(log=log, **options), access or OpenAccess()
+    schemas = Schemas(
+        load=lambda: catalog([SOURCE], [endpoint], lambda _: ()), subscribe=live.subscribe
+    )
+    sockets = Sockets(schemas=schemas, access=access, bounds=bounds or SocketBounds())
+    route = WebSocketRoute(PATH, sockets.endpoint)
+    app = create_app(
+        Settings(schemas=schemas, access=access, routes=[route], beside=[sockets.beside])
+    )
+    config = uvicorn.Config(
+        app, port=0, log_level="warning", ws_per_message_deflate=False, lifespan="on"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            thread.join(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield Running(port=port, live=live, sockets=sockets, server=server)
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+class Client:
+    """One websocket, with what it has received."""
+
+    def __init__(self, socket):
+        self.socket = socket
+
+    async def say(self, **message):
+        await self.socket.send(json.dumps(message))
+
+    async def hear(self, seconds=10):
+        return json.loads(await asyncio.wait_for(self.socket.recv(), seconds))
+
+    async def subscribe(self, query, id_="1", **variables):
+        payload = {"query": query, "variables": variables}
+        await self.say(type="subscribe", id=id_, payload=payload)
+
+    async def told(self, seconds=10):
+        """Return the next message of a subscription."""
+        message = await self.hear(seconds)
+        assert message["type"] == "next", message
+        (told,) = message["payload"]["data"].values()
+        return told
+
+    async def closed(self, seconds=10):
+        """Return the code and the reason that the server closes with."""
+        with suppress(Exception):
+            while True:
+                await asyncio.wait_for(self.socket.recv(), seconds)
+        return self.socket.close_code, self.socket.close_reason
+
+
+@asynccontextmanager
+async def client(running, *, init=True, payload=None, **options):
+    options = {"subprotocols": ["graphql-transport-ws"], **options}
+    async with connect(f"ws://127.0.0.1:{running.port}{PATH}", **options) as socket:
+        one = Client(socket)
+        if init:
+            await one.say(type="connection_init", **({"payload": payload} if payload else {}))
+            assert (await one.hear())["type"] == "connection_ack"
+        yield one

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -66,7 +67,7 @@ class Live:
 
     async def subscribe(
         self, served: Served, given: Mapping[str, Any], context: Listening
-    ) -> AsyncIterator[Message]:
+    ) -> AsyncGenerator[Message, None]:
         """Tell the changes of an index. Raises SubscriptionError, BadValueError."""
         named = {each.name: each.field for each in served.columns}
         where = parse(served.by_field, given.get("where"))
@@ -81,8 +82,9 @@ class Live:
                 on_lost=context.on_lost,
                 every=self.progress_seconds,
             )
-            async for message in subscription.messages():
-                yield message
+            async with aclosing(subscription.messages()) as messages:
+                async for message in messages:
+                    yield message
 
     def _feed(self, served: Served) -> Feed:
         source, index = served.source, served.index

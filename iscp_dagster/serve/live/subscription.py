@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -42,21 +43,24 @@ class Subscription:
     def __post_init__(self) -> None:
         self._origin = self.feed.origin or Origin(index=self.feed.index, table_id="")
 
-    async def messages(self) -> AsyncIterator[Message]:
+    async def messages(self) -> AsyncGenerator[Message, None]:
         """Tell until the caller stops. Raises SubscriptionError, ClickHouseError."""
         await self._begin()
-        async for message in self._standing():
-            yield message
+        async with aclosing(self._standing()) as standing:
+            async for message in standing:
+                yield message
         if self.progress and self.snapshot:
             yield Message(operation=PROGRESS, cursor=self.position)
-        async for message in self._missed():
-            yield message
+        async with aclosing(self._missed()) as missed:
+            async for message in missed:
+                yield message
         # No await between the last look at the feed's positions and this.
         self._check_life()
         reader = self._join()
         try:
-            async for message in self._live(reader):
-                yield message
+            async with aclosing(self._live(reader)) as live:
+                async for message in live:
+                    yield message
         finally:
             self.feed.ring.leave(reader)
 
@@ -99,7 +103,7 @@ class Subscription:
             oldest=oldest,
         )
 
-    async def _standing(self) -> AsyncIterator[Message]:
+    async def _standing(self) -> AsyncGenerator[Message, None]:
         """The rows as of the positions, by key."""
         at = {each: place for each, place in self.at.items() if place.base_told is None}
         while self._row is not None and at:
@@ -124,7 +128,7 @@ class Subscription:
             operation=INSERT, data=change.row, timestamp=timestamp, cursor=self._cursor()
         )
 
-    async def _missed(self) -> AsyncIterator[Message]:
+    async def _missed(self) -> AsyncGenerator[Message, None]:
         """What the feed has told since the positions."""
         while self._behind():
             upto = dict(self.feed.visible(self.wanted.tenants))
@@ -151,7 +155,7 @@ class Subscription:
     def _lost(self) -> None:
         self.on_lost(self.position)
 
-    async def _live(self, reader: Reader) -> AsyncIterator[Message]:
+    async def _live(self, reader: Reader) -> AsyncGenerator[Message, None]:
         visible = self.feed.visible(self.wanted.tenants)
         ahead = {each: at for each, at in self.at.items() if at > visible.get(each, START)}
         self.at = {}

@@ -85,7 +85,7 @@ def settings_of(environ: Mapping[str, str], host: str, tokens: str) -> Settings:
         schemas=schemas,
         access=known,
         environ=environ,
-        routes=[WebSocketRoute(PATH, sockets.__call__)],
+        routes=[WebSocketRoute(PATH, sockets.endpoint)],
         beside=[sockets.beside],
     )
 
@@ -105,6 +105,8 @@ def serve(settings: Settings, host: str, port: int, tell: Callable[[str], None])
             server_header=False,
             ws="websockets-sansio",
             ws_max_size=WEBSOCKET_BYTES,
+            # Its buffers would be most of what an idle subscriber costs.
+            ws_per_message_deflate=False,
             timeout_graceful_shutdown=_END_SECONDS,
         )
         uvicorn.Server(config).run(sockets=[place])

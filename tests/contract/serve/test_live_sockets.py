@@ -222,3 +222,38 @@ def test_a_foreign_page_is_refused(table):
 
     with serving(table.log, table.images.endpoint) as running:
         run(lambda: scenario(running))
+
+
+def test_a_client_that_does_not_read_is_told_where_to_go_on_and_the_others_hear_all(table):
+    many = " ".join(f"{'v' * 250}{number}: value" for number in range(900))
+    long = f"subscription {{ {BIG} {{ cursor data {{ {many} }} }} }}"
+
+    async def scenario(running):
+        async with client(running) as quick, client(running, max_queue=1) as slow:
+            await quick.subscribe(f"subscription {{ {BIG}(snapshot: false) {{ cursor }} }}")
+            await slow.subscribe(long)
+            hub = running.live.hub
+            await until(lambda: BIG in hub.feeds and hub.feeds[BIG].ring.readers == 2)
+            heard, number = 0, 100
+            while hub.feeds[BIG].ring.readers == 2:
+                number += 20
+                changes = [(number + each, INSERT, None, 1) for each in range(20)]
+                table.change("acme", *changes)
+                for _ in changes:
+                    await quick.told()
+                heard += len(changes)
+            last = None
+            while (message := await slow.hear())["type"] == "next":
+                (told,) = message["payload"]["data"].values()
+                last = told["cursor"]
+            (error,) = message["payload"]
+            assert error["extensions"] == {"code": "SUBSCRIBER_TOO_SLOW", "position": last}
+            assert await slow.closed() == (1013, f"SUBSCRIBER_TOO_SLOW {last}")
+        async with client(running) as again:
+            await again.subscribe(QUERY, snapshot=False, after=last)
+            first = (await again.told())["data"]["number"]
+            assert 120 <= first < 120 + heard
+
+    options = {"entries": 16, "patience": 0.2}
+    with serving(table.log, table.images.endpoint, **options) as running:
+        run(lambda: scenario(running))

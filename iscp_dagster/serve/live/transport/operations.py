@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from graphql import (
@@ -59,7 +60,7 @@ class Telling:
             raise RefusedOperationError(held)
         self._variables: dict[str, Any] = held
 
-    async def answers(self) -> AsyncIterator[Values]:
+    async def answers(self) -> AsyncGenerator[Values, None]:
         """Tell the data of each message. Raises RefusedOperationError, SubscriptionError."""
         root = self._schema.subscription_type
         fields = self._fields(root) if root else {}
@@ -72,9 +73,10 @@ class Telling:
         assert isinstance(type_, GraphQLObjectType)
         shown = self._projection(type_, nodes)
         info = self._info(root, field.type, name, nodes)
-        messages: AsyncIterator[Message] = field.subscribe(None, info, **given)
-        async for message in messages:
-            yield {"data": {name: shown(message)}}
+        messages: AsyncGenerator[Message, None] = field.subscribe(None, info, **given)
+        async with aclosing(messages):
+            async for message in messages:
+                yield {"data": {name: shown(message)}}
 
     def _fields(self, type_: GraphQLObjectType) -> Fields:
         return collect_fields(

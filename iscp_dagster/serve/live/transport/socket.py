@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -224,8 +224,9 @@ class Connection:
         """Run one operation to its end."""
         serial = start.serial
         try:
-            async for answer in self._answers(start):
-                await self.do(self.conversation.next(serial, answer))
+            async with aclosing(self._answers(start)) as answers:
+                async for answer in answers:
+                    await self.do(self.conversation.next(serial, answer))
             await self.do(self.conversation.ended(serial))
         except SubscriberTooSlowError as error:
             await self._drop(serial, error.extensions.get("position", ""))
@@ -234,7 +235,7 @@ class Connection:
         finally:
             self._tasks.pop(serial, None)
 
-    async def _answers(self, start: Start) -> AsyncIterator[Mapping[str, Any]]:
+    async def _answers(self, start: Start) -> AsyncGenerator[Mapping[str, Any], None]:
         ready = await asyncio.to_thread(self.sockets.schemas.current)
         bounds = self.sockets.bounds
         found = await asyncio.to_thread(checked, ready, start.query, start.operation, bounds.shape)
@@ -256,8 +257,9 @@ class Connection:
             return
         listening = Listening(viewer=viewer, on_lost=self._losing(start.serial))
         telling = Telling(ready.schema, found.document, found.operation, start.variables, listening)
-        async for answer in telling.answers():
-            yield answer
+        async with aclosing(telling.answers()) as answers:
+            async for answer in answers:
+                yield answer
 
     def _losing(self, serial: int) -> Callable[[str], None]:
         def lost(position: str) -> None:
@@ -276,8 +278,9 @@ class Connection:
         )
         failed = self.conversation.failed(serial, errors_of(error))
         closed = self.conversation.close(OVERLOADED, f"{error.name} {position}")
-        for task in [task for each, task in self._tasks.items() if each != serial]:
-            task.cancel()
+        # A message that waits for the client to read was not sent, and the position is before it.
+        for each in list(self._tasks):
+            self._stop(each)
         with suppress(asyncio.TimeoutError, TimeoutError):
             await asyncio.wait_for(self.do(failed), self.sockets.bounds.close_seconds)
         await self.do(closed)

@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, QueuePool
 
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.model.imports import need
@@ -46,8 +46,10 @@ LOG = Role("ISCP log", LOG_URL)
 STATES = Role("state store", STATE_STORE)
 
 
-def open_engine(url: str | sa.URL, role: Role = LOG) -> sa.Engine:
+def open_engine(url: str | sa.URL, role: Role = LOG, *, kept: bool = False) -> sa.Engine:
     """An engine for `sqlite:///file` or `postgresql://…`. Connects on first use.
+
+    With `kept` a connection stays open between transactions, for processes that are not forked.
 
     Raises ConfigError for a URL that is malformed, of another database, or of a SQLite
     database in memory; SetupError where PostgreSQL's driver is not installed.
@@ -55,10 +57,13 @@ def open_engine(url: str | sa.URL, role: Role = LOG) -> sa.Engine:
     parsed = _parse(url, role)
     if parsed.get_backend_name() == "postgresql":
         need("postgres", f"the {role.name} on PostgreSQL")
+    options: dict[str, Any] = {"hide_parameters": True, "execution_options": {_ROLE: role}}
+    if kept:
+        return sa.create_engine(
+            parsed, poolclass=QueuePool, pool_size=1, pool_pre_ping=True, **options
+        )
     # No pool: a connection kept would leak into forked runs, and each use is one transaction.
-    return sa.create_engine(
-        parsed, poolclass=NullPool, hide_parameters=True, execution_options={_ROLE: role}
-    )
+    return sa.create_engine(parsed, poolclass=NullPool, **options)
 
 
 def prepare(engine: sa.Engine) -> sa.Engine:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.webhooks.addresses import parsed, refusal
+from iscp_dagster.webhooks.sending.addresses import parsed, refusal
 
 PUBLIC = ("8.8.8.8", "1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "2a00:1450:4001:81b::200e")
 DENIED = (

@@ -12,7 +12,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from iscp_dagster import Endpoint
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.webhooks.signing import headers, secrets_of
+from iscp_dagster.webhooks.sending.signing import headers, secrets_of
 
 NEW, OLD = ("whsec_" + base64.b64encode(bytes(range(n, n + 32))).decode() for n in (0, 100))
 ENDPOINT = Endpoint("alerts", url="https://example.com/hook", secrets=("NEW", "OLD"))

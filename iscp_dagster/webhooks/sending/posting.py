@@ -15,16 +15,16 @@ import httpcore
 from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.webhooks.addresses import Network, parsed
 from iscp_dagster.webhooks.answers import Answer
-from iscp_dagster.webhooks.network import (
+from iscp_dagster.webhooks.sending.addresses import Network, parsed
+from iscp_dagster.webhooks.sending.network import (
     AddressError,
     Resolver,
     Stream,
     VettedBackend,
     vetted,
 )
-from iscp_dagster.webhooks.signing import headers, secrets_of
+from iscp_dagster.webhooks.sending.signing import headers, secrets_of
 
 TOLD = 500
 """Characters of an answer that are kept."""

@@ -16,8 +16,8 @@ from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.webhooks.claims import BatchId
 from iscp_dagster.webhooks.outbox import Outbox
-from iscp_dagster.webhooks.outlet import Outlet, Random
-from iscp_dagster.webhooks.posting import Poster
+from iscp_dagster.webhooks.sending.outlet import Outlet, Random
+from iscp_dagster.webhooks.sending.posting import Poster
 
 Result = TypeVar("Result")
 Sleep = Callable[[float], Awaitable[None]]
@@ -70,6 +70,7 @@ class Sender:
         self._outlets: dict[str, Outlet] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._next_beat = 0.0
+        self._ending = False
         self._lapse: asyncio.TimerHandle | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -155,15 +156,15 @@ class Sender:
 
     async def _dropped(self, outlet: Outlet) -> None:
         await outlet.drop()
-        while outlet.unrecorded and not await self._recorded(outlet):
+        while not await self._recorded(outlet) and not self._ending:
             await self._sleep(self._pace.away)
 
     async def _record_always(self) -> None:
-        while True:
+        while not self._ending:
             await self._heard.wait()
             self._heard.clear()
-            await asyncio.sleep(self._pace.record)
-            if not await self._record_all():
+            await self._sleep(0.0 if self._ending else self._pace.record)
+            if not await self._record_all() and not self._ending:
                 await self._sleep(self._pace.away)
 
     async def _record_all(self) -> bool:
@@ -195,10 +196,10 @@ class Sender:
             self._lapse.cancel()
         outlets = dict(self._outlets)
         await asyncio.gather(*(each.finish() for each in outlets.values()))
-        recording.cancel()
-        await asyncio.gather(recording, *self._leaving, return_exceptions=True)
-        if await self._record_all():
-            await self._patiently(lambda: self._ask(self._outbox.release, outlets, self._owner))
+        self._ending = True
+        self._heard.set()
+        await asyncio.gather(recording, *self._leaving)
+        await self._patiently(lambda: self._ask(self._outbox.release, outlets, self._owner))
 
     async def _patiently(self, ask: Callable[[], Awaitable[None]]) -> bool:
         """Whether the database answered."""

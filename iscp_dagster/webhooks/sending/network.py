@@ -12,7 +12,7 @@ from typing import Any
 
 import httpcore
 
-from iscp_dagster.webhooks.addresses import Network, refusal
+from iscp_dagster.webhooks.sending.addresses import Network, refusal
 
 MOST_READ = 20_000
 """Bytes of an answer that are read, headers included."""

@@ -11,8 +11,8 @@ from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.webhooks.answers import Answer, Change, Outcome, Rules, Verdict, outcome
 from iscp_dagster.webhooks.claims import Message, Work
-from iscp_dagster.webhooks.posting import Poster
 from iscp_dagster.webhooks.recording import EndpointState, Result
+from iscp_dagster.webhooks.sending.posting import Poster
 
 AHEAD = 100
 """How many pieces of work are claimed ahead, so that each claim serves many attempts."""

@@ -1,0 +1,1 @@
+"""What sends: signatures, vetted addresses, attempts, and the sender that makes them."""

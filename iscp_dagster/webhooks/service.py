@@ -1,0 +1,96 @@
+"""The sender as a service: alone, or beside another one in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from iscp_dagster.events.ids import IdScheme
+from iscp_dagster.joblog.sql.engine import open_engine
+from iscp_dagster.model.clock import Clock, utc_now
+from iscp_dagster.model.declared.endpoints import Endpoint
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.imports import need
+from iscp_dagster.model.variables import LOG_URL
+from iscp_dagster.webhooks.answers import Answer
+from iscp_dagster.webhooks.outbox import Outbox
+
+if TYPE_CHECKING:
+    from iscp_dagster.webhooks.sending.posting import Poster
+
+_PING_BYTES = 16
+
+
+@dataclass(frozen=True)
+class SenderService:
+    """Delivers events to the declared endpoints. Raises ConfigError if it could not.
+
+    That is: ISCP_LOG_URL names no log, a secret is missing or malformed, or an endpoint allows
+    what never is. Needs the extra `serve`.
+    """
+
+    environ: Mapping[str, str]
+    endpoints: Sequence[Endpoint]
+
+    def __post_init__(self) -> None:
+        need("serve", "the sender of webhooks", "httpcore", "sniffio")
+        if not self.environ.get(LOG_URL):
+            raise ConfigError(f"{LOG_URL} is not set; name the database of the ISCP log.")
+        for each in self.endpoints:
+            self._poster(each)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Deliver until `stop` is set, then end in order: what is under way is recorded."""
+        from iscp_dagster.webhooks.sending.sender import Sender
+
+        outbox = Outbox(open_engine(self.environ[LOG_URL], kept=True))
+        await asyncio.to_thread(outbox.ensure)
+        sender = Sender(
+            outbox,
+            [(each, partial(self._poster, each)) for each in self.endpoints],
+            owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
+            batch_id=IdScheme.from_environment(self.environ).batch_id,
+        )
+        try:
+            await sender.run(stop)
+        finally:
+            outbox.engine.dispose()
+
+    def _poster(self, endpoint: Endpoint) -> Poster:
+        return _poster(endpoint, self.environ)
+
+
+async def ping(endpoint: Endpoint, environ: Mapping[str, str], clock: Clock = utc_now) -> Answer:
+    """Send the endpoint one signed event of type PING that is in no outbox; gives its answer.
+
+    It is sent even while the endpoint is paused. Raises ConfigError as SenderService does.
+    """
+    id_ = f"ping_{secrets.token_hex(_PING_BYTES)}"
+    said: dict[str, object] = {
+        "event_id": id_,
+        "event_type": "PING",
+        "trigger_name": None,
+        "timestamp": clock().isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "source_timestamp": None,
+        "data": {},
+    }
+    body = json.dumps({"data": [said]} if endpoint.batch > 1 else said).encode()
+    poster = _poster(endpoint, environ, clock)
+    try:
+        return await poster.post(id_, body)
+    finally:
+        await poster.aclose()
+
+
+def _poster(endpoint: Endpoint, environ: Mapping[str, str], clock: Clock = utc_now) -> Poster:
+    from iscp_dagster.webhooks.sending.network import Resolver
+    from iscp_dagster.webhooks.sending.posting import Poster
+
+    return Poster(endpoint, environ, Resolver(), clock)

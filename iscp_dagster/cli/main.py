@@ -34,6 +34,7 @@ COMMANDS = {
     "usage": "iscp_dagster.cli.jobs.usage:usage",
     "events": "iscp_dagster.cli.events.commands:events",
     "endpoint": "iscp_dagster.cli.events.endpoints:endpoint",
+    "send": "iscp_dagster.cli.events.send:send",
     "test": "iscp_dagster.cli.stack:tests",
 }
 INTERRUPTED = 130

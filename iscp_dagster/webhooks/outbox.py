@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -148,6 +148,16 @@ class Outbox:
             names = {_lease(each): each for each in endpoints}
             held = leases.take(connection, names, owner, seconds, leases.NOW)
             return frozenset(names[each] for each in held)
+
+    def inherit(self, is_gone: Callable[[str], bool]) -> None:
+        """Free the endpoints of senders that are gone, so that nobody waits for their leases."""
+        columns = ISCP_LEASES.c
+        sender = columns.name.like(f"{_lease('')}%")
+        with self.writing() as connection:
+            for owner in connection.scalars(sa.select(columns.owner).where(sender)).all():
+                if is_gone(owner):
+                    mine = (sender, columns.owner == owner)
+                    connection.execute(sa.delete(ISCP_LEASES).where(*mine))
 
     def release(self, endpoints: Collection[str], owner: str) -> None:
         """Let other senders have the endpoints at once."""

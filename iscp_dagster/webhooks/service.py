@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iscp_dagster.events.ids import IdScheme
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from iscp_dagster.webhooks.sending.posting import Poster
 
 _PING_BYTES = 16
+_AGAIN_SECONDS = 5.0
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,11 @@ class SenderService:
 
         outbox = Outbox(open_engine(self.environ[LOG_URL], kept=True))
         await asyncio.to_thread(outbox.ensure)
+        await asyncio.to_thread(outbox.inherit, lambda owner: is_gone(owner, machine()))
         sender = Sender(
             outbox,
             [(each, partial(self._poster, each)) for each in self.endpoints],
-            owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
+            owner=f"{machine()}:{os.getpid()}:{secrets.token_hex(4)}",
             batch_id=IdScheme.from_environment(self.environ).batch_id,
         )
         try:
@@ -63,8 +69,43 @@ class SenderService:
         finally:
             outbox.engine.dispose()
 
+    @asynccontextmanager
+    async def beside(self) -> AsyncIterator[None]:
+        """Run it while the context is open, beside a server; what makes it end is logged."""
+        stop = asyncio.Event()
+        task = asyncio.ensure_future(self._always(stop))
+        try:
+            yield
+        finally:
+            stop.set()
+            await task
+
+    async def _always(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            try:
+                await self.run(stop)
+            except Exception:
+                _LOGGER.exception("The sender of webhooks ended; it starts again.")
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(stop.wait(), _AGAIN_SECONDS)
+
     def _poster(self, endpoint: Endpoint) -> Poster:
         return _poster(endpoint, self.environ)
+
+
+def machine() -> str:
+    """What makes a process's number unique; empty where that cannot be told."""
+    try:
+        booted = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{socket.gethostname()}/{booted}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def is_gone(owner: str, here: str) -> bool:
+    """Whether a lease's owner was a process here that lives no more."""
+    place, _, process = owner.rpartition(":")[0].rpartition(":")
+    return bool(here) and place == here and not Path(f"/proc/{process}").exists()
 
 
 async def ping(endpoint: Endpoint, environ: Mapping[str, str], clock: Clock = utc_now) -> Answer:

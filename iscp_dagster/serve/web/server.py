@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from starlette.routing import WebSocketRoute
 
-from iscp_dagster.api.discovery import declared
+from iscp_dagster.api.discovery import declared, declared_endpoints
 from iscp_dagster.api.environment import endpoints_of, user
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import ConfigError
@@ -24,6 +24,7 @@ from iscp_dagster.serve.graph.schemas import Loader, Schemas
 from iscp_dagster.serve.live.service import Live
 from iscp_dagster.serve.live.transport.socket import Sockets
 from iscp_dagster.serve.web.app import PATH, Settings, check_host, create_app
+from iscp_dagster.webhooks.service import SenderService
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +74,8 @@ def printed(environ: Mapping[str, str]) -> str:
 def settings_of(environ: Mapping[str, str], host: str, tokens: str) -> Settings:
     """Return the server's settings. Raises ConfigError for tokens or a host that cannot be used.
 
-    Changes are told if the ISCP log is known, which says how far each index has come.
+    Changes are told if the ISCP log is known, which says how far each index has come; then events
+    are delivered to the declared endpoints, too.
     """
     known = access(tokens or environ.get(TOKENS_VARIABLE, ""))
     check_host(host, known)
@@ -86,8 +88,14 @@ def settings_of(environ: Mapping[str, str], host: str, tokens: str) -> Settings:
         access=known,
         environ=environ,
         routes=[WebSocketRoute(PATH, sockets.endpoint)],
-        beside=[sockets.beside],
+        beside=[sockets.beside, *(each.beside for each in _senders(environ))],
     )
+
+
+def _senders(environ: Mapping[str, str]) -> list[SenderService]:
+    """What delivers webhooks beside the server, if there are endpoints and a log."""
+    endpoints = declared_endpoints(environ) if environ.get(LOG_URL) else []
+    return [SenderService(environ, endpoints)] if endpoints else []
 
 
 def serve(settings: Settings, host: str, port: int, tell: Callable[[str], None]) -> None:

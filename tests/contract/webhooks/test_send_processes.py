@@ -1,0 +1,114 @@
+"""`iscp send` as a process that is killed: what was not recorded is sent again, with its id."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import signal
+import sys
+from collections import Counter
+from contextlib import asynccontextmanager
+
+import pytest
+from events import event
+from receiver import receiving, reply, until
+from standardwebhooks.webhooks import Webhook
+
+from iscp_dagster.joblog.sql.engine import open_engine, transaction
+from iscp_dagster.model.clock import utc_now
+from iscp_dagster.webhooks.history import Chosen
+from iscp_dagster.webhooks.outbox import Outbox
+
+SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
+DECLARED = """
+from iscp_dagster import Endpoint
+
+alerts = Endpoint(
+    "alerts", url={url!r}, secrets=["ALERTS_SECRET"], allow=["127.0.0.1/32"], concurrency=4
+)
+"""
+EVENTS, KEYS = 60, 7
+
+
+@asynccontextmanager
+async def sending(folder, url, **environ):
+    (folder / "declared_endpoints.py").write_text(DECLARED.format(url=url))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ISCP_")}
+    log = f"sqlite:///{folder}/log.db"
+    own = {"ISCP_ASSETS": "declared_endpoints", "ISCP_LOG_URL": log, "ALERTS_SECRET": SECRET}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "iscp_dagster.cli.main", "send"),
+        cwd=folder,
+        env=kept | own | environ,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        await process.wait()
+        process._transport.close()
+
+
+def test_a_killed_sender_sends_only_what_was_not_recorded_again(tmp_path, record_property):
+    outbox = Outbox(open_engine(f"sqlite:///{tmp_path}/log.db"), clock=utc_now)
+    outbox.ensure()
+    with transaction(outbox.engine, writes=True) as connection:
+        outbox.put(connection, [event(number, key=number % KEYS) for number in range(EVENTS)])
+    recorded: set[str] = set()
+
+    async def slow(_):
+        await asyncio.sleep(0.01)
+        return reply()
+
+    async def scene():
+        async with receiving(slow) as receiver:
+            async with sending(tmp_path, receiver.url) as process:
+                await until(lambda: len(delivered(outbox)) >= EVENTS // 3)
+                process.kill()
+                await process.wait()
+            recorded.update(delivered(outbox))
+            async with sending(tmp_path, receiver.url) as process:
+                assert await process.stdout.readline() == b"Delivering to alerts.\n"
+                await until(lambda: len(delivered(outbox)) == EVENTS)
+            assert process.returncode == 0
+            return receiver
+
+    receiver = asyncio.run(scene())
+    counts = Counter(receiver.ids)
+    assert set(counts) == {f"alarm-{number}" for number in range(EVENTS)}
+    assert len(recorded) < EVENTS
+    assert {counts[each] for each in recorded} == {1}
+    for each in receiver.requests:
+        assert Webhook(SECRET).verify(each.body, each.headers)["event_id"] == each.id
+    for key in range(KEYS):
+        first = list(dict.fromkeys(id_ for id_ in receiver.ids if int(id_[6:]) % KEYS == key))
+        assert first == [f"alarm-{number}" for number in range(key, EVENTS, KEYS)]
+    record_property("events", EVENTS)
+    record_property("duplicates", len(receiver.ids) - EVENTS)
+
+
+def delivered(outbox):
+    return [each.event_id for each in outbox.listed(Chosen(state="delivered"))]
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"ALERTS_SECRET": ""}, "Endpoint 'alerts': the environment variable ALERTS_SECRET is not"),
+        ({"ISCP_LOG_URL": ""}, "ISCP_LOG_URL is not set"),
+    ],
+)
+def test_what_it_lacks_is_told_at_once(tmp_path, environ, told):
+    async def scene():
+        async with sending(tmp_path, "https://example.com/", **environ) as process:
+            _, said = await process.communicate()
+            return process.returncode, said.decode()
+
+    code, said = asyncio.run(scene())
+    assert code == 1
+    assert said.startswith(f"iscp: {told}")
+    assert SECRET not in said

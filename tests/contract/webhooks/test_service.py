@@ -1,0 +1,75 @@
+"""The sender beside a server, pings, and whose leases are inherited."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import subprocess
+import sys
+
+import pytest
+from events import event
+from receiver import receiving, reply, until
+from standardwebhooks.webhooks import Webhook
+
+from iscp_dagster import Endpoint
+from iscp_dagster.joblog.sql.engine import open_engine, transaction
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.webhooks.outbox import Outbox
+from iscp_dagster.webhooks.service import SenderService, is_gone, machine, ping
+
+SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
+
+
+def endpoint(url, **options):
+    return Endpoint("alerts", url=url, secrets=["S"], allow=["127.0.0.1/32"], **options)
+
+
+@pytest.mark.parametrize("batch", [1, 10])
+def test_a_ping_is_signed_like_an_event_and_is_in_no_outbox(batch):
+    async def scene():
+        async with receiving(lambda _: reply(503, b"later")) as receiver:
+            answer = await ping(endpoint(receiver.url, batch=batch), {"S": SECRET})
+            return answer, receiver.requests[0]
+
+    answer, received = asyncio.run(scene())
+    assert (answer.status, answer.text) == (503, "later")
+    said = Webhook(SECRET).verify(received.body, received.headers)
+    (said,) = said["data"] if batch > 1 else [said]
+    assert said["event_type"] == "PING"
+    assert said["event_id"] == received.id
+
+
+def test_the_sender_runs_beside_a_server_until_that_ends(tmp_path):
+    outbox = Outbox(open_engine(f"sqlite:///{tmp_path}/log.db"))
+    outbox.ensure()
+
+    async def scene():
+        async with receiving() as receiver:
+            environ = {"S": SECRET, "ISCP_LOG_URL": f"sqlite:///{tmp_path}/log.db"}
+            async with SenderService(environ, [endpoint(receiver.url)]).beside():
+                with transaction(outbox.engine, writes=True) as connection:
+                    outbox.put(connection, [event(1)])
+                await until(lambda: outbox.listed()[0].ended_at)
+            return receiver.ids
+
+    assert asyncio.run(scene()) == ["alarm-1"]
+
+
+def test_it_is_refused_at_once_without_a_log_or_a_secret():
+    with pytest.raises(ConfigError, match="ISCP_LOG_URL is not set"):
+        SenderService({"S": SECRET}, [])
+    with pytest.raises(ConfigError, match="the environment variable S is not set"):
+        SenderService({"ISCP_LOG_URL": "sqlite:///x"}, [endpoint("http://127.0.0.1/")])
+
+
+def test_only_a_process_of_this_machine_that_lives_no_more_is_gone():
+    here = machine()
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    assert is_gone(f"{here}:{process.pid}:ab", here)
+    assert not is_gone(f"{here}:{os.getpid()}:ab", here)
+    assert not is_gone(f"other/{here}:{process.pid}:ab", here)
+    assert not is_gone(f":{process.pid}:ab", "")
+    assert not is_gone("", here)

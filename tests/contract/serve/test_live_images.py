@@ -87,17 +87,15 @@ def test_the_rows_that_stand_at_positions_are_read_page_by_page(both, where):
     assert found
 
 
-def test_the_newest_generation_is_read(both):
-    _, images = both
+def test_the_newest_generation_is_read(clickhouse_url):
+    table = ImageTable(Endpoint.parse(clickhouse_url), "live_generations")
+    images = table.images
     assert images.newest() == 0
-    other = ImageTable.__new__(ImageTable)
-    other.endpoint, other.database, other.view = images.endpoint, images.database, "trades_other"
-    other.client = images.endpoint.client()
-    assert other.images.newest() is None
-    other.create()
-    other.create(2)
-    assert other.images.newest() == 2
-    assert other.images.of(2).standing({"acme": START}, (), 1, EVERYTHING) == []
+    table.create(2)
+    assert images.newest() == 2
+    assert images.of(2).standing({"acme": START}, (), 1, EVERYTHING) == []
+    table.drop()
+    assert images.newest() is None
 
 
 def test_no_other_module_selects_image_rows():

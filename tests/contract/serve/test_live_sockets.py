@@ -42,9 +42,7 @@ class Table:
 
 @pytest.fixture(scope="module")
 def images(clickhouse_url):
-    table = ImageTable(Endpoint.parse(clickhouse_url), "live")
-    table.show()
-    return table
+    return ImageTable(Endpoint.parse(clickhouse_url), "live")
 
 
 @pytest.fixture

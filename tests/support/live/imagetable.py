@@ -3,85 +3,98 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
-from typing import ClassVar
 
-from iscp_dagster.clickhouse.connect.quoting import ident, text
-from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster import SourceTable
+from iscp_dagster.clickhouse.connect.quoting import text
+from iscp_dagster.clickhouse.kinds.changes import Changes
+from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexTable
+from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.events.changes import Operation
 from iscp_dagster.joblog.iterations import Done, Iteration
+from iscp_dagster.model.declared.images import IMAGE_FIELDS
+from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.serve.columns import column
-from iscp_dagster.serve.live.images import Images
+from iscp_dagster.serve.catalog import catalog
+from iscp_dagster.serve.live.service import images_of
 
-SYSTEM = (
-    "`_change` Int8, `_image` Int8, `_fields` Array(String), `_ordinal` Int64, "
-    "`_version` UInt64, `_timestamp` DateTime64(6, 'UTC'), `_deleted` UInt8"
+FIELDS = tuple(
+    DeltaField(name=name, type=Primitive(type_), nullable=name == "value")
+    for name, type_ in (("tenant", "string"), ("id", "integer"), ("value", "integer"))
+)
+COLUMNS = (
+    *("tenant", "id", "value", "_change", "_image", "_fields", "_ordinal"),
+    *("_version", "_timestamp", "_deleted"),
 )
 T0 = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
+def source_in(database):
+    """A table with the changes index `big`, one key column and tenants."""
+    return SourceTable(
+        f"{database}.trades", key="id", tenant="tenant", indexes=[Changes(name="big")]
+    )
+
+
 class ImageTable:
-    """The table of a view `big` of `shop.trades`, with one key column and a tenant or none."""
+    """The tables of the index `big`."""
 
-    columns: ClassVar = {"tenant": "String", "id": "Int32", "value": "Nullable(Int32)"}
-
-    def __init__(self, endpoint, database, *, view="trades_big"):
-        self.endpoint, self.database, self.view = endpoint, database, view
+    def __init__(self, endpoint, database):
+        self.endpoint, self.source = endpoint, source_in(database)
         self.client = endpoint.client()
-        self.client.command(f"CREATE DATABASE IF NOT EXISTS {ident(database)}")
         self.create()
 
-    def create(self, generation=0):
-        columns = ", ".join(f"{ident(name)} {type_}" for name, type_ in self.columns.items())
-        self.client.command(
-            f"CREATE TABLE {self.name(generation)} ({columns}, {SYSTEM}) "
-            "ENGINE = ReplacingMergeTree(`_version`, `_deleted`) PARTITION BY tenant "
-            "ORDER BY (tenant, id, `_version`, `_image`)"
+    def shape(self, generation=0):
+        return IndexTable(
+            source=self.source,
+            index=self.source.indexes[0],
+            fields=[*FIELDS, *IMAGE_FIELDS],
+            generation=generation,
         )
 
-    def name(self, generation=0):
-        return ident(self.database, f"{self.view}__rows{f'_{generation}' if generation else ''}")
+    def create(self, generation=0):
+        """Make a generation, and the views unless they are there."""
+        shape = self.shape(generation)
+        for statement in shape.create_statements():
+            self.client.command(statement, settings=SETTINGS)
+        if not generation:
+            for statement in shape.view_statements():
+                self.client.command(statement)
+
+    def drop(self):
+        shape = self.shape()
+        data = IndexData(endpoint=self.endpoint, database=shape.database, view=shape.view)
+        data.drop()
+
+    @property
+    def name(self):
+        shape = self.shape()
+        return shape.name(shape.rows)
 
     @property
     def images(self):
-        found = [column(name, parsed(type_)) for name, type_ in self.columns.items()]
-        return Images(
-            endpoint=self.endpoint,
-            database=self.database,
-            view=self.view,
-            columns=found,
-            keys=("id",),
-            types={"tenant": "String", "id": "Int32"},
-            tenant="tenant",
-        )
-
-    def show(self):
-        """Make the view that `catalog` looks for."""
-        self.client.command(
-            f"CREATE OR REPLACE VIEW {ident(self.database, self.view)} AS "
-            f"SELECT * EXCEPT `_deleted` FROM {self.name()} FINAL WHERE `_change` >= 0"
-        )
+        (served,) = catalog([self.source], [self.endpoint], lambda _: ()).changes.values()
+        return images_of(served)
 
     def insert(self, rows):
         """Insert (tenant, id, value, change, image, fields, ordinal, version)."""
         whole = [(*row, T0 + timedelta(seconds=row[-1]), 0) for row in rows]
         if whole:
-            self.client.insert(self.name(), whole)
+            self.client.insert(self.name, whole, column_names=COLUMNS)
 
     def begin(self, tenant, version, rows):
         """Begin the tenant's history with (id, value) as of a version."""
-        self.client.command(f"ALTER TABLE {self.name()} DROP PARTITION {text(tenant)}")
+        self.client.command(f"ALTER TABLE {self.name} DROP PARTITION {text(tenant)}")
         base = [(tenant, key, value, 0, 1, [], 0, version) for key, value in rows]
         self.insert([(tenant, 0, None, -1, 0, [], 0, version), *base])
 
     def write(self, tenant, changes):
         """Insert (version, ordinal, key, operation, before, after)."""
-        self.insert(row for change in changes for row in images_of(tenant, *change))
+        self.insert(row for change in changes for row in rows_of(tenant, *change))
 
 
-def images_of(tenant, version, ordinal, key, operation, before, after):
+def rows_of(tenant, version, ordinal, key, operation, before, after):
     fields = ["value"] if operation == Operation.UPDATE else []
     for image, value in ((0, before), (1, after)):
         if value is not None:

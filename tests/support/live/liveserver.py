@@ -9,11 +9,10 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 
 import uvicorn
+from imagetable import source_in
 from starlette.routing import WebSocketRoute
 from websockets.asyncio.client import connect
 
-from iscp_dagster import SourceTable
-from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.serve.access import OpenAccess
 from iscp_dagster.serve.catalog import catalog
 from iscp_dagster.serve.graph.schemas import Schemas
@@ -21,9 +20,7 @@ from iscp_dagster.serve.live.service import Live
 from iscp_dagster.serve.live.transport.socket import SocketBounds, Sockets
 from iscp_dagster.serve.web.app import PATH, Settings, create_app
 
-SOURCE = SourceTable(
-    "live.trades", key="id", tenant="tenant", indexes=[Changes(name="big", view=[])]
-)
+SOURCE = source_in("live")
 BIG = "live_big"
 
 

@@ -72,7 +72,7 @@ def check_view_free(
     source: SourceTable,
     consumer: ConsumerInfo,
 ) -> None:
-    """Raises ConfigError for an index whose view or asset already belongs to another."""
+    """Raises ConfigError for an index whose index view or asset already belongs to another."""
     if not is_index(consumer):
         return
     mine = index_of(source, consumer)
@@ -89,11 +89,20 @@ def check_view_free(
     others -= {JobID(db=source.database, table=source.table, job=mine.shown)}
     taken = [f"index {each}" for each in sorted(map(shown, others))]
     taken += [f"source table {each.name}" for each in sources if each.name == asset]
+    taken += [f"trigger {each}" for each in sorted(_triggers(sources, asset))]
     if taken:
         raise ConfigError(
-            f"The view {place}.{view} already belongs to {taken[0]}; give the index "
+            f"The index view {place}.{view} already belongs to {taken[0]}; give the index "
             "another name, or unregister that one's jobs and collect them (`iscp job collect`)."
         )
+
+
+def _triggers(sources: Sequence[SourceTable], asset: str) -> Iterator[str]:
+    """The triggers whose asset has that name."""
+    for source in sources:
+        for each in source.triggers:
+            if f"{source.database}.{view_name(source.table, each.name)}" == asset:
+                yield f"{source.name}/{each.name}"
 
 
 def _owners(near: Sequence[SourceTable], view: str) -> Iterator[JobID]:

@@ -20,7 +20,7 @@ TENANTS_TAG = "iscp/tenants"
 """How many tenants a run is for, if more than one."""
 PRIORITY_TAG = "dagster/priority"
 TENANT_COLUMN = "iscp/tenant_column"
-"""Definition metadata: the column of the view that holds the tenant."""
+"""Definition metadata: the column of the index view that holds the tenant."""
 SHARD = "iscp/shard"
 """Definition metadata: the number of the ClickHouse server that the index is on."""
 EVENTS = "trigger_events"
@@ -47,7 +47,7 @@ def source_key(source: SourceTable) -> AssetKey:
 
 
 def index_key(source: SourceTable, index: Index) -> AssetKey:
-    """Named after the view that a user queries."""
+    """Named after the index view that a user queries."""
     return AssetKey([source.database, f"{source.table}_{index.name}"])
 
 

@@ -60,5 +60,5 @@ def kinds() -> Mapping[str, type[Any]]:
 
 @cache
 def views_beside() -> tuple[str, ...]:
-    """The suffixes of the views that kinds have beside an index's own."""
+    """The suffixes of the index views that kinds have beside the first."""
     return tuple(sorted({kind.beside for kind in kinds().values() if kind.beside}))

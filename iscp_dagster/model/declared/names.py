@@ -1,4 +1,4 @@
-"""Names that must be unique: a view in ClickHouse, an asset in Dagster."""
+"""Names that must be unique: an index view in ClickHouse, an asset in Dagster."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def checked_database(name: str) -> str:
 
 
 def view_name(table: str, index: str) -> str:
-    """The name of an index's view, in the table's database."""
+    """The name of an index view, in the table's database."""
     return f"{table}_{index}"
 
 
 def check_view(source: str, table: str, index: str) -> None:
-    """Reject an index whose view has a name reserved for tables and views beside other indexes.
+    """Reject an index whose index view would have a name reserved for what is beside others.
 
     Raises ConfigError.
     """
@@ -51,12 +51,12 @@ def check_view(source: str, table: str, index: str) -> None:
     elif _OF_AN_INDEX.fullmatch(view) or view.endswith(tuple(f"_{end}" for end in views_beside())):
         why = (
             "names that end in __rows, __staging (and a number) or "
-            f"{' or '.join(f'_{end}' for end in views_beside())} belong to other views"
+            f"{' or '.join(f'_{end}' for end in views_beside())} belong to other index views"
         )
     else:
         return
     raise ConfigError(
-        f"Index {source}/{index}: its view would be {view!r}, but {why}; rename the index."
+        f"Index {source}/{index}: its index view would be {view!r}, but {why}; rename the index."
     )
 
 
@@ -70,7 +70,7 @@ def check_no_shard(source: str, index: str) -> None:
 
 
 def owners(view: str) -> Iterator[tuple[str, str]]:
-    """Every table and index whose view could have this name."""
+    """Every table and index whose index view could have this name."""
     for at, char in enumerate(view):
         if char == "_" and 0 < at < len(view) - 1:
             yield view[:at], view[at + 1 :]

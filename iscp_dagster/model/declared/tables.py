@@ -69,7 +69,7 @@ class Index:
     """Which of the deployment's ClickHouse servers a row lies on; None: all rows on the first."""
     kind: ClassVar[str] = ""
     beside: ClassVar[str] = ""
-    """A view that the kind has beside the index's own is named `<view>_<beside>`."""
+    """An index view that the kind has beside its first is named `<index view>_<beside>`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", checked_name(self.name or self.kind, "index"))
@@ -344,8 +344,8 @@ def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] 
     assets = [f"{t.database}.{view_name(t.table, i.name)}" for t in tables for i in t.consumers]
     if taken := [asset for asset in assets if asset in names]:
         raise ConfigError(
-            f"The location: {taken[0]!r} is both a source table and the view of an index, or a "
-            "trigger, but only one asset can have that name; rename the index or trigger."
+            f"The location: {taken[0]!r} is both a source table and an index view, or a trigger, "
+            "but only one asset can have that name; rename the index or trigger."
         )
     _refuse_repeats("The location", "asset", assets)
     # Dagster's names of jobs and sets of tenants have no dot.
@@ -353,13 +353,13 @@ def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] 
 
 
 def view_of(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> str:
-    """A name for the index's view, unique among the deployment's ClickHouse servers."""
+    """A name for the index view, unique among the deployment's ClickHouse servers."""
     where = f" on shard {index.shard}" if index.shard else ""
     return f"{shown_in(table, index, databases)}{where}"
 
 
 def shown_in(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> str:
-    """The index's view, in the database named for its shard, else in the table's own."""
+    """The index view, in the database named for its shard, else in the table's own."""
     named = databases[index.shard] if databases else ""
     return f"{named or table.database}.{view_name(table.table, index.shown)}"
 

@@ -71,7 +71,7 @@ def test_a_package_that_is_not_there_is_told_alike_for_endpoints():
         ('View("v", of=big, where="a", types={"b": "Text"})', "more.py: Index shop.trades/v: "),
         ('Trigger("x", on=big, match=" ")', "more.py, line 4: Trigger 'x': match="),
         ('View("v", of=big)', "more.py, line 4: View 'v' has neither where= nor"),
-        ('Endpoint("alerts", url="https://a.example", secrets=[])', "alerts' is declared twice"),
+        ('Endpoint("alerts", url="https://a.example", secrets=["A"])', "alerts' is declared twice"),
     ],
 )
 def test_what_is_wrong_is_told_with_the_file_that_declares_it(package, wrong, said):

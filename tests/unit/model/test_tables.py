@@ -85,7 +85,7 @@ def test_two_tables_may_not_write_one_view():
     ["m__rows", "m__rows_1", "m__rows_20", "m__staging", "m__staging_3", "v_nearest", "nearest"],
 )
 def test_an_index_may_not_be_named_as_what_belongs_to_another_one(name):
-    said = rf"Index shop\.orders/{name}: its view would be 'orders_{name}', but names that end in"
+    said = rf"Index shop\.orders/{name}: its index view would be 'orders_{name}', but names that"
     with pytest.raises(ConfigError, match=said):
         orders(indexes=[Mirror(name=name)])
     info = ConsumerInfo(type="mirror", db="shop", table="orders", job=name)
@@ -95,7 +95,7 @@ def test_an_index_may_not_be_named_as_what_belongs_to_another_one(name):
 
 @pytest.mark.parametrize(("table", "index"), [("t_", "rows_1"), ("t_", "staging"), ("t", "_rows")])
 def test_a_table_s_name_may_not_make_an_index_s_view_another_one_s_table(table, index):
-    with pytest.raises(ConfigError, match="belong to other views; rename the index"):
+    with pytest.raises(ConfigError, match="belong to other index views; rename the index"):
         SourceTable(f"shop.{table}", key="id", indexes=[Mirror(name=index)])
 
 
@@ -118,7 +118,7 @@ def test_other_names_are_free_and_case_tells_them_apart(name):
 def test_tables_may_not_share_a_name_in_dagster(other):
     ours = [orders(indexes=[Mirror()]), SourceTable("shop.orders_x", key="id")]
     check_declared_once(ours)
-    clash = {"shop.orders_mirror": "is both a source table and the view of an index"}
+    clash = {"shop.orders_mirror": "is both a source table and an index view"}
     with pytest.raises(ConfigError, match=clash.get(other, "'shop_orders_x' is declared twice")):
         check_declared_once([*ours, SourceTable(other.replace(".mirror", ".x"), key="id")])
 

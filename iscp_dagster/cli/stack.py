@@ -15,6 +15,7 @@ from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 _CLICKHOUSE_HELP = "Port of ClickHouse's HTTP interface (default: 8123, or a free one)."
 _SPARK_HELP = "Port of the Spark Connect server (default: 15002, or a free one)."
 _DAGSTER_HELP = "Port of the Dagster web interface (default: 3000, or a free one)."
+_GRAPHQL_HELP = "Port of the GraphQL server (default: 4000, or a free one)."
 NOT_UP = 3
 UNWELL = 1
 
@@ -37,7 +38,7 @@ def up(
     service: Annotated[
         list[str] | None,
         typer.Option(
-            help="Start only this service: clickhouse, spark or dagster; repeatable.",
+            help="Start only this service: clickhouse, spark, dagster or graphql; repeatable.",
             show_default=False,
             callback=_known,
         ),
@@ -51,15 +52,23 @@ def up(
     dagster_port: Annotated[
         int | None, typer.Option(min=1, max=65_535, help=_DAGSTER_HELP, show_default=False)
     ] = None,
+    graphql_port: Annotated[
+        int | None, typer.Option(min=1, max=65_535, help=_GRAPHQL_HELP, show_default=False)
+    ] = None,
 ) -> None:
-    """Start ClickHouse, Spark and Dagster, and keep them running until interrupted."""
+    """Start ClickHouse, Spark, Dagster and GraphQL; keep them running until interrupted."""
     from iscp_dagster.model.imports import need
 
     need("local", "`iscp up`")
-    from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, SPARK
+    from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, GRAPHQL, SPARK
     from iscp_dagster.local.stack import control
 
-    ports = {CLICKHOUSE: clickhouse_port, SPARK: spark_port, DAGSTER: dagster_port}
+    ports = {
+        CLICKHOUSE: clickhouse_port,
+        SPARK: spark_port,
+        DAGSTER: dagster_port,
+        GRAPHQL: graphql_port,
+    }
     raise typer.Exit(control.up(ports, service or [], detach=detach, paths=_paths))
 
 

@@ -25,11 +25,17 @@ HOST = "127.0.0.1"
 CLICKHOUSE = "clickhouse"
 SPARK = "spark"
 DAGSTER = "dagster"
-SERVICES = (CLICKHOUSE, SPARK, DAGSTER)
+GRAPHQL = "graphql"
+SERVICES = (CLICKHOUSE, SPARK, DAGSTER, GRAPHQL)
 CODE = "code"
 RUNS = "runs"
 DAEMON = "daemon"
-PARTS = {CLICKHOUSE: (CLICKHOUSE,), SPARK: (SPARK,), DAGSTER: (CODE, RUNS, DAEMON, DAGSTER)}
+PARTS = {
+    CLICKHOUSE: (CLICKHOUSE,),
+    SPARK: (SPARK,),
+    DAGSTER: (CODE, RUNS, DAEMON, DAGSTER),
+    GRAPHQL: (GRAPHQL,),
+}
 """The supervisor's children that make up each service; `dagster` is also its webserver's name."""
 
 ADDRESS_VARIABLES = (CLICKHOUSE_URL, CLICKHOUSE_URLS, SPARK_REMOTE)
@@ -69,6 +75,7 @@ class StackSettings:
     clickhouse_port: int
     spark_port: int
     dagster_port: int
+    graphql_port: int
     clickhouse_url: str | None = None
     clickhouse_urls: str = ""
     """The servers of sharded indexes, `clickhouse_url` first."""
@@ -95,6 +102,10 @@ class StackSettings:
     @property
     def dagster(self) -> str:
         return f"http://{HOST}:{self.dagster_port}"
+
+    @property
+    def graphql(self) -> str:
+        return f"http://{HOST}:{self.graphql_port}/graphql"
 
     @property
     def log(self) -> str:

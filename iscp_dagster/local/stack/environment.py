@@ -8,6 +8,7 @@ from iscp_dagster.local.services import credentials
 from iscp_dagster.local.services.settings import (
     CLICKHOUSE,
     DAGSTER,
+    GRAPHQL,
     SPARK,
     home_of,
     with_password,
@@ -18,6 +19,7 @@ from iscp_dagster.model.variables import (
     CLICKHOUSE_URLS,
     DAGSTER_HOME,
     DAGSTER_URL,
+    GRAPHQL_URL,
     LAKE,
     LOG_URL,
     SPARK_REMOTE,
@@ -29,6 +31,7 @@ _VARIABLES = {
     CLICKHOUSE: CLICKHOUSE_URL,
     SPARK: SPARK_REMOTE,
     DAGSTER: DAGSTER_URL,
+    GRAPHQL: GRAPHQL_URL,
 }
 
 

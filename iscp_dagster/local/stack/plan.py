@@ -13,6 +13,7 @@ from iscp_dagster.local.services import credentials
 from iscp_dagster.local.services.settings import (
     CLICKHOUSE,
     DAGSTER,
+    GRAPHQL,
     SERVICES,
     SPARK,
     StackSettings,
@@ -52,6 +53,7 @@ def resolve(
         clickhouse_port=chosen[CLICKHOUSE].port,
         spark_port=chosen[SPARK].port,
         dagster_port=chosen[DAGSTER].port,
+        graphql_port=chosen[GRAPHQL].port,
         clickhouse_url=_clickhouse_url(environ),
         clickhouse_urls=environ.get(CLICKHOUSE_URLS, ""),
         spark_remote=environ.get(SPARK_REMOTE) or None,
@@ -109,6 +111,7 @@ def own_ports(settings: StackSettings) -> dict[str, int]:
         CLICKHOUSE: settings.clickhouse_port,
         SPARK: settings.spark_port,
         DAGSTER: settings.dagster_port,
+        GRAPHQL: settings.graphql_port,
     }
     return {name: ports[name] for name in embedded(settings)}
 
@@ -116,18 +119,19 @@ def own_ports(settings: StackSettings) -> dict[str, int]:
 def wanted(only: Sequence[str]) -> tuple[str, ...]:
     """The services to run: those named, or all.
 
-    Raises ConfigError for an unknown name, and SetupError for Dagster if the package was installed
-    without the repository, which has Dagster's settings.
+    Raises ConfigError for an unknown name, and SetupError for Dagster and the GraphQL server if the
+    package was installed without the repository, which has Dagster's settings and the tables.
     """
     for name in only:
         if name not in SERVICES:
             raise ConfigError(f"there is no service {name!r}; name one of {', '.join(SERVICES)}")
     found = tuple(name for name in SERVICES if name in only) or SERVICES
-    if DAGSTER in found and not is_clone():
-        others = " ".join(f"--service {name}" for name in SERVICES if name != DAGSTER)
+    if {DAGSTER, GRAPHQL}.intersection(found) and not is_clone():
+        others = " ".join(f"--service {name}" for name in (CLICKHOUSE, SPARK))
         raise SetupError(
-            "`iscp up` starts Dagster only in a clone of the repository. Start the other services "
-            f'with `iscp up {others}`, then run `eval "$(iscp env)"` and `dagster dev` in a shell.'
+            "`iscp up` starts Dagster and the GraphQL server only in a clone of the repository. "
+            f'Start the other services with `iscp up {others}`, then run `eval "$(iscp env)"` and '
+            "`dagster dev` in a shell, and `iscp serve` in another."
         )
     return found
 

@@ -11,19 +11,26 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from iscp_dagster.clickhouse.connect.endpoint import urls_of
-from iscp_dagster.local.services import clickhouse_server, dagster_server, logs, spark_server, state
+from iscp_dagster.local.services import (
+    clickhouse_server,
+    dagster_server,
+    logs,
+    spark_server,
+    state,
+)
 from iscp_dagster.local.services.lock import HomeLocks
 from iscp_dagster.local.services.service import Service
 from iscp_dagster.local.services.settings import (
     CLICKHOUSE,
     DAGSTER,
+    GRAPHQL,
     PARTS,
     SPARK,
     StackSettings,
     without_password,
 )
 from iscp_dagster.local.services.state import Condition, ServiceState, StackState
-from iscp_dagster.local.stack import ending, plan, ports
+from iscp_dagster.local.stack import ending, graphql_server, plan, ports
 from iscp_dagster.local.supervise.supervisor import Supervisor
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.variables import LAKE
@@ -74,6 +81,8 @@ def build(settings: StackSettings) -> list[Service]:
     if DAGSTER in settings.services:
         dagster_server.prepare(settings)
         services += dagster_server.services(settings)
+    if GRAPHQL in settings.services:
+        services.append(graphql_server.service(settings))
     for service in services:
         logs.rotate(service.log)
     return services
@@ -139,6 +148,7 @@ def _expected(settings: StackSettings) -> list[ServiceState]:
         CLICKHOUSE: settings.clickhouse,
         SPARK: settings.spark,
         DAGSTER: settings.dagster,
+        GRAPHQL: settings.graphql,
     }
     return [
         ServiceState(

@@ -142,7 +142,7 @@ def copied_project(folder: Path) -> Path:
 
 def free_ports() -> dict[str, str]:
     """Ports of the stack's own for every service, as environment variables."""
-    names = ("ISCP_CLICKHOUSE_PORT", "ISCP_SPARK_PORT", "ISCP_DAGSTER_PORT")
+    names = ("ISCP_CLICKHOUSE_PORT", "ISCP_SPARK_PORT", "ISCP_DAGSTER_PORT", "ISCP_GRAPHQL_PORT")
     return {name: str(free_port()) for name in names}
 
 

@@ -29,7 +29,7 @@ def shared_url(request, tmp_path):
 
 
 def settings_of(home):
-    return StackSettings(home=home, clickhouse_port=1, spark_port=2, dagster_port=3)
+    return StackSettings(home=home, clickhouse_port=1, spark_port=2, dagster_port=3, graphql_port=4)
 
 
 def log_with_jobs(settings, prefix="", names=("run", "run")):

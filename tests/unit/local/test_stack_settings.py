@@ -53,7 +53,7 @@ main()
 
 
 def settings(**fields) -> StackSettings:
-    ports = {"clickhouse_port": 1, "spark_port": 2, "dagster_port": 3}
+    ports = {"clickhouse_port": 1, "spark_port": 2, "dagster_port": 3, "graphql_port": 4}
     return StackSettings(**{"home": Path("/h o/me"), **ports, **fields})
 
 
@@ -83,13 +83,13 @@ def test_a_proxy_is_not_asked_for_the_loopback_address() -> None:
 def test_services_of_the_users_own_replace_embedded_ones() -> None:
     own = settings(clickhouse_url="https://ch.example.org", spark_remote="sc://spark:15002")
     assert child_environment(own, {})["CLICKHOUSE_URL"] == "https://ch.example.org"
-    assert plan.embedded(own) == ("dagster",)
+    assert plan.embedded(own) == ("dagster", "graphql")
 
 
 def test_several_servers_of_the_users_own_replace_the_embedded_one(tmp_path) -> None:
     urls = "http://u:secret@one:1, http://two:2"
     own = plan.resolve(tmp_path, {}, {"CLICKHOUSE_URLS": urls})
-    assert plan.embedded(own) == ("spark", "dagster")
+    assert plan.embedded(own) == ("spark", "dagster", "graphql")
     told = child_environment(own, {})
     assert (told["CLICKHOUSE_URL"], told["CLICKHOUSE_URLS"]) == ("http://u:secret@one:1", urls)
     assert "CLICKHOUSE_URLS" not in child_environment(settings(), {})
@@ -381,8 +381,8 @@ def test_what_is_ready_last_is_told_too(tmp_path, monkeypatch) -> None:
 
 def test_the_help_of_up_names_every_service() -> None:
     said = CliRunner().invoke(cli.app, ["up", "--help"], env={"COLUMNS": "200"}).output
-    assert "Start only this service: clickhouse, spark or dagster" in said
-    assert set(SERVICES) == {"clickhouse", "spark", "dagster"}
+    assert "Start only this service: clickhouse, spark, dagster or graphql" in said
+    assert set(SERVICES) == {"clickhouse", "spark", "dagster", "graphql"}
 
 
 def test_a_large_log_is_set_aside(tmp_path: Path) -> None:
@@ -528,7 +528,7 @@ def test_a_service_that_is_none_is_refused(arguments: tuple[str, ...], tmp_path:
     )
     assert done.returncode == 2
     said = " ".join(done.stderr.replace("│", " ").split())
-    assert "is not one of clickhouse, spark, dagster." in said
+    assert "is not one of clickhouse, spark, dagster, graphql." in said
     assert not (tmp_path / "home").exists()
 
 

@@ -57,6 +57,7 @@ results = {
     "up": command("up"),
     "status": command("status"),
     "demo": command("demo"),
+    "serve": command("serve"),
     "test": command("test"),
     "jobs": command("job", "list"),
     "postgres": command("job", "list", ISCP_LOG_URL="postgresql://iscp:secret@127.0.0.1/log"),
@@ -103,6 +104,7 @@ def test_what_needs_no_extra_works_without(told):
     [
         ("up", "`iscp up`", "local"),
         ("demo", "`iscp demo`", "demo"),
+        ("serve", "`iscp serve`", "serve"),
         ("test", "`iscp test`", "test"),
         ("postgres", "the ISCP log on PostgreSQL", "postgres"),
     ],

@@ -1,0 +1,60 @@
+"""The examples of docs/graphql.md answer as they say, and its tables are those of the code."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from places import DOCS
+from servedshop import ask
+
+from iscp_dagster.serve.access import tokens_in
+from iscp_dagster.serve.columns import _BY_NAME
+from iscp_dagster.serve.graph.documents import Shape
+from iscp_dagster.serve.reads.caps import Caps
+from iscp_dagster.serve.web.graphql_http import Bounds
+from iscp_dagster.serve.where import MOST_TERMS
+
+PAGE = (DOCS / "graphql.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```graphql\n(\{.*?)```\n\n```json\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize(("query", "answer"), EXAMPLES)
+def test_an_example_answers_as_it_says(shop_client, query, answer):
+    assert ask(shop_client, query, "of-acme") == json.loads(answer)
+
+
+def test_the_file_of_tokens_is_one():
+    (tokens,) = re.findall(r'```json title="tokens.json"\n(.*?)```', PAGE, re.DOTALL)
+    assert len(tokens_in(tokens, DOCS)) == 3
+
+
+def test_the_table_of_types_has_the_scalars_of_the_code():
+    rows = re.findall(r"^\| (`.*?) \| `(\w+)` \| ", PAGE, re.MULTILINE)
+    for names, scalar in rows:
+        for name in re.findall(r"`(\w+)`", names):
+            assert scalar in {_BY_NAME[name].name, "Bytes"}, name
+    assert {_BY_NAME[name].name for name in _BY_NAME} <= {scalar for _, scalar in rows}
+
+
+def test_the_caps_are_those_of_the_code():
+    bounds, shape, caps = Bounds(), Shape(), Caps()
+    for said in (
+        f"{bounds.body // 1024} KiB a request",
+        f"{shape.tokens:,} tokens",
+        f"{shape.depth} levels",
+        f"{shape.fields:,} fields, {shape.roots} of them at the top",
+        f"{MOST_TERMS:,} comparisons",
+        f"{caps.rows:,} rows a field",
+        f"{caps.skipped:,} rows skipped",
+        f"{caps.cells:,} values a request",
+        f"{caps.seconds} seconds a request",
+        f"{bounds.together} requests at a time",
+        f"`limit` is {caps.default_rows} unless",
+    ):
+        assert said in PAGE, said
+
+
+def test_the_example_finds_something():
+    assert len(EXAMPLES) >= 2

@@ -244,7 +244,7 @@ class Table:
         log = self.deployment.delta_log(self.source)
         table_id = log.table_id()
         self.deployment.log.register_many(
-            new_jobs(table_id, tenants, declared(self.source, self.source.indexes))
+            new_jobs(table_id, tenants, declared(self.source, self.source.consumers))
         )
         jobs = [job for job in self.jobs() if job.key.tenant in tenants]
         return Iteration(

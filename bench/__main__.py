@@ -21,14 +21,25 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from bench import detection, eventids, fleet, latency, scale, shapes, snapshot, store, tail
+from bench import (
+    detection,
+    eventids,
+    fleet,
+    latency,
+    scale,
+    shapes,
+    snapshot,
+    store,
+    tail,
+    webhooks,
+)
 from bench.report import Report
 from bench.setting import Setting
 from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.local.stack.environment import with_stack
 
 WITH_STACK = ["snapshot", "tail", "detection", "shapes", "store"]
-BY_ITSELF = ["scale", "fleet", "latency", "ids"]
+BY_ITSELF = ["scale", "fleet", "latency", "ids", "webhooks"]
 
 
 def main() -> None:
@@ -47,6 +58,7 @@ def main() -> None:
         help="in the fleet part, spread the tenants over this many commits, then add a round",
     )
     parser.add_argument("--commits", type=int, default=50, help="commits of the latency part")
+    parser.add_argument("--events", type=int, default=3_000, help="events of the webhooks part")
     chosen = parser.parse_args()
     parts = chosen.only or WITH_STACK
     if "store" in parts and find_spec("moto") is None:
@@ -69,6 +81,8 @@ def _by_itself(chosen: argparse.Namespace, part: str, folder: Path, report: Repo
         fleet.measure(folder, report, chosen.tenants, chosen.rounds, chosen.apart)
     elif part == "ids":
         eventids.measure(report, chosen.rounds)
+    elif part == "webhooks":
+        webhooks.measure(folder, report, chosen.events)
     else:
         latency.measure(folder, report, chosen.commits)
 

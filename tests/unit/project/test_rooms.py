@@ -57,6 +57,7 @@ PURE = (
     *("clickhouse.types.typetext", "clickhouse.types.widening"),
     *(f"clickhouse.kinds.{name}" for name in ("changes", "kind", "mirror", "text", "vector")),
     *("clickhouse.tables.staging", "clickhouse.write.tokens"),
+    *("webhooks.answers", "webhooks.sending.addresses", "webhooks.sending.signing"),
 )
 VARIABLES = {value for name, value in vars(variables).items() if name.isupper()}
 

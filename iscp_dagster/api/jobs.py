@@ -26,6 +26,7 @@ from iscp_dagster.api.names import (
     whose,
 )
 from iscp_dagster.api.waiting import Wait
+from iscp_dagster.clickhouse.tables.indexes import Beginning
 from iscp_dagster.delta.checks import check_keys
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import Entry, Usage
@@ -52,6 +53,7 @@ from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.planning.triggers import check_scheduled
 from iscp_dagster.sync.consumers import columns_of
 from iscp_dagster.sync.deployment import Deployment
+from iscp_dagster.upkeep.histories import history
 from iscp_dagster.upkeep.progress import Progress, progress
 
 
@@ -231,6 +233,10 @@ class Jobs:
     def get_progress(self, job: Job) -> Progress | None:
         """How far an index that is building has come. Raises SourceError, UnavailableError."""
         return progress(self.deployment, self.source(f"{job.name.db}.{job.name.table}"), job)
+
+    def get_history(self, job: Job) -> Beginning | None:
+        """Where a changes index's history of the tenant begins. Raises IscpError."""
+        return history(self.deployment, self.source(f"{job.name.db}.{job.name.table}"), job)
 
     def get_job_count(self, state: JobState | str) -> list[tuple[str, JobID, JobStatus]]:
         """Tenant, name and latest iteration of every job in `state`; `len` counts them.

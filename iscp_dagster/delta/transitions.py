@@ -8,10 +8,19 @@ put every action inside `failures.reading`. Check the expressions first (`delta/
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from iscp_dagster.delta.checks import FOLDED, FRESH, LOWER, NEWER, OLDER, REPEATS, UPSERT
+from iscp_dagster.delta.checks import (
+    FOLDED,
+    FRESH,
+    LOWER,
+    NEWER,
+    OLDER,
+    REPEATS,
+    UPSERT,
+    is_reserved,
+)
 from iscp_dagster.delta.reader import Selection, feed, of_tenants, stamps, table_at
 from iscp_dagster.delta.variants import as_text, has_variant
 from iscp_dagster.model.declared.images import (
@@ -47,6 +56,21 @@ class ViewRead:
     transitions: Transitions
     calculated: Sequence[DeltaField] = ()
     """With their types, see `expressions.analyzed`."""
+
+    @classmethod
+    def of(
+        cls,
+        selection: Selection,
+        schema: Sequence[DeltaField],
+        transitions: Transitions,
+        calculated: Sequence[DeltaField],
+    ) -> ViewRead:
+        """Read the view with all columns of the source's `schema` that its expressions may name."""
+        chosen = transitions.columns or ()
+        names = [f.name for f in schema if f.name in chosen or not is_reserved(f.name)]
+        types = {field.name: field.type for field in schema}
+        selection = replace(selection, columns=names, types=types)
+        return cls(selection=selection, transitions=transitions, calculated=calculated)
 
     @property
     def output(self) -> tuple[str, ...]:

@@ -328,12 +328,11 @@ class Reader:
         """The image rows of the range, or the rows with which a history begins."""
         range_, at = wanted.range, wanted.range.to
         schema = self.schema(at.version)
-        carried = transitions.columns or ()
-        names = [f.name for f in schema if f.name in carried or not is_reserved(f.name)]
-        read = ViewRead(
-            selection=self._selection(names, at.version),
-            transitions=transitions,
-            calculated=self.deployment.calculated(self.source.name, schema, transitions),
+        read = ViewRead.of(
+            self._selection((), at.version),
+            schema,
+            transitions,
+            self.deployment.calculated(self.source.name, schema, transitions),
         )
         if wanted.staged:
             files = self.delta_log.data_files(at.version, self.tenants)

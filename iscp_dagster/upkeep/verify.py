@@ -13,10 +13,14 @@ from itertools import groupby, starmap
 from typing import Any
 
 from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.types.stored import Stored
 from iscp_dagster.clickhouse.types.wire import respells, selected
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.reader import Selection, snapshot
+from iscp_dagster.delta.transitions import ViewRead, base
+from iscp_dagster.model.declared.images import IMAGE_COLUMNS
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable
 from iscp_dagster.model.errors import IscpError
@@ -153,7 +157,7 @@ def _verdicts(
     store = deployment.store(source, index, schema, info.generation)
     selection = Selection(
         path=deployment.path(source),
-        columns=store.shape.columns,
+        columns=list(_stored(store)),
         keys=source.keys,
         tenant_column=source.tenant,
         types={field.name: field.type for field in store.shape.fields},
@@ -161,8 +165,8 @@ def _verdicts(
     )
     compared = _joined if source.keys else _counted
     with reading(selection.path):
-        held = _held(deployment.spark(), store, selection, at)
-        served = _served(deployment.spark(), store, tenants, held.schema)
+        held = _held(store, _rows(deployment, store, selection, at))
+        served = _served(deployment.spark(), store, at, tenants, held.schema)
         found = compared(held, served, source, selection).collect()
     rows = {row["tenant"]: row for row in found}
     letters = _letters(deployment, source, index)
@@ -180,27 +184,52 @@ def _verdicts(
         )
 
 
-def _held(spark: Any, store: IndexStore, selection: Selection, at: Moment) -> Any:
+def _rows(deployment: Deployment, store: IndexStore, selection: Selection, at: Moment) -> Any:
+    """The source's rows; for a changes index, those of its view."""
+    shape = store.shape
+    if not isinstance(shape.index, Changes):
+        return snapshot(deployment.spark(), selection, at).drop(*SYSTEM_COLUMNS)
+    transitions = shape.index.transitions
+    schema = deployment.delta_log(shape.source).facts(at.version).fields
+    read = ViewRead.of(
+        selection,
+        schema,
+        transitions,
+        [each for each in shape.fields if each.name in transitions.calculated],
+    )
+    return base(deployment.spark(), read, at).select(*columns(read.output))
+
+
+def _stored(store: IndexStore) -> dict[str, Stored]:
+    """How the columns of the source's, or the view's, rows are kept."""
+    kept = store.shape.stored.items()
+    images = IMAGE_COLUMNS if isinstance(store.shape.index, Changes) else ()
+    return {name: each for name, each in kept if name not in images}
+
+
+def _held(store: IndexStore, held: Any) -> Any:
     """The source's rows that belong to the index, written as the index gives them back."""
-    held = snapshot(spark, selection, at).drop(*SYSTEM_COLUMNS)
     if store.placement is not None:
         held = map_in_arrow(held, placed_rows(store.placement), held.schema)
     if json := _json(store):
         held = map_in_arrow(held, canonical_rows(json), held.schema)
-    if spelled := {name: each for name, each in store.shape.stored.items() if respells(each)}:
+    if spelled := {name: each for name, each in _stored(store).items() if respells(each)}:
         held = map_in_arrow(held, respelled_rows(spelled), held.schema)
     return held
 
 
-def _served(spark: Any, store: IndexStore, tenants: frozenset[str], schema: Any) -> Any:
-    """The index's rows."""
-    source = store.shape.source
+def _served(spark: Any, store: IndexStore, at: Moment, tenants: frozenset[str], schema: Any) -> Any:
+    """The index's rows; of a changes index, those that its changes up to `at` leave."""
+    source, index = store.shape.source, store.shape.index
+    rows = store.reads()
+    if isinstance(index, Changes):
+        rows = f"({index.rows_as_of(store.shape, str(at.version))})"
     by = ", ".join(map(ident, store.shape.order_by))
     slices = _slices(store.size()) if source.keys else 1
     read = IndexRead(
         endpoint=store.endpoint,
-        rows=store.reads(),
-        columns=tuple(starmap(selected, store.shape.stored.items())),
+        rows=rows,
+        columns=tuple(starmap(selected, _stored(store).items())),
         bucket=f"cityHash64({by}) % {slices}" if slices > 1 else "0",
         tenant=ident(source.tenant) if source.tenant else None,
         tenants=tuple(sorted(tenants)),
@@ -214,7 +243,7 @@ def _slices(rows: int) -> int:
 
 
 def _json(store: IndexStore) -> tuple[str, ...]:
-    return tuple(n for n, each in store.shape.stored.items() if each.type.bare.name == "JSON")
+    return tuple(n for n, each in _stored(store).items() if each.type.bare.name == "JSON")
 
 
 def _letters(deployment: Deployment, source: SourceTable, index: Index) -> Counter[str]:

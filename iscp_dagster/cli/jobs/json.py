@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from iscp_dagster.api.names import EVERY, shown
+from iscp_dagster.clickhouse.tables.indexes import Beginning
 from iscp_dagster.joblog.history import Entry, Usage
 from iscp_dagster.model.jobs import Job, JobID, JobStatus
 from iscp_dagster.model.moment import START, Moment
@@ -54,6 +55,13 @@ def standing(name: JobID, spec: JobSpec) -> dict[str, Any]:
 def progress(found: Progress | None) -> dict[str, Any]:
     """Rows done and to do of an index that is building; empty for any other."""
     return {} if found is None else {"rows_done": found.done, "rows_to_do": found.of}
+
+
+def history(found: Beginning | None) -> dict[str, Any]:
+    """Where a changes index's history begins, and what it lacks; empty for any other."""
+    if found is None:
+        return {}
+    return {"changes_since": _moment(found.at), "gap": found.gap[0] if found.gap else None}
 
 
 def counted(tenant: str, name: JobID, each: JobStatus) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from iscp_dagster.cli.jobs.options import (
 
 if TYPE_CHECKING:
     from iscp_dagster.api.jobs import Jobs
+    from iscp_dagster.clickhouse.tables.indexes import Beginning
     from iscp_dagster.model.jobs import Job, JobID, JobKey
     from iscp_dagster.planning.problems import Problem
     from iscp_dagster.upkeep.progress import Progress
@@ -48,17 +49,19 @@ def status(name: Name, *, tenant: MaybeTenant = None, as_json: AsJson = False) -
     lags = _lags(jobs, table, tenant, [wanted.job])
     found = [newest[each] for each in sorted(newest)]
     built, waiting = _progress(jobs, found), _unserved(jobs, found)
+    begun = _histories(jobs, found)
     if as_json:
         job_json.write(
             [
                 job_json.job(each)
                 | {"lag": lags.get(each.key), "served": each.name not in waiting}
                 | job_json.progress(built.get(each.key))
+                | job_json.history(begun.get(each.key))
                 for each in found
             ]
         )
     else:
-        job_show.status(found, lags, built, waiting)
+        job_show.status(found, lags, built, waiting, begun)
 
 
 def list_jobs(
@@ -173,6 +176,17 @@ def _progress(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Progress | None]:
         if is_building(each):
             with suppress(IscpError):
                 found[each.key] = jobs.get_progress(each)
+    return found
+
+
+def _histories(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Beginning | None]:
+    """Where the histories of changes begin; left out if a service does not answer."""
+    from iscp_dagster.model.errors import IscpError
+
+    found: dict[JobKey, Beginning | None] = {}
+    for each in held:
+        with suppress(IscpError):
+            found[each.key] = jobs.get_history(each)
     return found
 
 

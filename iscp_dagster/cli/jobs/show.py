@@ -13,6 +13,7 @@ from iscp_dagster.api.names import EVERY, shown
 from iscp_dagster.cli.jobs.json import is_building
 from iscp_dagster.cli.jobs.options import BUILDING
 from iscp_dagster.cli.parts.plain import cell, plain, word
+from iscp_dagster.clickhouse.tables.indexes import Beginning
 from iscp_dagster.joblog.history import Entry, Usage
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
 from iscp_dagster.model.moment import START, Moment
@@ -48,6 +49,7 @@ def status(
     lags: Mapping[JobKey, float | None],
     built: Mapping[JobKey, Progress | None],
     waiting: Collection[JobID] = (),
+    begun: Mapping[JobKey, Beginning | None] | None = None,
 ) -> None:
     """Print every job with its lag in seconds and its latest iteration, one line per fact."""
     console = Console(highlight=False)
@@ -56,6 +58,7 @@ def status(
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
         facts = _facts(job, _lag(job, lags), built.get(job.key))
+        facts |= _history((begun or {}).get(job.key))
         if job.name in waiting:
             facts["readers see"] = "the previous generation, until every tenant is built"
         for name, value in facts.items():
@@ -188,6 +191,14 @@ def _facts(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
         "message": status.message,
         "counts": ", ".join(f"{name} {number:,}" for name, number in status.counts.items()),
     }
+
+
+def _history(begun: Beginning | None) -> dict[str, str]:
+    """Where the history of changes begins, and the versions that it lacks."""
+    if begun is None:
+        return {}
+    gap = {"gap": begun.gap[0]} if begun.gap else {}
+    return {"changes since": _place(begun.at), **gap}
 
 
 def _for_what(job: Job) -> str:

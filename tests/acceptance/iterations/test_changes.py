@@ -1,0 +1,237 @@
+"""Changes indexes on real services: what entered, left or changed in a view, exactly once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from dealings import TENANTS, Dealings, dealings, seen
+from mortal import Life, dies
+from nearspark import NearSpark
+from tables import Table, deployment_at, kinds
+
+from iscp_dagster import Changes, Mirror, View
+from iscp_dagster.cli.jobs import json as job_json
+from iscp_dagster.cli.jobs import show as job_show
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.location.assets.io_manager import shown
+from iscp_dagster.model.declared.attach import index_of_view
+from iscp_dagster.model.declared.images import IMAGE_COLUMNS
+from iscp_dagster.model.errors import ConfigError, SchemaError, SourceError
+from iscp_dagster.spark.session import shared
+from iscp_dagster.sync.consumers import index_of
+from iscp_dagster.upkeep.histories import history
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+BEGIN = 4
+"""The version as of which the tests' histories begin."""
+
+
+def all_of(row):
+    return row
+
+
+def big(row):
+    amount = row["amount"]
+    return row | {"gross": amount * Decimal("1.19")} if amount and amount > 100 else None
+
+
+def huge(row):
+    row = big(row)
+    return row | {"shout": row["note"].upper()} if row and row["gross"] > 150 else None
+
+
+def amounts(row):
+    return {name: row[name] for name in ("tenant", "k", "amount")}
+
+
+VIEWS = {"changes": all_of, "big": big, "huge": huge, "amounts": amounts}
+
+
+@dataclass
+class Dealt:
+    """The kept table, and its model."""
+
+    path: str
+    model: Dealings
+
+    @property
+    def last(self) -> int:
+        """The last version before the gap."""
+        return self.model.gap[0]
+
+    def table(self, deployment: Any, *names: str) -> Table:
+        """Declare it with these changes indexes."""
+        table = Table.make(deployment, create=False, key="k", path=self.path)
+        of_big = View("big", of=table.source, where="amount > 100", columns={"gross": GROSS})
+        of_huge = View("huge", of=of_big, where="gross > 150", columns={"shout": "upper(note)"})
+        known = {
+            "changes": Changes(),
+            "amounts": Changes(name="amounts", columns=["amount"]),
+            "mirror": Mirror(),
+            "big": index_of_view(of_big),
+            "huge": index_of_view(of_huge),
+        }
+        return table.with_indexes(*(known[name] for name in names))
+
+
+GROSS = "amount * 1.19"
+
+
+@pytest.fixture(scope="module")
+def dealt(spark_remote, tmp_path_factory):
+    path = tmp_path_factory.mktemp("lake") / "dealings"
+    log = DeltaLog(str(path), "tenant")
+    spark = shared(spark_remote)
+
+    def run(statement):
+        spark.sql(statement.replace("{t}", f"delta.`{path}`")).collect()
+
+    return Dealt(str(path), dealings(path, run, lambda: log.latest().version))
+
+
+def reached(table, *versions):
+    """Run iterations of both tenants to these versions, one after the other; none may fail."""
+    found = [table.run(table.iteration(*TENANTS, to=version)) for version in versions]
+    assert [each for some in found for each in some if isinstance(each, Failed)] == []
+    return found
+
+
+def images_in(table, name, after=BEGIN):
+    """Return the index's image rows after a version as the model writes them, in order."""
+    view = table.view(table.source.index(name))
+    client = table.deployment.endpoint.client()
+    query = f"SELECT * FROM {view} WHERE _version > {after} ORDER BY tenant, _version, _ordinal"
+    rows = []
+    for row in client.query(f"{query}, _image").named_results():
+        at = (
+            table.deployment.delta_log(table.source).moment(row["_version"]).at.replace(tzinfo=None)
+        )
+        assert row["_timestamp"] == at
+        system = {"_version", "_timestamp", *IMAGE_COLUMNS}
+        kept = {column: value for column, value in row.items() if column not in system}
+        place = row["tenant"], row["_version"], row["_ordinal"], row["_image"]
+        rows.append((*place, row["_change"], row["_fields"], kept))
+    return rows
+
+
+def modelled(model, name, upto):
+    found = model.images(VIEWS[name], range(BEGIN + 1, upto + 1))
+    return sorted(found, key=lambda row: row[:4])
+
+
+def rows_in(table, name, suffix="", where=""):
+    view = table.view(table.source.index(name), suffix)
+    columns = "tenant, k" if suffix else "tenant, k, _change, _image, _version"
+    return table.query(f"SELECT {columns} FROM {view}{where} ORDER BY ALL")
+
+
+def keys_of(model, name, version):
+    return sorted(seen(model.states[version], VIEWS[name]))
+
+
+def test_many_iterations_give_the_rows_of_one(clickhouse_url, spark_remote, dealt, tmp_path):
+    deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
+    one = dealt.table(deployment, "changes", "mirror", "big", "huge", "amounts")
+    first, whole = reached(one, BEGIN, dealt.last)
+    assert set(kinds(first)) == {ReadKind.SNAPSHOT}
+    assert set(kinds(whole)) == {ReadKind.TAIL}
+    # One scan for each view, and one for the mirror.
+    assert len({id(each.written.reading) for each in whole}) == 5
+    for name in VIEWS:
+        expected = modelled(dealt.model, name, dealt.last)
+        assert images_in(one, name) == expected
+        base = [(*key, 0, 1, BEGIN) for key in keys_of(dealt.model, name, BEGIN)]
+        assert [row for row in rows_in(one, name) if row[2] == 0] == base
+        at = (BEGIN + dealt.last) // 2
+        asked = rows_in(one, name, "_as_of", f"(version = {at})")
+        assert asked == keys_of(dealt.model, name, at)
+    assert {row[4] for row in modelled(dealt.model, "huge", dealt.last)} == {1, 2, 3}
+    assert dealt.model.images(amounts, range(BEGIN + 1, dealt.last + 1)) != []
+    rows = {each.index: each.rows for each in one.verdicts() if each.agrees}
+    assert set(rows) == {"mirror", *VIEWS}
+    (tmp_path / "many").mkdir()
+    many = dealt.table(deployment_at(clickhouse_url, spark_remote, tmp_path / "many"), "huge")
+    reached(many, BEGIN, 6, 7, 12, dealt.last)
+    assert images_in(many, "huge") == images_in(one, "huge")
+
+
+def test_a_run_that_dies_anywhere_leaves_the_same_rows(
+    clickhouse_url, spark_remote, dealt, tmp_path
+):
+    deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
+    table = dealt.table(deployment, "big")
+    lives = [("before", "complete"), ("after", "begin"), ("before", "complete"), ("after", "begin")]
+    for to, (when, method) in zip((BEGIN, 7, 11, dealt.last), lives, strict=True):
+        dies(table, table.iteration(*TENANTS, to=to), Life(when, method))
+        deployment.log.recover(["dead"])
+        reached(table, to)
+        assert images_in(table, "big") == modelled(dealt.model, "big", to)
+
+
+def test_a_gap_begins_a_history_anew_and_is_told(
+    clickhouse_url, spark_remote, dealt, tmp_path, capsys
+):
+    deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
+    table = dealt.table(deployment, "big")
+    after, upto = dealt.model.gap
+    _, outcomes = reached(table, after, upto)
+    assert kinds(outcomes) == [ReadKind.SNAPSHOT] * 2
+    told = f"versions {after + 1} to {upto}: the change data feed was off at version {after + 1}"
+    assert {shown(each, {})["gap"].text for each in outcomes} == {told}
+    keys = keys_of(dealt.model, "big", upto)
+    assert rows_in(table, "big") == [(*key, 0, 1, upto) for key in keys]
+    for job in table.jobs():
+        begun = history(deployment, table.source, job)
+        assert (begun.at.version, begun.gap) == (upto, (told,))
+        assert job_json.history(begun)["gap"] == told
+        job_show.status([job], {}, {}, (), {job.key: begun})
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"changes since {upto} of" in printed
+    assert f"gap {told}" in printed
+    # Changes go on from there.
+    end = table.version
+    reached(table, end)
+    expected = dealt.model.images(big, range(upto + 1, end + 1))
+    assert expected
+    assert images_in(table, "big", upto) == sorted(expected, key=lambda row: row[:4])
+    assert all(each.agrees for each in table.verdicts())
+    # Another definition is another index.
+    other = View("big", of=table.source, where="amount > 10", columns={"gross": GROSS})
+    changed = table.with_indexes(index_of_view(other))
+    with pytest.raises(SchemaError, match=r"view was .* and is .* now. Rebuild the index"):
+        store_of(changed, "big").ensure()
+
+
+def store_of(table, name) -> IndexStore:
+    (info,) = {j.spec.detail.consumer for j in table.jobs() if j.name.job == name}
+    schema = table.deployment.delta_log(table.source).facts().fields
+    return table.deployment.store(table.source, index_of(table.source, info), schema)
+
+
+def test_what_cannot_be_followed_stops_only_changes(clickhouse_url, spark_remote, dealt, tmp_path):
+    deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
+    without = Table.make(deployment, Mirror(), Changes(), writer=NearSpark())
+    without.insert(1, 2)
+    outcomes = {each.claim.key.job_name: each for each in without.run(without.iteration("a"))}
+    assert outcomes["mirror"].inserted == 2
+    refused = outcomes["changes"]
+    assert refused.code == SourceError.code
+    alter = f"ALTER TABLE delta.`{without.path}` SET TBLPROPERTIES "
+    assert f"{alter}('delta.enableInCommitTimestamps' = 'true')" in refused.message
+    (tmp_path / "bad").mkdir()
+    table = dealt.table(deployment_at(clickhouse_url, spark_remote, tmp_path / "bad"))
+    bad = View("bad", of=table.source, where="amont > 100")
+    table = table.with_indexes(index_of_view(bad), Mirror())
+    outcomes = table.run(table.iteration("acme", to=BEGIN))
+    (failed,) = (each for each in outcomes if isinstance(each, Failed))
+    assert failed.code == ConfigError.code
+    expected = f"Job {table.source.name}/bad: the predicate `amont > 100` names a column amont"
+    assert failed.message.startswith(expected)
+    assert len(outcomes) == 2

@@ -18,7 +18,7 @@ CHANGES = "changes"
 """The kind of a view's index."""
 _SAID_BY_THE_VIEW = (
     *("name", "types", "description", "owners", "tags", "priority"),
-    *("auto_register", "errors"),
+    "auto_register",
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from iscp_dagster.model.declared.images import CONDITION_COLUMNS, IMAGE_COLUMNS
 from iscp_dagster.model.declared.names import checked_name
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
-from iscp_dagster.model.declared.tables import ERRORS, SourceTable
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import check_priority
 
@@ -42,8 +42,6 @@ class View:
     """Higher runs first."""
     auto_register: bool = True
     """Register a job automatically for every tenant that is found."""
-    errors: str = "stop"
-    """What to do with a row that ClickHouse cannot take: `stop` the job, or `dead_letter`."""
 
     def __post_init__(self) -> None:
         checked_name(self.name, "view")
@@ -58,10 +56,6 @@ class View:
                 "change is a change of a key; declare the table's key=."
             )
         self._check_expressions()
-        if self.errors not in ERRORS:
-            raise ConfigError(
-                f"View {self.name!r}: errors={self.errors!r} is not one of: {', '.join(ERRORS)}."
-            )
         try:
             check_priority(self.priority)
         except ConfigError as error:

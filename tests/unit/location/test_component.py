@@ -104,7 +104,6 @@ views:
     tags: {domain: "1"}
     priority: 3
     types: {gross: Float64}
-    errors: dead_letter
     auto_register: false
   - name: big
     where: amount > 100
@@ -260,7 +259,6 @@ def test_yaml_says_all_that_python_says_of_what_is_over_a_table(project):
         tags={"domain": "1"},
         priority=3,
         types={"gross": "Float64"},
-        errors="dead_letter",
         **whole,
     )
     alerts = Endpoint("alerts", url="https://example.com/hook", secrets=["ALERTS_SECRET"])

@@ -127,7 +127,6 @@ def test_views_given_by_name_come_after_those_that_they_are_of():
         ({"of": None}, r"of=None is neither a source table nor a view"),
         ({"of": EVENTS}, r"source table 'shop\.events' has no key, .*; declare the table's key="),
         ({"name": "no good"}, r"The view name 'no good' is not an identifier"),
-        ({"errors": "drop"}, r"View 'big': errors='drop' is not one of: stop, dead_letter"),
         ({"priority": "high"}, r"View 'big': .*'high'"),
     ],
 )

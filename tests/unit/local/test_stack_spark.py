@@ -149,7 +149,9 @@ def test_what_spark_needs_for_s3_is_fetched_when_a_table_is_there(
     if lake:
         monkeypatch.setenv("ISCP_LAKE", lake)
     home = tmp_path / "home"
-    settings = StackSettings(home=home, clickhouse_port=1, spark_port=2, dagster_port=3, graphql_port=4)
+    settings = StackSettings(
+        home=home, clickhouse_port=1, spark_port=2, dagster_port=3, graphql_port=4
+    )
     for _ in range(2):
         plan.fetch(settings, lambda: paths)
     told = "".join(capsys.readouterr())

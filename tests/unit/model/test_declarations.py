@@ -16,7 +16,7 @@ from iscp_dagster.model.errors import ConfigError
 TRADES = SourceTable("shop.trades", key="id", tenant="desk", indexes=[Mirror(), Changes()])
 EVENTS = SourceTable("shop.events", indexes=[Mirror(append=True)])
 BIG = View("big", of=TRADES, where="amount > 100", columns={"gross": "amount * 1.19"})
-HUGE = View("huge", of=BIG, where="gross > 1000", priority=3, errors="stop")
+HUGE = View("huge", of=BIG, where="gross > 1000", priority=3)
 ALERTS = Endpoint("alerts", url="https://example.com/hook", secrets=["ALERTS_SECRET"])
 LARGE = Trigger("large", on=BIG, match="gross > 500", columns=["id"], to=[ALERTS])
 DEFINITION = [
@@ -35,7 +35,7 @@ def test_a_table_gets_a_changes_index_for_each_view_and_its_triggers():
     (given, other) = attached([TRADES, EVENTS], [BIG, HUGE], [LARGE], [ALERTS])
     assert other is EVENTS
     assert [each.name for each in given.consumers] == ["mirror", "changes", "big", "huge", "large"]
-    assert given.index("huge") == Changes(name="huge", view=DEFINITION, priority=3, errors="stop")
+    assert given.index("huge") == Changes(name="huge", view=DEFINITION, priority=3)
     assert given.index("changes").definition != given.index("big").definition
     assert given.trigger("large") == replace(LARGE, to=[ALERTS])
     with pytest.raises(ConfigError, match=r"has no trigger 'small'; it has: large"):

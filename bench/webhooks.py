@@ -19,7 +19,7 @@ from iscp_dagster.model.clock import utc_now
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.pending import PendingEvent
 from iscp_dagster.webhooks.sending.signing import headers
-from iscp_dagster.webhooks.service import SenderService
+from iscp_dagster.webhooks.service import SenderService, beside
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 RECEIVER = """
@@ -136,7 +136,7 @@ def _delivered(folder: Path, name: str, events: int, **options: int) -> float:
 
     async def scene() -> float:
         begun = time.perf_counter()
-        async with setting.service(**options).beside():
+        async with beside(lambda: setting.service(**options)):
             while setting.waiting():  # noqa: ASYNC110  (what a process does sets no event)
                 await asyncio.sleep(0.05)
             return time.perf_counter() - begun
@@ -168,7 +168,7 @@ def _latency(folder: Path, report: Report) -> None:
 
     async def scene() -> list[float]:
         waits = []
-        async with setting.service().beside():
+        async with beside(setting.service):
             for number in range(PROBES):
                 await asyncio.sleep(0.08)
                 await asyncio.to_thread(setting.put, range(number, number + 1), keys=PROBES)

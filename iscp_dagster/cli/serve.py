@@ -47,4 +47,5 @@ def serve(
     settings = server.settings_of(environ, host, tokens)
     if not patient:
         settings.schemas.current()
+        server.sender_of(environ)
     server.serve(settings, host, port, typer.echo)

@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.clock import Clock, utc_now
 from iscp_dagster.model.declared.endpoints import Endpoint
-from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.imports import need
 from iscp_dagster.model.variables import LOG_URL
 from iscp_dagster.webhooks.answers import Answer
@@ -55,6 +55,9 @@ class SenderService:
         """Deliver until `stop` is set, then end in order: what is under way is recorded."""
         from iscp_dagster.webhooks.sending.sender import Sender
 
+        if not self.endpoints:
+            await stop.wait()
+            return
         outbox = Outbox(open_engine(self.environ[LOG_URL], kept=True))
         await asyncio.to_thread(outbox.ensure)
         await asyncio.to_thread(outbox.inherit, lambda owner: is_gone(owner, machine()))
@@ -69,28 +72,36 @@ class SenderService:
         finally:
             outbox.engine.dispose()
 
-    @asynccontextmanager
-    async def beside(self) -> AsyncIterator[None]:
-        """Run it while the context is open, beside a server; what makes it end is logged."""
-        stop = asyncio.Event()
-        task = asyncio.ensure_future(self._always(stop))
-        try:
-            yield
-        finally:
-            stop.set()
-            await task
-
-    async def _always(self, stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            try:
-                await self.run(stop)
-            except Exception:
-                _LOGGER.exception("The sender of webhooks ended; it starts again.")
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(stop.wait(), _AGAIN_SECONDS)
-
     def _poster(self, endpoint: Endpoint) -> Poster:
         return _poster(endpoint, self.environ)
+
+
+@asynccontextmanager
+async def beside(load: Callable[[], SenderService]) -> AsyncIterator[None]:
+    """Run the service while the context is open, beside a server; what ends it is logged.
+
+    It is loaded, in a thread, until that succeeds.
+    """
+    stop = asyncio.Event()
+    task = asyncio.ensure_future(_always(load, stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        await task
+
+
+async def _always(load: Callable[[], SenderService], stop: asyncio.Event) -> None:
+    while not stop.is_set():
+        try:
+            service = await asyncio.to_thread(load)
+            await service.run(stop)
+        except IscpError as error:
+            _LOGGER.warning("Webhooks are not delivered: %s", error)
+        except Exception:
+            _LOGGER.exception("The sender of webhooks ended; it starts again.")
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stop.wait(), _AGAIN_SECONDS)
 
 
 def machine() -> str:

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -23,8 +24,8 @@ from iscp_dagster.serve.graph.schema import schema
 from iscp_dagster.serve.graph.schemas import Loader, Schemas
 from iscp_dagster.serve.live.service import Live
 from iscp_dagster.serve.live.transport.socket import Sockets
-from iscp_dagster.serve.web.app import PATH, Settings, check_host, create_app
-from iscp_dagster.webhooks.service import SenderService
+from iscp_dagster.serve.web.app import PATH, Beside, Settings, check_host, create_app
+from iscp_dagster.webhooks.service import SenderService, beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,14 +89,20 @@ def settings_of(environ: Mapping[str, str], host: str, tokens: str) -> Settings:
         access=known,
         environ=environ,
         routes=[WebSocketRoute(PATH, sockets.endpoint)],
-        beside=[sockets.beside, *(each.beside for each in _senders(environ))],
+        beside=[sockets.beside, *_senders(environ)],
     )
 
 
-def _senders(environ: Mapping[str, str]) -> list[SenderService]:
-    """What delivers webhooks beside the server, if there are endpoints and a log."""
-    endpoints = declared_endpoints(environ) if environ.get(LOG_URL) else []
-    return [SenderService(environ, endpoints)] if endpoints else []
+def sender_of(environ: Mapping[str, str]) -> SenderService | None:
+    """What delivers webhooks beside the server; None without an ISCP log. Raises ConfigError."""
+    return SenderService(environ, declared_endpoints(environ)) if environ.get(LOG_URL) else None
+
+
+def _senders(environ: Mapping[str, str]) -> list[Beside]:
+    def load() -> SenderService:
+        return SenderService(environ, declared_endpoints(environ))
+
+    return [partial(beside, load)] if environ.get(LOG_URL) else []
 
 
 def serve(settings: Settings, host: str, port: int, tell: Callable[[str], None]) -> None:

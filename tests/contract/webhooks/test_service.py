@@ -17,7 +17,7 @@ from iscp_dagster import Endpoint
 from iscp_dagster.joblog.sql.engine import open_engine, transaction
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.webhooks.outbox import Outbox
-from iscp_dagster.webhooks.service import SenderService, is_gone, machine, ping
+from iscp_dagster.webhooks.service import SenderService, beside, is_gone, machine, ping
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 
@@ -48,7 +48,7 @@ def test_the_sender_runs_beside_a_server_until_that_ends(tmp_path):
     async def scene():
         async with receiving() as receiver:
             environ = {"S": SECRET, "ISCP_LOG_URL": f"sqlite:///{tmp_path}/log.db"}
-            async with SenderService(environ, [endpoint(receiver.url)]).beside():
+            async with beside(lambda: SenderService(environ, [endpoint(receiver.url)])):
                 with transaction(outbox.engine, writes=True) as connection:
                     outbox.put(connection, [event(1)])
                 await until(lambda: outbox.listed()[0].ended_at)

@@ -13,14 +13,22 @@ from onetable import Clock, commit, finish, in_memory
 
 from iscp_dagster import Changes, Endpoint, Mirror, SourceTable, Trigger, View, build_definitions
 from iscp_dagster.api.jobs import Jobs
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.joblog.iterations import Failed, Iteration
-from iscp_dagster.location.assets.io_manager import EventsIOManager, IndexIOManager
+from iscp_dagster.location.assets.io_manager import (
+    EventsIOManager,
+    IndexIOManager,
+    clickhouse_schema,
+)
 from iscp_dagster.location.assets.iterations import Iterations
 from iscp_dagster.location.names import partitions_name
 from iscp_dagster.location.outs import InOrder
 from iscp_dagster.location.sensor.recovery import Ours
 from iscp_dagster.location.sensor.runner import run_request
 from iscp_dagster.model.declared.attach import attached
+from iscp_dagster.model.declared.images import IMAGE_COLUMNS, IMAGE_FIELDS
+from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.planning.declared import name_of, new_jobs, registering
 from iscp_dagster.planning.look import Dispatch
@@ -283,6 +291,19 @@ def test_the_sensor_s_run_selects_views_and_triggers(location):
         dg.AssetKey(["shop", "orders"]),
         *request.asset_selection,
     }
+
+
+def test_a_materialization_shows_the_view_s_columns_with_their_types(location):
+    source = location.source
+    fields = [
+        DeltaField(name=name, type=Primitive(type_), nullable=name != "id")
+        for name, type_ in (("id", "long"), ("region", "string"), ("gross", "double"))
+    ]
+    shape = IndexTable(source=source, index=source.index("big"), fields=[*fields, *IMAGE_FIELDS])
+    shown = clickhouse_schema(IndexStore(endpoint=location.deployment.endpoint, shape=shape))
+    columns = {each.name: each.type for each in shown.columns}
+    assert columns["gross"] == "Nullable(Float64)"
+    assert set(columns) == {"id", "region", "gross", *IMAGE_COLUMNS}
 
 
 def test_a_trigger_alone_makes_a_table_s_jobs(given):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,13 +14,14 @@ from iscp_dagster.clickhouse.types.typetext import TypeTextError, parsed
 from iscp_dagster.model.declared.names import view_name
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.declared.views import TAKEN
-from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.serve.columns import Column, column, named
 
 _COLUMNS = (
     "SELECT table, name, type FROM system.columns WHERE database = {database:String} "
     "AND table IN {views:Array(String)} ORDER BY table, position"
 )
+_LOGGER = logging.getLogger(__name__)
 TIMESTAMP_FIELD = "ts_timestamp"
 """The source timestamp beside a change, which is never a field of the row."""
 HIDDEN = RESERVED_COLUMNS | TAKEN
@@ -88,13 +90,13 @@ class Catalog:
     changes: Mapping[str, Served] = field(default_factory=dict)
     """The changes indexes by the field that subscribes to them."""
     unbuilt: frozenset[str] = frozenset()
-    """Fields of declared indexes that ClickHouse does not have yet."""
+    """Fields of declared indexes that are not built yet, or cannot be served now."""
     notes: tuple[str, ...] = ()
     """What was left out, and why."""
 
 
-Binary = Callable[[SourceTable], Collection[str]]
-"""Returns the names of a source's binary columns."""
+Binary = Callable[[Served, Mapping[str, str]], Collection[str]]
+"""Returns the names of an index's columns that keep bytes, of those with these types."""
 
 
 def catalog(
@@ -114,7 +116,14 @@ def catalog(
             unbuilt.append(each.field)
             notes.append(f"{each.source.name}/{each.index.shown} is not built yet.")
             continue
-        found.append(_with_columns(each, types[0], binary(each.source), notes))
+        try:
+            bytes_ = binary(each, types[0])
+        except IscpError as error:
+            _LOGGER.warning("%s is not served: %s", each.field, error)
+            unbuilt.append(each.field)
+            notes.append(f"{each.field} is left out: its table's Delta log cannot be read now.")
+            continue
+        found.append(_with_columns(each, types[0], bytes_, notes))
     return _catalog(found, unbuilt, notes)
 
 

@@ -110,8 +110,8 @@ def _check_built(ready: Ready, document: DocumentNode) -> None:
                 if isinstance(each, FieldNode) and each.name.value in ready.catalog.unbuilt:
                     raise _refused(
                         NOT_BUILT,
-                        f"The index behind {each.name.value} is declared, but not built yet; ask "
-                        "again when its first iteration has ended.",
+                        f"The index behind {each.name.value} is declared, but not built yet, or "
+                        "its table cannot be read; ask again when its first iteration has ended.",
                     )
 
 

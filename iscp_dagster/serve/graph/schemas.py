@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
 from graphql import GraphQLSchema
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.kinds.changes import CALCULATED, Changes
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.tables.owned import stored_definition
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.model.declared.schema import Primitive
+from iscp_dagster.model.declared.schema import DeltaField, Primitive, parse_schema
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serve.catalog import Catalog, catalog
+from iscp_dagster.serve.catalog import Catalog, Served, catalog
 from iscp_dagster.serve.graph.schema import Subscribe, schema
 
 _LOGGER = logging.getLogger(__name__)
@@ -85,23 +91,47 @@ class Loader:
     endpoints: Sequence[Endpoint]
     lake: str
     """The root folder of tables without a path."""
-    _binary: dict[str, Collection[str]] = field(default_factory=dict)
+    _known: dict[tuple[str, str], tuple[Mapping[str, str], Collection[str]]] = field(
+        default_factory=dict
+    )
 
     def __call__(self) -> Catalog:
         """Raises IscpError when a server or a Delta log that it needs does not answer."""
-        return catalog(self.tables, self.endpoints, self._binary_of)
+        return catalog(self.tables, self.endpoints, self._binary)
 
-    def _binary_of(self, source: SourceTable) -> Collection[str]:
-        """The columns whose texts in ClickHouse are bytes, by the table's schema."""
-        try:
-            fields = DeltaLog(self._path(source), source.tenant).facts().fields
-        except IscpError:
-            if source.name not in self._binary:
-                raise
-        else:
-            binary = Primitive("binary")
-            self._binary[source.name] = {each.name for each in fields if each.type == binary}
-        return self._binary[source.name]
+    def _binary(self, served: Served, types: Mapping[str, str]) -> Collection[str]:
+        """The columns of source and view that are binary; read again when columns change."""
+        name = served.source.name, served.index.shown
+        if name not in self._known or self._known[name][0] != types:
+            fields = (*self._fields(served, types), *calculated(served))
+            binary = {each.name for each in fields if each.type == Primitive("binary")}
+            self._known[name] = types, binary
+        return self._known[name][1]
 
-    def _path(self, source: SourceTable) -> str:
-        return source.path or f"{self.lake.rstrip('/')}/{source.database}/{source.table}"
+    def _fields(self, served: Served, types: Mapping[str, str]) -> Sequence[DeltaField]:
+        """The source's fields; none if no column of the index can keep bytes."""
+        if not any(_BYTES.search(each) for each in types.values()):
+            return ()
+        source = served.source
+        path = source.path or f"{self.lake.rstrip('/')}/{source.database}/{source.table}"
+        return DeltaLog(path, source.tenant).facts().fields
+
+
+_BYTES = re.compile(r"\b(String|FixedString)\b")
+
+
+def calculated(served: Served) -> Sequence[DeltaField]:
+    """The calculated columns of a view, as its table was made with."""
+    if not isinstance(served.index, Changes):
+        return ()
+    place = served.places[0]
+    data = IndexData(endpoint=place.endpoint, database=place.database, view=served.view)
+    shape = IndexTable(
+        source=served.source,
+        index=served.index,
+        fields=(),
+        generation=data.served() or 0,
+        database=place.database,
+    )
+    held = stored_definition(place.endpoint, shape).get(CALCULATED) or []
+    return parse_schema(json.dumps({"type": "struct", "fields": held}))

@@ -88,7 +88,7 @@ class Shop:
         assert not any(receipt.code for receipt in receipts), receipts
 
     def catalog(self):
-        return catalog([self.source], [self.endpoint], lambda _: {"photo"})
+        return catalog([self.source], [self.endpoint], lambda *_: {"photo"})
 
     def settings(self, tokens: Any = None, **bounds: Any) -> Settings:
         """Return settings; `tokens` is a path to write TOKENS to, or None."""

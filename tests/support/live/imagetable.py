@@ -74,7 +74,7 @@ class ImageTable:
 
     @property
     def images(self):
-        (served,) = catalog([self.source], [self.endpoint], lambda _: ()).changes.values()
+        (served,) = catalog([self.source], [self.endpoint], lambda *_: ()).changes.values()
         return images_of(served)
 
     def insert(self, rows):

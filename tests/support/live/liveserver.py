@@ -38,7 +38,7 @@ def serving(log, endpoint, *, access=None, bounds=None, **options):
     """Serve the changes of SOURCE."""
     live, access = Live(log=log, **options), access or OpenAccess()
     schemas = Schemas(
-        load=lambda: catalog([SOURCE], [endpoint], lambda _: ()), subscribe=live.subscribe
+        load=lambda: catalog([SOURCE], [endpoint], lambda *_: ()), subscribe=live.subscribe
     )
     sockets = Sockets(schemas=schemas, access=access, bounds=bounds or SocketBounds())
     route = WebSocketRoute(PATH, sockets.endpoint)

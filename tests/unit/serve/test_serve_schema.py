@@ -27,7 +27,7 @@ def catalog(monkeypatch, tables, columns, endpoints=(HERE,), unbuilt=()):
         return {(place, view): {} if view in unbuilt else columns for place, view in wanted}
 
     monkeypatch.setattr(catalogs, "_held", held)
-    return catalogs.catalog(tables, endpoints, lambda _: {"photo"})
+    return catalogs.catalog(tables, endpoints, lambda *_: {"photo"})
 
 
 def table(*indexes, name="shop.tickets"):

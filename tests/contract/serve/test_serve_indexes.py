@@ -1,0 +1,147 @@
+"""Indexes of other forms: over several shards, of a view's changes, with binary columns."""
+
+from __future__ import annotations
+
+import itertools
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from imagetable import ImageTable
+from servedshop import Shop, ask
+from starlette.testclient import TestClient
+
+from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.model.declared.tables import spread
+from iscp_dagster.serve.access import FunctionAccess
+from iscp_dagster.serve.catalog import catalog
+from iscp_dagster.serve.graph.schemas import Loader, Schemas
+from iscp_dagster.serve.web.app import Settings, create_app
+
+TENANTS = {"a": ["a"], "both": ["a", "b"], "seven": ["7", "07", "x", "99999999999999999999"]}
+
+
+def client_of(load):
+    access = FunctionAccess(function=TENANTS.get, named="of the test")
+    return TestClient(create_app(Settings(schemas=Schemas(load=load), access=access, environ={})))
+
+
+@pytest.fixture(scope="module")
+def sharded(clickhouse_url):
+    """Spread a table over two databases of one server, and fill both by hand."""
+    shards = [Endpoint.parse(f"{clickhouse_url}/?database=serve{n}") for n in range(2)]
+    by = {"hash_function": "cityHash64", "key": ["id"]}
+    kinds = [
+        Mirror(sharding=by),
+        FullText("body", sharding=by),
+        Vector("v", dimension=2, sharding=by),
+    ]
+    source = spread(SourceTable("far.items", key="id", indexes=kinds), 2)
+    for shard, endpoint in enumerate(shards):
+        client = endpoint.client()
+        client.command(f"CREATE DATABASE IF NOT EXISTS serve{shard}")
+        columns = "id Int64, body Nullable(String), ratio Nullable(Float64), v Array(Float32)"
+        client.command(f"CREATE TABLE serve{shard}.held ({columns}) ENGINE = MergeTree ORDER BY id")
+        rows = [
+            (n, f"word {n}", [None, float("nan"), n / 2][n % 3], [1.0, float(n)])
+            for n in range(20)
+            if n % 2 == shard
+        ]
+        client.insert(f"serve{shard}.held", rows)
+        for view in ("mirror", "text"):
+            client.command(
+                f"CREATE VIEW serve{shard}.items_{view} AS SELECT * FROM serve{shard}.held"
+            )
+        client.command(f"CREATE VIEW serve{shard}.items_vector AS SELECT * FROM serve{shard}.held")
+        distance = "cosineDistance(v, {query:Array(Float32)})"
+        client.command(
+            f"CREATE VIEW serve{shard}.items_vector_nearest AS SELECT *, {distance} AS distance "
+            f"FROM serve{shard}.held ORDER BY distance LIMIT {{k:UInt32}}"
+        )
+    TENANTS["default"] = ["default"]
+    return client_of(lambda: catalog([source], shards, lambda *_: ()))
+
+
+@pytest.mark.parametrize(
+    ("page", "ids"),
+    [
+        ("limit: 3", [0, 1, 2]),
+        ("limit: 3, offset: 9", [9, 10, 11]),
+        ("order_by: {id: desc}, limit: 3, offset: 1", [18, 17, 16]),
+        ("order_by: {ratio: desc}, limit: 8", [0, 3, 6, 9, 12, 15, 18, 1]),
+        ("order_by: {ratio: asc}, limit: 2, offset: 5", [17, 1]),
+        ("order_by: {ratio: asc_nulls_first}, limit: 1, offset: 7", [2]),
+        ('where: {id: {_in: ["3", "4"]}}', [3, 4]),
+    ],
+)
+def test_a_sharded_index_is_read_from_all_shards_in_one_order(sharded, page, ids):
+    answer = ask(sharded, f"{{ far_items({page}) {{ id }} }}", "default")
+    assert [int(row["id"]) for row in answer["data"]["far_items"]] == ids
+
+
+def test_words_and_neighbours_of_all_shards(sharded):
+    query = (
+        '{ far_items_text(words: "word 7") { id } far_items_vector(near: [1, 6], limit: 3) { id } }'
+    )
+    data = ask(sharded, query, "default")["data"]
+    assert data["far_items_text"] == [{"id": "7"}]
+    assert [row["id"] for row in data["far_items_vector"]] == ["6", "7", "5"]
+
+
+def test_a_table_without_tenants_is_of_the_default_tenant(sharded):
+    query = "{ far_items { id } far_items_text { id } far_items_vector(near: [1, 1]) { id } }"
+    data = ask(sharded, query, "a")["data"]
+    assert data == {"far_items": [], "far_items_text": [], "far_items_vector": []}
+
+
+def test_the_rows_of_a_view_are_the_last_images_of_its_changes(clickhouse_url):
+    trades = ImageTable(Endpoint.parse(clickhouse_url), "folded")
+    trades.begin("a", 3, [(1, 10), (2, 20)])
+    trades.begin("b", 2, [(1, 7)])
+    trades.write("a", [(4, 0, 1, 2, 10, 11), (4, 1, 2, 3, 20, None), (5, 0, 3, 1, None, 30)])
+    trades.write("a", [(6, 0, 2, 1, None, 21), (6, 1, 3, 2, 30, 31)])
+    client = client_of(lambda: catalog([trades.source], [trades.endpoint], lambda *_: ()))
+
+    def asked(token, where="{}"):
+        query = f"{{ folded_big(where: {where}) {{ tenant id value }} }}"
+        return [tuple(row.values()) for row in ask(client, query, token)["data"]["folded_big"]]
+
+    of_a = [("a", 1, 11), ("a", 2, 21), ("a", 3, 31)]
+    assert asked("a") == of_a
+    assert asked("both") == [*of_a, ("b", 1, 7)]
+    # A value that a row had before is no value of the row.
+    assert asked("both", "{value: {_in: [10, 20, 30]}}") == []
+    assert asked("both", "{value: {_gt: 20}}") == of_a[1:]
+
+
+def test_numbers_name_tenants_by_their_own_text_alone(clickhouse_url):
+    endpoint = Endpoint.parse(clickhouse_url)
+    endpoint.client().command("CREATE DATABASE IF NOT EXISTS numbered")
+    endpoint.client().command(
+        "CREATE VIEW numbered.t_mirror AS SELECT toInt32(number) AS n, toInt64(1) AS id FROM numbers(10)"
+    )
+    source = SourceTable("numbered.t", key="id", tenant="n", indexes=[Mirror()])
+    client = client_of(lambda: catalog([source], [endpoint], lambda *_: ()))
+    assert ask(client, "{ numbered_t { n } }", "seven")["data"]["numbered_t"] == [{"n": 7}]
+
+
+def test_binary_columns_are_those_of_the_delta_table(clickhouse_url, tmp_path):
+    endpoint = Endpoint.parse(clickhouse_url)
+    shop = Shop(endpoint, indexes=(Mirror(),))
+    shop.build(Mirror())
+    looks = itertools.count()
+    loader = Loader(tables=[shop.source], endpoints=[endpoint], lake=str(tmp_path))
+    found = loader()
+    assert (found.queries, found.unbuilt) == ({}, {f"{shop.database}_tickets"})
+    assert "Delta log cannot be read now" in found.notes[0]
+    assert str(tmp_path) not in found.notes[0]
+    names = pa.schema([("customer", pa.string()), ("photo", pa.binary()), ("body", pa.string())])
+    path = tmp_path / shop.database / "tickets"
+    write_deltalake(path, names.empty_table(), partition_by=["customer"])
+    columns = loader().queries[f"{shop.database}_tickets"].by_field
+    assert columns["photo"].scalar.name == "Bytes"
+    assert columns["body"].scalar.name == "String"
+    # It is not read again while the columns stay.
+    path.rename(tmp_path / f"gone{next(looks)}")
+    assert loader().queries[f"{shop.database}_tickets"].by_field == columns

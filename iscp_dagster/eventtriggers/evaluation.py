@@ -121,7 +121,10 @@ class Rule:
         kept = self.condition.unmatch
         return Evaluated(
             fired=fired,
-            held=self._held(read, number, "" if before is None else before.gap),
+            held=replace(
+                self._held(read, number, "" if before is None else before.gap),
+                since=read.range.from_ if before is None else before.since,
+            ),
             added=machine.added if kept else (),
             removed=machine.removed if kept else (),
             anew=before is None,
@@ -148,6 +151,7 @@ class Rule:
             definition=self.definition,
             number=number,
             upto=read.range.to.version,
+            since=read.range.to,
             gap=gap,
         )
 

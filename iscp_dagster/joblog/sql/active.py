@@ -17,6 +17,7 @@ from iscp_dagster.joblog.sql.given import given
 from iscp_dagster.joblog.sql.statements import portions
 from iscp_dagster.joblog.sql.tables import METADATA
 from iscp_dagster.model.jobs import JobKey
+from iscp_dagster.model.moment import START, Moment
 
 ISCP_ACTIVE_SETS = sa.Table(
     "iscp_active_sets",
@@ -28,6 +29,7 @@ ISCP_ACTIVE_SETS = sa.Table(
     sa.Column("definition", sa.Text, nullable=False, comment="digest of conditions and views"),
     sa.Column("number", sa.BigInteger, nullable=False, comment="of active rows"),
     sa.Column("upto", sa.BigInteger, nullable=False, comment="the last version looked at"),
+    sa.Column("since", sa.Text, nullable=False, comment="version@microseconds: events come after"),
     sa.Column("gap", sa.Text, nullable=False, comment="the last range without events, and why"),
 )
 """One row for each trigger and tenant that had an iteration."""
@@ -55,6 +57,8 @@ class ActiveSet:
     number: int = 0
     upto: int = -1
     """The version up to which its iterations have looked."""
+    since: Moment = START
+    """The commit after which transitions are told."""
     gap: str = ""
     """The last range that gave no events, and why; empty: none."""
 
@@ -71,6 +75,7 @@ def active_sets(connection: sa.Connection, jobs: Collection[JobKey]) -> dict[Job
                 definition=row.definition,
                 number=row.number,
                 upto=row.upto,
+                since=Moment.parse(row.since),
                 gap=row.gap,
             )
     return found
@@ -114,6 +119,7 @@ def keep(
         "definition": held.definition,
         "number": held.number,
         "upto": held.upto,
+        "since": str(held.since),
         "gap": held.gap,
     }
     _put(connection, ISCP_ACTIVE_SETS, [_columns(job) | values])

@@ -9,10 +9,13 @@ import pytest
 import sqlalchemy as sa
 from imagerows import GONE, Alerts, Trades
 
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.eventtriggers.recording import Recorder
 from iscp_dagster.joblog.sql.active import keep
 from iscp_dagster.model.errors import FeedGoneError, FenceError, SchemaError
+from iscp_dagster.sync.deployment import Deployment
+from iscp_dagster.upkeep.histories import history
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.pending import OutboxFullError
 
@@ -181,6 +184,25 @@ def test_a_gap_is_noted_gives_no_event_and_leaves_the_active_rows_as_the_source_
     assert [each[3] for each in alerts.events()] == [1, 1]
     assert alerts.active() == {B1}
     assert alerts.held("acme").gap == told["gap"]
+
+
+def test_the_jobs_status_says_after_which_commit_events_are_told_and_the_gap(alerts):
+    deployment = Deployment(
+        endpoint=Endpoint.parse("http://127.0.0.1:9"), log=alerts.log, spark=pytest.fail, lake="/"
+    )
+
+    def told(tenant):
+        (job,) = [each for each in alerts.log.jobs() if each.key.tenant == tenant]
+        found = history(deployment, alerts.source, job)
+        return None if found is None else (found.at.version, found.gap)
+
+    assert told("acme") == (0, ())
+    alerts.iterate(4, "acme", gap="the files are gone")
+    alerts.register("initech", after=3)
+    assert told("initech") is None
+    alerts.iterate(4, "initech")
+    assert told("initech") == (3, ())
+    assert told("acme") == (4, ("versions 1 to 4: the files are gone",))
 
 
 def test_a_row_in_between_stays_as_it_was_over_a_gap(alerts):

@@ -109,22 +109,32 @@ def catalog(
     """
     wanted = [each for table in tables for each in _indexes(table, endpoints)]
     held = _held([(place, each.view) for each in wanted for place in each.places])
-    found, unbuilt, notes = [], [], []
+    notes: list[str] = []
+    found, unbuilt = [], []
     for each in wanted:
         types = [held[place, each.view] for place in each.places]
-        if not all(types):
+        whole = _whole(each, types, binary, notes)
+        if whole is None:
             unbuilt.append(each.field)
-            notes.append(f"{each.source.name}/{each.index.shown} is not built yet.")
-            continue
-        try:
-            bytes_ = binary(each, types[0])
-        except IscpError as error:
-            _LOGGER.warning("%s is not served: %s", each.field, error)
-            unbuilt.append(each.field)
-            notes.append(f"{each.field} is left out: its table's Delta log cannot be read now.")
-            continue
-        found.append(_with_columns(each, types[0], bytes_, notes))
+        else:
+            found.append(whole)
     return _catalog(found, unbuilt, notes)
+
+
+def _whole(
+    each: Served, types: Sequence[Mapping[str, str]], binary: Binary, notes: list[str]
+) -> Served | None:
+    """Return the index with its columns; None, with a note, where it cannot be served now."""
+    if not all(types):
+        notes.append(f"{each.source.name}/{each.index.shown} is not built yet.")
+        return None
+    try:
+        held = binary(each, types[0])
+    except IscpError as error:
+        _LOGGER.warning("%s is not served: %s", each.field, error)
+        notes.append(f"{each.field} is left out: its table's Delta log cannot be read now.")
+        return None
+    return _with_columns(each, types[0], held, notes)
 
 
 def field_of(table: SourceTable, index: Index) -> str:

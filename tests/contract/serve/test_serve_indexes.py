@@ -119,7 +119,8 @@ def test_numbers_name_tenants_by_their_own_text_alone(clickhouse_url):
     endpoint = Endpoint.parse(clickhouse_url)
     endpoint.client().command("CREATE DATABASE IF NOT EXISTS numbered")
     endpoint.client().command(
-        "CREATE VIEW numbered.t_mirror AS SELECT toInt32(number) AS n, toInt64(1) AS id FROM numbers(10)"
+        "CREATE VIEW numbered.t_mirror AS SELECT toInt32(number) AS n, toInt64(1) AS id "
+        "FROM numbers(10)"
     )
     source = SourceTable("numbered.t", key="id", tenant="n", indexes=[Mirror()])
     client = client_of(lambda: catalog([source], [endpoint], lambda *_: ()))

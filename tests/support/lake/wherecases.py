@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.quoting import text
+from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.serve.columns import column
+from iscp_dagster.serve.comparing import OPERATORS
+from iscp_dagster.serve.rows import Limits, rows, select_list
+from iscp_dagster.serve.sql import Parameters, condition
+from iscp_dagster.serve.where import parse
+
 
 @dataclass(frozen=True)
 class Edge:
@@ -233,3 +242,44 @@ ONLY_CLICKHOUSE = (
         (("x", ""), ("Y", ""), ("back\\slash", ""), ("tab\t", "")),
     ),
 )
+
+
+def conditions(edge):
+    """Return `where` arguments that ask all there is to ask a column, and their opposites."""
+    return [each for where in _asked(edge) for each in (where, {"_not": where})]
+
+
+def _asked(edge):
+    name, literals = edge.name, [literal for literal, _ in edge.literals]
+    for literal in literals:
+        yield from ({name: {operator: literal}} for operator in OPERATORS)
+    yield from ({name: {operator: None}} for operator in OPERATORS)
+    some = [literals[0], literals[-1]]
+    for listed in ([], some, [*some, None], [None]):
+        yield from ({name: {"_in": listed}}, {name: {"_nin": listed}})
+    yield from ({name: {"_is_null": True}}, {name: {"_is_null": False}})
+    first, unknown = {name: {"_eq": literals[0]}}, {name: {"_eq": None}}
+    yield from ({"_or": [first, unknown]}, {"_and": [first, unknown]}, {"_and": []}, {"_or": []})
+    yield {"_not": {"_or": [unknown, {name: {"_lt": literals[-1]}}]}}
+    yield {name: {"_gte": literals[0], "_lte": literals[-1]}}
+
+
+def clickhouse_says(endpoint: Endpoint, edge: Edge):
+    """Return for each value, and then null, its row and what ClickHouse says to all conditions."""
+    asked = column(edge.name, parsed(edge.type))
+    made = [f"CAST({value}, {text(edge.type)})" for value, _ in edge.values]
+    made += ["NULL"] if asked.nullable else []
+    array = f"CAST([{', '.join(made)}], {text(f'Array({edge.type})')})"
+    parameters = Parameters()
+    parts = [condition(parse({edge.name: asked}, where), parameters) for where in conditions(edge)]
+    told = [column(f"c{number}", parsed("Nullable(Int64)")) for number in range(len(parts))]
+    query = (
+        f"SELECT {select_list([asked])}, {', '.join(parts)} "
+        f"FROM (SELECT arrayJoin({array}) AS {edge.name})"
+    )
+    found = rows(endpoint, query, parameters.values, [asked, *told], Limits())
+    assert len(found) == len(made)
+    return [
+        (row, [None if row[each.field] is None else bool(int(row[each.field])) for each in told])
+        for row in found
+    ]

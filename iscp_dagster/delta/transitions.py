@@ -41,6 +41,7 @@ from iscp_dagster.model.declared.schema import (
     TIMESTAMP,
     VERSION,
     DeltaField,
+    DeltaType,
 )
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.spark.columns import column, columns
@@ -77,6 +78,11 @@ class ViewRead:
         """The columns of an image."""
         given = self.selection
         return self.transitions.carried(given.output, given.identity)
+
+    @property
+    def types(self) -> dict[str, DeltaType]:
+        """The columns' types."""
+        return {**self.selection.types, **{each.name: each.type for each in self.calculated}}
 
     @property
     def conditions(self) -> list[str]:
@@ -145,8 +151,7 @@ def viewed(rows: Any, transitions: Transitions) -> Any:
 
 def _viewed(rows: Any, read: ViewRead, *system: str) -> Any:
     """The view's rows with its columns, the conditions' and those of the `system`."""
-    types = {**read.selection.types, **{each.name: each.type for each in read.calculated}}
-    variants = {name: type_ for name, type_ in types.items() if has_variant(type_)}
+    variants = {name: type_ for name, type_ in read.types.items() if has_variant(type_)}
     output = [
         as_text(column(name), variants[name]).alias(name) if name in variants else column(name)
         for name in read.output
@@ -174,7 +179,7 @@ def _netted(rows: Any, read: ViewRead) -> Any:
 
     selection = read.selection
     others = [name for name in read.output if name not in selection.identity]
-    kinds = {each.name: each.dataType.simpleString() for each in rows.schema.fields}
+    kinds = {name: str(type_) for name, type_ in read.types.items()}
     values = [_comparable(name, kinds[name]).alias(f"c{n}") for n, name in enumerate(others)]
     here = F.struct(F.col(VERSION).alias("v"), F.col(UPSERT).alias("up"), *values)
     window = Window.partitionBy(*columns(selection.identity)).orderBy(VERSION, UPSERT)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from dealings import COLUMNS, TENANTS, dealings, seen
+from dealings import dealings, seen
 
 from iscp_dagster.delta.expressions import analyzed
 from iscp_dagster.delta.log.deltalog import DeltaLog
@@ -66,13 +66,14 @@ def table(spark, tmp_path_factory):
 def read_of(spark, table, transitions, tenants=None):
     selection = Selection(
         path=table.path,
-        columns=[each.partition(" ")[0] for each in COLUMNS.replace("10, ", "").split(", ")][:5],
+        columns=(),
         keys=("k",),
         tenant_column="tenant",
         tenants=tenants,
     )
-    calculated = analyzed(spark, "the view", table.log.facts().fields, transitions)
-    return ViewRead(selection=selection, transitions=transitions, calculated=calculated)
+    schema = table.log.facts(table.model.gap[0]).fields
+    calculated = analyzed(spark, "the view", schema, transitions)
+    return ViewRead.of(selection, schema, transitions, calculated)
 
 
 def rows_of(spark, table, read, after, upto, **more):
@@ -167,8 +168,8 @@ def test_keys_written_twice_and_keys_inserted_while_they_exist_are_marked(spark,
     )
     sql("INSERT INTO {t} VALUES (1, 1), (1, 2), (2, 5), (NULL, 1), (NULL, 2)")
     sql("INSERT INTO {t} VALUES (2, 6), (3, 7)")
-    selection = Selection(path=str(path), columns=["k", "v"], keys=("k",))
-    read = ViewRead(selection=selection, transitions=Transitions())
+    selection = Selection(path=str(path), columns=(), keys=("k",))
+    read = ViewRead.of(selection, DeltaLog(str(path)).facts().fields, Transitions(), ())
     found = images(spark, read, Moment(0), Moment(2)).collect()
     marked = {(row["k"], row["v"]) for row in found if row["_repeats"]}
     assert marked == {(1, 1), (1, 2), (2, 6)}
@@ -235,4 +236,3 @@ def test_the_calculated_columns_have_types(spark, table):
         "gross": "decimal(14,4)",
         "shout": "string",
     }
-    assert TENANTS == ("acme", "globex")

@@ -44,6 +44,9 @@ class Dealings:
     states: list[State] = field(default_factory=lambda: [{}])
     gap: tuple[int, int] = (0, 0)
     """The versions whose changes nobody can read: after the first, up to the second."""
+    twin: Key = ("", 0)
+    """A key that the version before the last three gives a second row, and the next one takes it
+    away again. Its row is in every view."""
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     @property
@@ -63,6 +66,26 @@ class Dealings:
         self.states.append(self.state)
         self.gap = before, len(self.states) - 1
         self._update()
+        self._twin()
+        self._extra()
+
+    def _twin(self) -> None:
+        """Insert a key that exists, and a row of the other tenant; then delete the former."""
+        self.twin = next(key for key in sorted(self.state) if key[0] == "acme")
+        again = self.state[self.twin] | {"amount": Decimal("900.01"), "note": "twin"}
+        other = {"tenant": "globex", "k": 99, "amount": Decimal("900.01"), "note": "o", "tags": {}}
+        state = self.state | keyed([other])
+        self._done(f"INSERT INTO {{t}} {values([again, other])}", state)
+        assert self.commit(["DELETE FROM {t} WHERE note = 'twin'"]) == 1
+        self.states.append(state)
+
+    def _extra(self) -> None:
+        """Add a column, and fill it in a row."""
+        state = {key: row | {"extra": None} for key, row in self.state.items()}
+        assert self.commit(["ALTER TABLE {t} ADD COLUMNS (extra STRING)"]) == 1
+        self.states.append(state)
+        filled = {("globex", 99): state["globex", 99] | {"extra": "more"}}
+        self._done("UPDATE {t} SET extra = 'more' WHERE k = 99", state | filled)
 
     def _done(self, statement: str, state: Mapping[Key, Row]) -> None:
         if self.commit([statement]):

@@ -1,0 +1,191 @@
+"""Tables of changes indexes on the real engine: read, folded, begun, and asked for twins."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+
+import pyarrow as pa
+import pytest
+from places import ROOT
+from shipping import check_staged, put_in_place, write
+
+from iscp_dagster import Changes, SourceTable
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.indexes import Beginning, IndexStore
+from iscp_dagster.clickhouse.tables.owned import stored_definition
+from iscp_dagster.model.declared.images import IMAGE_FIELDS
+from iscp_dagster.model.declared.schema import Decimal, DeltaField, Primitive
+from iscp_dagster.model.errors import FeedGoneError, SchemaError
+from iscp_dagster.model.moment import Moment
+
+FIELDS = (
+    DeltaField(name="desk", type=Primitive("string")),
+    DeltaField(name="id", type=Primitive("long")),
+    DeltaField(name="gross", type=Decimal(10, 2)),
+)
+VIEW = [{"where": "amount > 100", "columns": {"gross": "amount * 1.19"}}]
+NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def make(clickhouse_url):
+    def build(name=None, *, tenant="desk", generation=0, gross=FIELDS[2]):
+        source = SourceTable(name or f"dealt{next(NUMBERS)}.trades", key="id", tenant=tenant)
+        index = Changes(name="big_trades", view=VIEW)
+        fields = [*FIELDS[:2], gross, *IMAGE_FIELDS]
+        shape = IndexTable(source=source, index=index, fields=fields, generation=generation)
+        store = IndexStore(endpoint=Endpoint.parse(clickhouse_url), shape=shape)
+        store.ensure()
+        store.ensure_views()
+        store.stage()
+        return store
+
+    return build
+
+
+def image(id_, version, change, side, *fields, gross=1, ordinal=0, desk="acme", fresh=False):
+    return {
+        "desk": desk,
+        "id": id_,
+        "gross": gross,
+        "_change": change,
+        "_image": side,
+        "_fields": list(fields),
+        "_ordinal": ordinal,
+        "_version": version,
+        "_timestamp": 1_700_000_000_000_000 + version,
+        "_deleted": False,
+        "_fresh": fresh,
+    }
+
+
+TYPES = pa.schema(
+    [
+        *(("desk", pa.string()), ("id", pa.int64()), ("gross", pa.decimal128(10, 2))),
+        *(("_change", pa.int8()), ("_image", pa.int8()), ("_fields", pa.list_(pa.string()))),
+        *(("_ordinal", pa.int64()), ("_version", pa.int64()), ("_timestamp", pa.int64())),
+        *(("_deleted", pa.bool_()), ("_fresh", pa.bool_())),
+    ]
+)
+
+
+def rows(*images):
+    return pa.Table.from_pylist(list(images), TYPES)
+
+
+HISTORY = (
+    image(1, 5, 1, 1, gross=2, fresh=True),
+    *(image(2, 5, 2, side, "gross", gross=side + 3, ordinal=1) for side in (0, 1)),
+    image(3, 6, 3, 0, gross=9),
+    image(1, 7, 3, 0, gross=2),
+)
+
+
+def asked(store, sql):
+    return [tuple(row) for row in store.endpoint.client().query(sql).result_rows]
+
+
+def begun(store, *base, at=4, gap=()):
+    """Publish BASE rows of `acme`, and the beginning of an empty `globex`."""
+    write(store, rows(*base), staged=True, upto=at)
+    check_staged(store, "acme", version=at, rows=len(base))
+    store.enter().begin(["acme", "globex"], Moment(at, 1_700_000_000_000_000 + at), gap)
+    put_in_place(store, "acme", rows=len(base), version=at)
+    put_in_place(store, "globex", rows=0, version=at)
+    store.unstage()
+
+
+def test_images_are_kept_in_order_and_a_replay_changes_nothing(make):
+    store = make()
+    begun(store, image(2, 4, 0, 1, gross=3), image(3, 4, 0, 1, gross=9))
+    for _ in range(2):
+        receipts = write(store, rows(*HISTORY), since=4, upto=7)
+        assert [each.code for each in receipts] == [0]
+    view = store.shape.name(store.shape.view)
+    order = "ORDER BY _version, _ordinal, _image"
+    columns = "_version, _ordinal, id, _change, _image, _fields, gross"
+    found = asked(store, f"SELECT {columns} FROM {view} WHERE _change > 0 {order}")
+    assert [(*row[:5], list(row[5]), int(row[6])) for row in found] == [
+        (5, 0, 1, 1, 1, [], 2),
+        (5, 1, 2, 2, 0, ["gross"], 3),
+        (5, 1, 2, 2, 1, ["gross"], 4),
+        (6, 0, 3, 3, 0, [], 9),
+        (7, 0, 1, 3, 0, [], 2),
+    ]
+    names = [row[0] for row in asked(store, f"DESCRIBE {view}")]
+    assert names[3:] == ["_change", "_fields", "_version", "_timestamp", "_ordinal", "_image"]
+    as_of = store.shape.name(f"{store.shape.view}_as_of")
+    held = {
+        v: asked(store, f"SELECT id, toInt32(gross) FROM {as_of}(version = {v}) ORDER BY id")
+        for v in (3, 4, 5, 6, 7)
+    }
+    assert held == {
+        3: [],
+        4: [(2, 3), (3, 9)],
+        5: [(1, 2), (2, 4), (3, 9)],
+        6: [(1, 2), (2, 4)],
+        7: [(2, 4)],
+    }
+
+
+def test_a_history_has_a_beginning_even_without_rows(make):
+    store = make()
+    assert store.begins() == {}
+    begun(store, image(2, 4, 0, 1))
+    at = Moment(4, 1_700_000_000_000_004)
+    assert store.begins() == {"acme": Beginning(at=at), "globex": Beginning(at=at)}
+    view = store.shape.name(store.shape.view)
+    assert asked(store, f"SELECT desk, id, _change FROM {view}") == [("acme", 2, 0)]
+    later = make(store.shape.source.name)
+    begun(later, image(7, 9, 0, 1), at=9, gap=["versions 5 to 9: why"])
+    found = later.begins(["acme"])
+    assert (found.keys(), found["acme"].gap) == ({"acme"}, ("versions 5 to 9: why",))
+    assert asked(later, f"SELECT desk, id, _version FROM {view}") == [("acme", 7, 9)]
+    assert later.replaced_after(["acme", "globex"], 8) == {"acme", "globex"}
+    assert later.replaced_after(["acme", "globex"], 9) == frozenset()
+
+
+def test_a_table_without_tenants_has_one_history(make):
+    store = make(tenant=None)
+    write(store, rows(image(1, 4, 0, 1)), staged=True, upto=4)
+    store.enter().begin(["default"], Moment(4, 5))
+    put_in_place(store, "default", rows=1, version=4)
+    assert store.begins() == {"default": Beginning(at=Moment(4, 5))}
+
+
+def test_a_key_that_is_inserted_while_it_is_in_the_view_is_found(make):
+    store = make()
+    begun(store, image(2, 4, 0, 1), image(3, 4, 0, 1))
+    write(store, rows(*HISTORY), since=4, upto=7)
+    # 1 and 3 have left the view; 0 is the key of the mark, and was never in it.
+    for key in (0, 1, 3):
+        write(store, rows(image(key, 8, 1, 1, fresh=True)), since=7, upto=8)
+    with pytest.raises(FeedGoneError, match=r"key {'id': 2} was inserted while it existed"):
+        write(store, rows(image(2, 8, 1, 1, fresh=True)), since=7, upto=8)
+
+
+def test_types_of_calculated_columns_are_kept_with_the_table(make):
+    store = make()
+    definition = stored_definition(store.endpoint, store.shape)
+    assert [each["type"] for each in definition["calculated"]] == ["decimal(10,2)"]
+    assert definition["view"] == VIEW
+    json.dumps(definition)
+    wider = DeltaField(name="gross", type=Decimal(12, 2))
+    with pytest.raises(SchemaError, match=r"calculated was .*decimal\(10,2\).*Rebuild the index"):
+        make(store.shape.source.name, gross=wider)
+    assert make(store.shape.source.name, generation=1, gross=wider).begins() == {}
+
+
+def test_the_queries_of_the_page_on_views_give_changes(make):
+    store = make("shop.trades")
+    begun(store, image(2, 41, 0, 1), image(3, 41, 0, 1), at=41)
+    later = [each | {"_version": each["_version"] + 40} for each in HISTORY]
+    write(store, rows(*later), since=41, upto=47)
+    page = (ROOT / "docs" / "views.md").read_text()
+    changes, fold = re.findall(r"```sql\n(SELECT .*?)```", page, re.DOTALL)
+    found = asked(store, changes)
+    assert [row[0] for row in found] == [1, 2, 2, 3, 1]
+    assert sorted(row[0] for row in asked(store, fold)) == [2, 3]

@@ -1,0 +1,125 @@
+"""Who gets image rows, which claims share a reading of them, and which tables cannot give them."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from iscp_dagster import Changes, Mirror, SourceTable, Trigger, View
+from iscp_dagster.delta.feed import ReadKind, ReadPlan
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.model.batch import Range
+from iscp_dagster.model.declared.attach import attached
+from iscp_dagster.model.errors import ConfigError, SchemaError, SourceError
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.specs import ConsumerInfo
+from iscp_dagster.sync.reader import Reading
+from iscp_dagster.sync.reading.transitions import (
+    by_view,
+    check_timestamps,
+    columns_of_images,
+    transitions_of,
+)
+
+TRADES = SourceTable("shop.trades", key="id", tenant="desk", indexes=[Mirror(), Changes()])
+BIG = View("big", of=TRADES, where="amount > 100", columns={"gross": "amount * 1.19"})
+TRIGGERS = [Trigger("hot", on=BIG, match="gross > 5"), Trigger("cold", on=BIG, match="gross < 2")]
+(SOURCE,) = attached([TRADES], [BIG], TRIGGERS)
+TYPES = {"mirror": "mirror", "changes": "changes", "big": "changes"}
+
+
+def info(job):
+    return ConsumerInfo(type=TYPES.get(job, "trigger"), table="trades", db="shop", job=job)
+
+
+def test_jobs_of_one_view_share_a_reading():
+    claims = [SimpleNamespace(consumer=info(job)) for job in (*TYPES, "hot", "cold", "gone")]
+    found = by_view(SOURCE, claims)
+    shared = [[each.consumer.job for each in some] for _, some in found]
+    # A job that nobody declares fails on its own, once its columns are asked for.
+    assert shared == [["mirror", "gone"], ["changes"], ["big", "hot", "cold"]]
+    conditions = [transitions and len(transitions.conditions) for transitions, _ in found]
+    assert conditions == [None, 0, 2]
+    with pytest.raises(ConfigError, match="declares no trigger 'gone'"):
+        transitions_of(SOURCE, info("gone"))
+
+
+def test_columns_of_images_are_those_of_the_view_and_of_the_change():
+    def columns(job, *available):
+        return columns_of_images(SOURCE, info(job), transitions_of(SOURCE, info(job)), available)
+
+    images = ("_change", "_image", "_fields", "_ordinal")
+    assert columns("changes", "id", "desk", "amount") == ("id", "desk", "amount", *images)
+    assert columns("big", "id", "desk", "amount")[3:] == ("gross", *images)
+    assert columns("hot", "id", "desk")[-2:] == ("_match", "_unmatch")
+    with pytest.raises(ConfigError, match="the source has no column 'desk'"):
+        columns("changes", "id")
+    with pytest.raises(SchemaError, match="the source has a column '_fields', a name that every"):
+        columns("changes", "id", "desk", "_fields")
+
+
+def test_only_what_is_read_as_a_snapshot_after_a_beginning_is_a_gap():
+    tail = ReadPlan(kind=ReadKind.TAIL, reason="changes")
+    whole = ReadPlan(kind=ReadKind.SNAPSHOT, reason="VACUUM removed files")
+    images = transitions_of(SOURCE, info("big"))
+    later, first = (Range(from_=at, to=Moment(9)) for at in (Moment(4), START))
+    gap = Reading(plan=whole, range=later, transitions=images).gap
+    assert gap == "versions 5 to 9: VACUUM removed files"
+    assert Reading(plan=tail, range=later, transitions=images).gap == ""
+    assert Reading(plan=whole, range=first, transitions=images).gap == ""
+    assert Reading(plan=whole, range=later).gap == ""
+
+
+@pytest.fixture
+def log(tmp_path):
+    folder = tmp_path / "table" / "_delta_log"
+    folder.mkdir(parents=True)
+    column = {"name": "id", "type": "long", "nullable": True, "metadata": {}}
+    schema = {"type": "struct", "fields": [column]}
+
+    def write(*properties):
+        for version, configuration in enumerate(properties):
+            metadata = {
+                "id": "1",
+                "format": {"provider": "parquet", "options": {}},
+                "schemaString": json.dumps(schema),
+                "partitionColumns": [],
+                "configuration": configuration,
+                "createdTime": 0,
+            }
+            actions = [{"commitInfo": {"timestamp": version}}, {"metaData": metadata}]
+            if not version:
+                versions = {"minReaderVersion": 1, "minWriterVersion": 7}
+                actions.append({"protocol": {**versions, "writerFeatures": ["inCommitTimestamp"]}})
+            text = "\n".join(map(json.dumps, actions))
+            (folder / f"{version:020d}.json").write_text(text)
+        return DeltaLog(str(tmp_path / "table"))
+
+    return write
+
+
+ON = {"delta.enableInCommitTimestamps": "true"}
+SINCE_2 = {**ON, "delta.inCommitTimestampEnablementVersion": "2"}
+
+
+def test_commits_without_times_of_their_own_are_refused(log):
+    found = log({}, {}, SINCE_2, SINCE_2)
+    alter = r"ALTER TABLE delta\.`.*` SET TBLPROPERTIES \('delta\.enableInCommitTimestamps' ="
+
+    def check(after, upto, *, staged=False):
+        check_timestamps(found, Range(from_=Moment(after), to=Moment(upto)), staged=staged)
+
+    with pytest.raises(SourceError, match=f"has no in-commit timestamps.*: {alter}"):
+        check(0, 1)
+    with pytest.raises(SourceError, match=f"since version 2 only .*{alter}.*version 1 is before"):
+        check(0, 3)
+    with pytest.raises(SourceError, match="has no in-commit timestamps"):
+        check(-1, 1, staged=True)
+    check(1, 3)
+    check(0, 3, staged=True)
+
+
+def test_a_table_made_with_times_of_its_own_has_them_from_the_first_commit(log):
+    check_timestamps(log(ON, ON), Range(from_=Moment(-1), to=Moment(1)), staged=False)

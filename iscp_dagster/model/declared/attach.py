@@ -63,7 +63,7 @@ class Declared:
 
     def all_endpoints(self) -> list[Endpoint]:
         """The endpoints, also those that only a trigger names; raises UnfitError."""
-        known = _known_endpoints(self.endpoints, self.triggers)
+        known = _known_endpoints(self.endpoints, _every_trigger(self.tables, self.triggers))
         return [known[name] for name in sorted(known)]
 
     def attached(self) -> list[SourceTable]:
@@ -80,14 +80,15 @@ def attached(
     """The tables, each with a changes index for each view of it, and with its triggers.
 
     A trigger gets its endpoints by name from `endpoints`. Views and triggers find their table by
-    its name. Raises UnfitError, a ConfigError that knows the culprit.
+    its name; triggers that a table has already stay. Raises UnfitError, a ConfigError that knows
+    the culprit.
     """
-    names = [table.name for table in tables]
-    over: tuple[View | Trigger, ...] = (*views, *triggers)
+    names, every = [table.name for table in tables], _every_trigger(tables, triggers)
+    over: tuple[View | Trigger, ...] = (*views, *every)
     for each in over:
         _check_table(each, names)
-    known = _known_endpoints(endpoints, triggers)
-    _check_once(triggers)
+    known = _known_endpoints(endpoints, every)
+    _check_once(every)
     return [_attached(table, views, triggers, known) for table in tables]
 
 
@@ -116,16 +117,14 @@ def _attached(
     triggers: Sequence[Trigger],
     known: Mapping[str, Endpoint],
 ) -> SourceTable:
-    given = table
+    own = [_resolved(each, known) for each in table.triggers]
+    given = replace(table, triggers=own) if own else table
     for view in (each for each in views if each.source.name == table.name):
         with _about(view):
             given = replace(given, indexes=[*given.indexes, index_of_view(view)])
     for trigger in (each for each in triggers if each.source.name == table.name):
         with _about(trigger):
-            whole = replace(
-                trigger, to=[_found(trigger, name, known) for name in trigger.endpoints]
-            )
-            given = replace(given, triggers=[*given.triggers, whole])
+            given = replace(given, triggers=[*given.triggers, _resolved(trigger, known)])
     return given
 
 
@@ -142,6 +141,15 @@ def _about(each: View | Trigger) -> Iterator[None]:
 
 def _called(each: View | Trigger) -> str:
     return f"{'View' if isinstance(each, View) else 'Trigger'} {each.name!r}"
+
+
+def _every_trigger(tables: Iterable[SourceTable], others: Iterable[Trigger]) -> list[Trigger]:
+    return [*(trigger for table in tables for trigger in table.triggers), *others]
+
+
+def _resolved(trigger: Trigger, known: Mapping[str, Endpoint]) -> Trigger:
+    """The trigger with its endpoints themselves. Raises UnfitError for an unknown name."""
+    return replace(trigger, to=[_found(trigger, name, known) for name in trigger.endpoints])
 
 
 def _check_table(each: View | Trigger, names: Sequence[str]) -> None:

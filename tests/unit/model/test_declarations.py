@@ -52,6 +52,18 @@ def test_a_trigger_s_endpoints_may_be_named():
     assert known == [ALERTS, other], "with those that only a trigger has, and no trigger at all"
 
 
+def test_triggers_that_a_table_has_already_are_triggers_of_the_location():
+    table = replace(TRADES, triggers=[replace(LARGE, to=["alerts"])])
+    (given,) = attached([table], [BIG], [], [ALERTS])
+    assert given.triggers == [LARGE]
+    assert attached([given]) == [given], "attached again, it stays"
+    assert Declared.of([given]).all_endpoints() == [ALERTS]
+    with pytest.raises(UnfitError, match="Trigger 'large' is declared twice"):
+        attached([table], [BIG], [LARGE], [ALERTS])
+    with pytest.raises(UnfitError, match="to='alerts' is no endpoint of the location"):
+        attached([table])
+
+
 def test_each_declaration_counts_once_whatever_names_it_has():
     found = Declared.of([TRADES, BIG, TRADES, LARGE, ALERTS, BIG, Mirror()])
     assert found.everything == (TRADES, BIG, LARGE, ALERTS)

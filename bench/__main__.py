@@ -7,6 +7,7 @@
     python -m bench --only fleet --apart 50  # and with their watermarks at 50 different commits
     python -m bench --only latency     # 50 commits of a tenant at random moments, on its own stack
     python -m bench --only ids         # ids of events per second, by algorithm
+    python -m bench --only subscriptions  # 200 subscribers at 20 changes/s, 1,000 idle ones
 
 Other parts use the running stack, or CLICKHOUSE_URL and SPARK_REMOTE; both on this machine.
 """
@@ -30,6 +31,7 @@ from bench import (
     shapes,
     snapshot,
     store,
+    subscriptions,
     tail,
     webhooks,
 )
@@ -39,7 +41,7 @@ from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.local.stack.environment import with_stack
 
 WITH_STACK = ["snapshot", "tail", "detection", "shapes", "store"]
-BY_ITSELF = ["scale", "fleet", "latency", "ids", "webhooks"]
+BY_ITSELF = ["scale", "fleet", "latency", "ids", "webhooks", "subscriptions"]
 
 
 def main() -> None:
@@ -83,6 +85,8 @@ def _by_itself(chosen: argparse.Namespace, part: str, folder: Path, report: Repo
         eventids.measure(report, chosen.rounds)
     elif part == "webhooks":
         webhooks.measure(folder, report, chosen.events)
+    elif part == "subscriptions":
+        subscriptions.measure(folder, report)
     else:
         latency.measure(folder, report, chosen.commits)
 

@@ -74,6 +74,10 @@ class Changes(IndexKind):
     def sorted_after(self) -> Sequence[str]:
         return (VERSION, IMAGE)
 
+    def skip_indexes(self) -> Sequence[str]:
+        """Let readers of the newest changes skip the others."""
+        return (f"INDEX {ident('by_version')} {ident(VERSION)} TYPE minmax GRANULARITY 1",)
+
     def live(self) -> str:
         change, image, version = ident(CHANGE), ident(IMAGE), ident(VERSION)
         held = f"argMaxIf({image}, ({version}, {image}), {change} >= {ChangeKind.BASE})"

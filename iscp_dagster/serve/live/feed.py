@@ -159,23 +159,32 @@ class Feed:
             await self._read(found)
 
     async def _read(self, found: Reached) -> None:
-        generation, history = await asyncio.to_thread(self.source.opened)
-        if (
-            self.origin is None
-            or self.origin.generation != generation
-            or (found.table_id not in {"", self.table_id})
-        ):
-            await self._turn_over()
-            return
-        self.history = history
         while True:
             self.readings += 1
-            page = await asyncio.to_thread(
-                next_page, history, dict(self.at), dict(self._upto), self.page
+            # Both at once; a page of a generation that is not the newest is dropped.
+            (generation, history), page = await asyncio.gather(
+                asyncio.to_thread(self.source.opened), asyncio.to_thread(self._next)
             )
+            if self._is_other(generation, found.table_id):
+                await self._turn_over()
+                return
+            self.history = history
             if not page.steps and not page.gaps:
                 return
             await self._append(page)
+            if all(self.at.get(each, START) >= end for each, end in self._upto.items()):
+                return
+
+    def _next(self) -> Page:
+        if self.history is None:
+            return Page()
+        return next_page(self.history, dict(self.at), dict(self._upto), self.page)
+
+    def _is_other(self, generation: int, table_id: str) -> bool:
+        origin = self.origin
+        if origin is None or origin.generation != generation:
+            return True
+        return table_id not in {"", origin.table_id}
 
     async def _turn_over(self) -> None:
         """Begin anew with another table or generation; whoever reads must do so too."""

@@ -16,7 +16,7 @@ from iscp_dagster.joblog.protocol import Touched
 from iscp_dagster.serve.live.feed import FIRST_PAUSE, LONGEST_PAUSE, Feed, Pause
 
 LOGGER = logging.getLogger(__name__)
-EVERY = 0.05
+EVERY = 0.08
 """Seconds between two looks at the log."""
 WHOLE = 10.0
 """Seconds between two looks at all watermarks: those of idle tenants move without an entry."""

@@ -9,13 +9,14 @@ from typing import Any
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, settings
 from iscp_dagster.clickhouse.tables.ddl import table_name
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.types.typetext import parsed
 from iscp_dagster.events.changes import Change, Operation, Stamped
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.serve.columns import Column, column
-from iscp_dagster.serve.live.positions import Position, Positions
+from iscp_dagster.serve.live.positions import START, Position, Positions
 from iscp_dagster.serve.rows import Limits, rows
 from iscp_dagster.serve.sql import Parameters, condition
 from iscp_dagster.serve.where import EVERYTHING, Expression
@@ -76,35 +77,45 @@ class Images:
 
     def begins(self, tenants: Collection[str]) -> Mapping[str, int]:
         """The version that each tenant's history begins with; only of those that have one."""
-        bound = Parameters()
-        query = (
-            f"SELECT {self._owner}, max(`_version`) FROM {self._table} WHERE `_change` = {BEGIN} "
-            f"AND {self._among(tenants, bound)} GROUP BY {self._owner} HAVING count() > 0"
-        )
-        found = self._read(query, bound, [_system("_owner"), _system("_version")])
-        return {row["_owner"]: int(row["_version"]) for row in found}
+        return self.changes([Span(tenant=each, after=START, upto=START) for each in tenants], 0)[0]
 
     def base(self, tenant: str, version: int, told: int, most: int) -> list[Stamped]:
         """The rows as of `version` that the tenant's history begins with, after the first ones."""
         bound = Parameters()
         where = f"`_change` = 0 AND `_version` = {version:d} AND {self._among([tenant], bound)}"
         order = f"ORDER BY {self._keys} LIMIT {most:d} OFFSET {told:d}"
-        return self._stamped(f"WHERE {where} {order}", bound)
+        query = f"SELECT {self._selected} FROM {self._table} FINAL WHERE {where} {order}"
+        return list(self._paired(self._read(query, bound, self._all)))
 
-    def changes(self, spans: Sequence[Span], most: int) -> list[Stamped]:
-        """The oldest changes of the spans, at most `most`; of each tenant those that come first.
+    def changes(self, spans: Sequence[Span], most: int) -> tuple[Mapping[str, int], list[Stamped]]:
+        """Where the histories begin, and the oldest changes of the spans, at most `most`.
 
-        Fewer than `most` are all of the first MOST_GROUPS groups; see `portion`.
+        Both are of one moment. Of each tenant the changes are those that come first; fewer than
+        `most` are all that there are. Give no more spans than `portion` returns.
         """
         bound = Parameters()
-        where = " OR ".join(
-            f"({self._among(tenants, bound)} AND {_between(after, upto)})"
-            for (after, upto), tenants in _grouped(spans).items()
+        groups = _grouped(spans)
+        parts = [
+            f"({self._among(tenants, bound)} AND (`_change` = {BEGIN} OR ({_between(*span)})))"
+            for span, tenants in groups.items()
+        ]
+        # An insert that was repeated may not be merged yet.
+        query = (
+            f"SELECT {self._selected} FROM {self._table} WHERE `_change` != 0 "
+            f"AND ({' OR '.join(parts) or 0}) "
+            f"ORDER BY `_change` != {BEGIN}, `_version`, `_owner`, `_ordinal`, `_image` "
+            "LIMIT 1 BY `_change`, `_version`, `_owner`, `_ordinal`, `_image` "
+            # An update has two rows.
+            f"LIMIT {len(spans) + 2 * most:d}"
         )
-        # An update has two rows.
-        order = "ORDER BY `_version`, `_owner`, `_ordinal`, `_image`"
-        rest = f"WHERE `_change` > 0 AND ({where}) {order} LIMIT {2 * most:d}"
-        return self._stamped(rest, bound)[:most]
+        begins: dict[str, int] = {}
+        found = []
+        for row in self._read(query, bound, self._all):
+            if row["_change"] == BEGIN:
+                begins[row["_owner"]] = int(row["_version"])
+            else:
+                found.append(row)
+        return begins, list(self._paired(found))[:most]
 
     def standing(
         self, at: Positions, row: tuple[str, ...], most: int, where: Expression = EVERYTHING
@@ -120,20 +131,20 @@ class Images:
         )
         later = f" AND {self._later(row, bound)}" if row else ""
         last = (
-            f"SELECT * FROM {self._table} WHERE `_change` >= 0 AND ({upto}){later} "
+            f"SELECT * FROM {self._table} FINAL WHERE `_change` >= 0 AND ({upto}){later} "
             f"ORDER BY {self._sorted}, `_version` DESC, `_image` DESC LIMIT 1 BY {self._sorted}"
         )
         meets = condition(where, bound)
         query = (
             f"SELECT {self._selected} FROM ({last}) WHERE `_image` = 1 AND {meets} "
-            f"ORDER BY {self._sorted} LIMIT {most:d}"
+            f"ORDER BY {self._sorted} LIMIT {most:d} SETTINGS {settings(EXACT_FINAL)}"
         )
         found = self._read(query, bound, self._all)
         return [(tuple(each["_row"]), self._single(each, Operation.BASE)) for each in found]
 
     @property
     def _table(self) -> str:
-        return ident(self.database, table_name(self.view, "rows", self.generation)) + " FINAL"
+        return ident(self.database, table_name(self.view, "rows", self.generation))
 
     @property
     def _owner(self) -> str:
@@ -180,10 +191,6 @@ class Images:
             for name, value in zip(self._identity, row, strict=True)
         ]
         return f"({self._sorted}) > ({', '.join(held)})"
-
-    def _stamped(self, rest: str, bound: Parameters) -> list[Stamped]:
-        found = self._read(f"SELECT {self._selected} FROM {self._table} {rest}", bound, self._all)
-        return list(self._paired(found))
 
     def _read(
         self, query: str, bound: Parameters, columns: Sequence[Column]

@@ -21,8 +21,8 @@ class History(Protocol):
     def base(self, tenant: str, version: int, told: int, most: int) -> list[Stamped]:
         """The rows that it begins with."""
 
-    def changes(self, spans: Sequence[Span], most: int) -> list[Stamped]:
-        """The oldest changes of the spans."""
+    def changes(self, spans: Sequence[Span], most: int) -> tuple[Mapping[str, int], list[Stamped]]:
+        """Where the histories begin, and the oldest changes of the spans, at one moment."""
 
     def standing(
         self, at: Positions, row: tuple[str, ...], most: int, where: Expression
@@ -59,60 +59,62 @@ def next_page(history: History, at: Positions, upto: Positions, most: int) -> Pa
     behind = {tenant: end for tenant, end in upto.items() if at.get(tenant, START) < end}
     if not behind:
         return Page()
-    begins = history.begins(behind)
-    gaps = _gaps(at, behind, begins)
-    open_ = {tenant: end for tenant, end in behind.items() if tenant not in gaps}
-    steps = _base(history, at, open_, begins, most)
-    if not steps:
-        steps = _changes(history, at, open_, begins, most)
-    # A history that was replaced meanwhile may have lost what was to be read.
-    again = history.begins(open_) if steps else begins
-    gaps |= {tenant: again[tenant] for tenant in open_ if again.get(tenant) != begins.get(tenant)}
-    return Page(steps=tuple(each for each in steps if each.tenant not in gaps), gaps=gaps)
+    ends = [
+        Span(tenant=tenant, after=at.get(tenant, START), upto=end) for tenant, end in behind.items()
+    ]
+    spans = portion(ends)
+    begins, found = history.changes(spans, most)
+    gaps = _gaps(spans, begins)
+    kept = [each for each in spans if each.tenant not in gaps]
+    steps = _base(history, kept, begins, most) or _changes(
+        kept, begins, found, whole=len(found) < most
+    )
+    return Page(steps=tuple(steps), gaps=gaps)
 
 
-def _gaps(at: Positions, behind: Positions, begins: Mapping[str, int]) -> dict[str, int]:
+def _gaps(spans: Sequence[Span], begins: Mapping[str, int]) -> dict[str, int]:
     return {
-        tenant: begin
-        for tenant in behind
-        if (begin := begins.get(tenant)) is not None and not is_kept(at.get(tenant, START), begin)
+        each.tenant: begin
+        for each in spans
+        if (begin := begins.get(each.tenant)) is not None and not is_kept(each.after, begin)
     }
 
 
 def _base(
-    history: History, at: Positions, upto: Positions, begins: Mapping[str, int], most: int
+    history: History, spans: Sequence[Span], begins: Mapping[str, int], most: int
 ) -> list[Step]:
     """The rows that a tenant's history begins with, if one has some left to tell."""
-    for tenant, end in upto.items():
-        told, begin = at.get(tenant, START).base_told, begins.get(tenant)
+    for each in spans:
+        told, begin = each.after.base_told, begins.get(each.tenant)
         # Rows of a commit that is not confirmed may be there only in part.
-        if told is None or begin is None or Position.after(begin) > end:
+        if told is None or begin is None or Position.after(begin) > each.upto:
             continue
-        rows = history.base(tenant, begin, told, most)
+        # If the history was replaced meanwhile there are none, and the next page has the gap.
+        rows = history.base(each.tenant, begin, told, most)
         steps = [
-            Step(tenant=tenant, at=Position.in_base(begin, told + number), stamped=row)
+            Step(tenant=each.tenant, at=Position.in_base(begin, told + number), stamped=row)
             for number, row in enumerate(rows, start=1)
         ]
-        done = [] if len(rows) == most else [Step(tenant=tenant, at=Position.after(begin))]
+        done = [] if len(rows) == most else [Step(tenant=each.tenant, at=Position.after(begin))]
         return [*steps, *done]
     return []
 
 
 def _changes(
-    history: History, at: Positions, upto: Positions, begins: Mapping[str, int], most: int
+    spans: Sequence[Span],
+    begins: Mapping[str, int],
+    found: Sequence[Stamped],
+    *,
+    whole: bool,
 ) -> list[Step]:
-    spans = portion(
-        [
-            Span(tenant=tenant, after=at.get(tenant, START), upto=end)
-            for tenant, end in upto.items()
-            if at.get(tenant, START) != START or tenant not in begins
-        ]
-    )
-    found = history.changes(spans, most) if spans else []
-    steps = list(_steps(found))
-    if len(found) < most:
-        steps += [Step(tenant=each.tenant, at=each.upto) for each in spans]
-    return steps
+    """The changes of tenants whose history's first rows have been told."""
+    ready = {
+        each.tenant: each.upto
+        for each in spans
+        if each.after.base_told is None or each.tenant not in begins
+    }
+    steps = [each for each in _steps(found) if each.tenant in ready]
+    return [*steps, *(Step(tenant=one, at=end) for one, end in ready.items() if whole)]
 
 
 def _steps(found: Sequence[Stamped]) -> Iterator[Step]:

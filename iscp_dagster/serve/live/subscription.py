@@ -74,7 +74,7 @@ class Subscription:
             registered = self.feed.registrations
             self.at = {each: cursor.of(each, registered.get(each, 0)) for each in visible}
             self._row, self.snapshot = cursor.row, cursor.row is not None
-        await self._check_kept()
+            await self._check_kept()
         self.position = self._cursor()
 
     async def _check_kept(self) -> None:

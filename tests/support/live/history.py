@@ -93,13 +93,10 @@ class FakeIndex:
         return self.generation, self
 
     def begins(self, tenants):
-        if self.failures:
-            self.failures -= 1
-            raise UnavailableError("ClickHouse is away")
         return {
             each: self.tenants[each].begin
             for each in tenants
-            if self.tenants[each].begin is not None
+            if each in self.tenants and self.tenants[each].begin is not None
         }
 
     def base(self, tenant, version, told, most):
@@ -111,6 +108,9 @@ class FakeIndex:
         ]
 
     def changes(self, spans, most):
+        if self.failures:
+            self.failures -= 1
+            raise UnavailableError("ClickHouse is away")
         self.asked += 1
         found = []
         for span in spans:
@@ -120,7 +120,8 @@ class FakeIndex:
                 late = its.begin is None or version > its.begin
                 if late and span.after < Position(version, ordinal) <= span.upto:
                     found.append((version, span.tenant, ordinal, change))
-        return [stamped(tenant, *change) for _, tenant, _, change in sorted(found)[:most]]
+        told = [stamped(tenant, *change) for _, tenant, _, change in sorted(found)[:most]]
+        return self.begins([span.tenant for span in spans]), told
 
     def standing(self, at, row, most, where):
         found = []

@@ -1,0 +1,228 @@
+"""From a confirmed change to the messages of many subscribers, and what idle ones cost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+from bench.report import Report
+from iscp_dagster import SourceTable
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.kinds.changes import Changes
+from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexTable
+from iscp_dagster.joblog.iterations import Done, Iteration
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.model.declared.images import IMAGE_FIELDS
+from iscp_dagster.model.declared.schema import DeltaField, Primitive
+from iscp_dagster.model.jobs import JobID, NewJob
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
+
+SOURCE = SourceTable("bench.trades", key="id", tenant="desk", indexes=[Changes(name="big")])
+FIELDS = tuple(
+    DeltaField(name=name, type=Primitive(type_), nullable=False)
+    for name, type_ in (("desk", "string"), ("id", "long"), ("amount", "long"))
+)
+COLUMNS = (
+    *("desk", "id", "amount", "_change", "_image", "_fields", "_ordinal"),
+    *("_version", "_timestamp", "_deleted"),
+)
+NAME = JobID(db="bench", table="trades", job="big")
+ROWS = 500_000
+TALKING, PER_SECOND, SECONDS = 200, 20, 15
+IDLE = 1_000
+QUERY = "subscription { bench_big(snapshot: false) { operation data { id amount } cursor } }"
+
+
+def measure(folder: Path, report: Report) -> None:
+    with _clickhouse(folder) as url, _served(folder, url) as (server, port):
+        deck = _Deck(url, folder)
+        asyncio.run(_talk(deck, port, report))
+        asyncio.run(_idle(deck, server, port, report))
+
+
+@contextmanager
+def _clickhouse(folder: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "iscp_dagster.local.clickhouse", "--path", str(folder / "ch")]
+    command += ["--host", "127.0.0.1", "--port", "0", "--max-connections", "100"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        address = process.stdout.readline().split()[-1]
+        try:
+            _fill(Endpoint.parse(f"http://{address}"))
+            yield f"http://{address}"
+        finally:
+            process.terminate()
+
+
+def _fill(endpoint: Endpoint) -> None:
+    """Make the index with ROWS rows of one tenant at version 1."""
+    index, client = SOURCE.indexes[0], endpoint.client()
+    shape = IndexTable(source=SOURCE, index=index, fields=[*FIELDS, *IMAGE_FIELDS])
+    for statement in (*shape.create_statements(), *shape.view_statements()):
+        client.command(statement, settings=SETTINGS)
+    into = f"INSERT INTO {shape.name(shape.rows)} ({', '.join(COLUMNS)}) "
+    stamp = "1, toDateTime64(0, 6, 'UTC'), 0"
+    client.command(f"{into} SELECT 'a', 0, 0, -1, 0, [], 0, {stamp}")
+    client.command(f"{into} SELECT 'a', number, 1, 0, 1, [], 0, {stamp} FROM numbers({ROWS})")
+
+
+@contextmanager
+def _served(folder: Path, url: str) -> Iterator[tuple[int, int]]:
+    """Serve in a process of its own; gives its id and its port."""
+    _log(folder)
+    command = [sys.executable, "-m", "bench.subscriptions", url, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            yield process.pid, int(process.stdout.readline())
+        finally:
+            process.terminate()
+
+
+def _log(folder: Path) -> SqlLog:
+    log = SqlLog(f"sqlite:///{folder}/log.db")
+    log.ensure()
+    return log
+
+
+class _Deck:
+    """Writes changes and confirms them, as an iteration does."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.client = Endpoint.parse(url).client()
+        self.log, self.version = _log(folder), 1
+        consumer = ConsumerInfo(type="changes", db=NAME.db, table=NAME.table, job=NAME.job)
+        spec = JobSpec(detail=IterationDetail(consumer=consumer))
+        self.log.register_many([NewJob(tenant="a", name=NAME, table_id="t", spec=spec)])
+        self._reach()
+
+    def change(self) -> float:
+        """Change one row in one commit; returns when it was confirmed."""
+        self.version += 1
+        at, version = datetime.now(timezone.utc), self.version
+        rows = [
+            ("a", version, amount, 2, image, ["amount"], 0, version, at, 0)
+            for image, amount in ((0, 1), (1, version))
+        ]
+        self.client.insert("bench.trades_big__rows", rows, column_names=COLUMNS)
+        self._reach()
+        return time.time()
+
+    def _reach(self) -> None:
+        (job,) = self.log.jobs(name=NAME)
+        to = Moment(self.version, self.version)
+        (claim,) = self.log.begin(Iteration.of([job], to), "run", {})
+        self.log.complete([Done(claim=claim, to=to, counts={})])
+
+    def queries(self) -> int:
+        """How many queries ClickHouse has answered, this one too."""
+        found = self.client.query("SELECT value FROM system.events WHERE event = 'Query'")
+        return int(found.result_rows[0][0])
+
+
+async def _talk(deck: _Deck, port: int, report: Report) -> None:
+    """Measure the time from each change to each subscriber's message."""
+    sockets = [await _subscribed(port) for _ in range(TALKING)]
+    await asyncio.to_thread(deck.change)
+    await asyncio.gather(*(socket.recv() for socket in sockets))
+    confirmed: dict[int, float] = {}
+    heard: list[tuple[int, float]] = []
+    listening = [asyncio.create_task(_listen(socket, heard)) for socket in sockets]
+    before, began = await asyncio.to_thread(deck.queries), time.monotonic()
+    for number in range(PER_SECOND * SECONDS):
+        await asyncio.sleep(max(0.0, began + number / PER_SECOND - time.monotonic()))
+        at = await asyncio.to_thread(deck.change)
+        confirmed[deck.version] = at
+    took, asked = time.monotonic() - began, await asyncio.to_thread(deck.queries) - before
+    await asyncio.wait_for(asyncio.gather(*listening), 60)
+    late = sorted(at - confirmed[version] for version, at in heard)
+    cuts = quantiles(late, n=100)
+    rate = len(confirmed) / took
+    report.fact(f"{TALKING} subscribers, {rate:.1f} changes/s: messages", f"{len(heard):,}")
+    report.fact(
+        "  change -> message, p50, p99, worst",
+        f"{cuts[49] * 1e3:.0f} ms, {cuts[98] * 1e3:.0f} ms, {late[-1] * 1e3:.0f} ms",
+    )
+    report.ratio("p99 in half seconds", cuts[98] / 0.5, "at most 1")
+    report.fact("  queries of ClickHouse a change", f"{asked / len(confirmed):.1f}")
+    await asyncio.gather(*(socket.close() for socket in sockets))
+
+
+async def _listen(socket: Any, heard: list[tuple[int, float]]) -> None:
+    for _ in range(PER_SECOND * SECONDS):
+        text = await socket.recv()
+        at = time.time()
+        heard.append((int(json.loads(text)["payload"]["data"]["bench_big"]["data"]["id"]), at))
+
+
+async def _subscribed(port: int) -> Any:
+    from websockets.asyncio.client import connect
+
+    place = f"ws://127.0.0.1:{port}/graphql"
+    socket = await connect(place, subprotocols=["graphql-transport-ws"], compression=None)
+    await socket.send(json.dumps({"type": "connection_init"}))
+    await socket.recv()
+    asked = {"type": "subscribe", "id": "1", "payload": {"query": QUERY}}
+    await socket.send(json.dumps(asked))
+    return socket
+
+
+async def _idle(deck: _Deck, server: int, port: int, report: Report) -> None:
+    before = _memory(server)
+    sockets = [await _subscribed(port) for _ in range(IDLE)]
+    await asyncio.to_thread(deck.change)
+    await asyncio.gather(*(socket.recv() for socket in sockets))
+    each = (_memory(server) - before) / IDLE
+    report.fact(f"{IDLE:,} idle subscribers: memory of the server, each", f"{each:.0f} kB")
+    asked = await asyncio.to_thread(deck.queries)
+    await asyncio.sleep(10)
+    asked = await asyncio.to_thread(deck.queries) - asked - 1
+    report.fact("  queries of ClickHouse in 10 s", f"{asked}")
+    await asyncio.gather(*(socket.close() for socket in sockets))
+
+
+def _memory(process: int) -> int:
+    """Kilobytes that the process holds."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0])
+
+
+def _serve(url: str, folder: str) -> None:
+    from socket import create_server
+
+    import uvicorn
+    from starlette.routing import WebSocketRoute
+
+    from iscp_dagster.serve.access import OpenAccess
+    from iscp_dagster.serve.catalog import catalog
+    from iscp_dagster.serve.graph.schemas import Schemas
+    from iscp_dagster.serve.live.service import Live
+    from iscp_dagster.serve.live.transport.socket import Sockets
+    from iscp_dagster.serve.web.app import PATH, Settings, create_app
+
+    endpoint = Endpoint.parse(url)
+    live = Live(log=SqlLog(f"sqlite:///{folder}/log.db"))
+    schemas = Schemas(
+        load=lambda: catalog([SOURCE], [endpoint], lambda _: ()), subscribe=live.subscribe
+    )
+    sockets = Sockets(schemas=schemas, access=OpenAccess())
+    routes = [WebSocketRoute(PATH, sockets.endpoint)]
+    app = create_app(Settings(schemas=schemas, routes=routes, beside=[sockets.beside]))
+    with create_server(("127.0.0.1", 0), backlog=1024) as place:
+        print(place.getsockname()[1], flush=True)
+        config = uvicorn.Config(app, log_level="warning", ws_per_message_deflate=False)
+        uvicorn.Server(config).run(sockets=[place])
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])

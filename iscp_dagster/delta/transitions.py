@@ -109,6 +109,7 @@ def images(spark: Any, read: ViewRead, after: Moment, upto: Moment, *, partition
     the view: the changes then do not say which rows remain. Rows are sorted by tenant, version and
     ordinal, each tenant's in one of the `partitions`.
     """
+    _in_utc(spark)
     rows = feed(spark, read.selection, after, upto)
     rows = rows.select(*columns(read.selection.output), *stamps())
     rows = _viewed(rows, read, VERSION, TIMESTAMP, UPSERT)
@@ -122,6 +123,7 @@ def base(spark: Any, read: ViewRead, at: Moment) -> Any:
     """The view's rows as of version `at`, as BASE rows."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
+    _in_utc(spark)
     rows = of_tenants(table_at(spark, read.selection, at), read.selection)
     rows = _viewed(rows.select(*columns(read.selection.output)), read)
     return rows.select(
@@ -135,6 +137,11 @@ def base(spark: Any, read: ViewRead, at: Moment) -> Any:
         F.lit(at.micros).cast("bigint").alias(TIMESTAMP),
         F.lit(False).alias(DELETED),
     )
+
+
+def _in_utc(spark: Any) -> None:
+    """Have expressions give the same wherever Spark runs: their dates and hours are UTC's."""
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
 def viewed(rows: Any, transitions: Transitions) -> Any:

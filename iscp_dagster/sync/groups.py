@@ -175,15 +175,16 @@ def _planned(reader: Reader, group: Sequence[Claim]) -> dict[ReadPlan, list[Clai
         by_tenant |= dict.fromkeys(forgotten & tenants_of(tails), UNKNOWN)
     histories = {each.key for each in tails if each.consumer.type in OF_IMAGES}
     others = [each for each in tails if each.key not in histories]
-    lost = dict.fromkeys(_replaced(reader, others), REPLACED)
+    gone = _replaced(reader, others)
+    # What another index lost is no gap in a history.
+    own = {
+        job: _replaced(reader, members)
+        for job, members in _by_job([each for each in tails if each.key in histories]).items()
+    }
     found: dict[ReadPlan, list[Claim]] = {}
     for claim in group:
-        plan = by_tenant[claim.key.tenant]
-        # What another index lost is no gap in a history.
-        if claim.key in histories:
-            plan = REPLACED if _replaced(reader, [claim]) else plan
-        else:
-            plan = lost.get(claim.key.tenant, plan)
+        lost = own[claim.key.job_name] if claim.key in histories else gone
+        plan = REPLACED if claim.key.tenant in lost else by_tenant[claim.key.tenant]
         found.setdefault(plan, []).append(claim)
     return found
 

@@ -22,7 +22,7 @@ from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.io_manager import shown
 from iscp_dagster.model.declared.attach import index_of_view
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS
-from iscp_dagster.model.errors import ConfigError, SchemaError, SourceError
+from iscp_dagster.model.errors import ConfigError, KeyColumnError, SchemaError, SourceError
 from iscp_dagster.spark.session import shared
 from iscp_dagster.sync.consumers import index_of
 from iscp_dagster.upkeep.histories import history
@@ -196,17 +196,46 @@ def test_a_gap_begins_a_history_anew_and_is_told(
     assert f"changes since {upto} of" in printed
     assert f"gap {told}" in printed
     # Changes go on from there.
-    end = table.version
+    end = upto + 1
     reached(table, end)
     expected = dealt.model.images(big, range(upto + 1, end + 1))
     assert expected
     assert images_in(table, "big", upto) == sorted(expected, key=lambda row: row[:4])
-    assert all(each.agrees for each in table.verdicts())
+    assert [each.agrees for each in table.verdicts()] == [True, True]
     # Another definition is another index.
     other = View("big", of=table.source, where="amount > 10", columns={"gross": GROSS})
     changed = table.with_indexes(index_of_view(other))
     with pytest.raises(SchemaError, match=r"view was .* and is .* now. Rebuild the index"):
         store_of(changed, "big").ensure()
+
+
+def test_a_tenant_with_a_key_twice_waits_alone_and_begins_anew(
+    clickhouse_url, spark_remote, dealt, tmp_path
+):
+    deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
+    table = dealt.table(deployment, "changes")
+    last = table.version
+    twice, clean = last - 3, last - 2
+    reached(table, twice - 1)
+    outcomes = {
+        each.claim.key.tenant: each for each in table.run(table.iteration(*TENANTS, to=twice))
+    }
+    assert outcomes["acme"].code == KeyColumnError.code
+    assert f"key {{'k': {dealt.model.twin[1]}}} occurs in 2 rows" in outcomes["acme"].message
+    assert outcomes["globex"].plan.kind is ReadKind.TAIL
+    assert [row[1:5] for row in images_in(table, "changes", twice - 1)] == [(twice, 0, 1, 1)]
+    # It can be read again once the second row is gone, but nobody knows which one that was.
+    (mended,) = (each for each in table.materialize("acme") if each.to.version >= clean)
+    said = f"key {{'k': {dealt.model.twin[1]}}} was inserted while it existed"
+    assert mended.gap.startswith(f"versions {twice} to {last}: ")
+    assert said in mended.gap
+    # The column that the table has gained is in both.
+    assert [each.to.version for each in table.materialize("globex")] == [last]
+    assert images_in(table, "changes", clean)[-1][4:6] == (2, ["extra"])
+    assert rows_in(table, "changes", "_as_of", f"(version = {last})") == keys_of(
+        dealt.model, "changes", last
+    )
+    assert [each.agrees for each in table.verdicts()] == [True, True]
 
 
 def store_of(table, name) -> IndexStore:

@@ -1,0 +1,94 @@
+"""docs/webhooks.md says what the code does."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from dataclasses import fields
+from datetime import datetime, timezone
+from decimal import Decimal
+
+import pytest
+from places import DOCS
+
+from iscp_dagster import Endpoint
+from iscp_dagster.events.hysteresis import EventType
+from iscp_dagster.events.ids import IdScheme
+from iscp_dagster.events.payload import Event
+from iscp_dagster.events.timestamps import SourceTimestamp
+from iscp_dagster.webhooks.answers import Answer
+from iscp_dagster.webhooks.sending.network import MOST_READ
+from iscp_dagster.webhooks.sending.posting import TOLD
+from iscp_dagster.webhooks.sending.sender import Pace
+from iscp_dagster.webhooks.sending.signing import secrets_of
+
+PAGE = (DOCS / "webhooks.md").read_text(encoding="utf-8")
+DECLARING, MAKING = re.findall(r"^```python.*?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def declared() -> Endpoint:
+    names: dict[str, object] = {}
+    exec(DECLARING, names)
+    found = names["alerts"]
+    assert isinstance(found, Endpoint)
+    return found
+
+
+def test_the_endpoint_is_declared_as_shown_and_its_secret_made_as_shown():
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(MAKING, {})
+    endpoint = declared()
+    assert len(secrets_of(endpoint, {"ALERTS_SECRET": said.getvalue().strip()})[0]) == 32
+
+
+def test_the_body_is_that_of_an_event():
+    (shown,) = re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    at = SourceTimestamp(nanos=1705316445123456789, version=1)
+    event = Event(
+        event_id=IdScheme().event_id("large_trade_alert", "123", at),
+        event_type=EventType.MATCH,
+        trigger_name="large_trade_alert",
+        timestamp=datetime(2024, 1, 15, 10, 44, 6, 112_000, tzinfo=timezone.utc),
+        source_timestamp=at,
+        data={"id": 123, "gross": Decimal("595.00")},
+    )
+    assert json.loads(shown) == json.loads(event.body())
+    assert list(json.loads(shown)) == list(json.loads(event.body()))
+
+
+def test_every_option_is_in_the_table_with_its_default():
+    table = PAGE.partition("| option of `Endpoint` |")[2].partition("\n\n")[0]
+    rows = [
+        (re.findall(r"`(\w+)`", cells[1]), cells[3].strip())
+        for cells in (line.split("|") for line in table.splitlines()[2:])
+    ]
+    told = {name: default for names, default in rows for name in names}
+    options = {each.name for each in fields(Endpoint)} - {"name", "_"}
+    assert set(told) == options
+    endpoint = declared()
+    for name in ("batch", "concurrency", "timeout", "pending"):
+        assert float(told[name].replace(",", "")) == getattr(endpoint, name)
+
+
+def test_the_numbers_in_the_text_are_the_defaults():
+    endpoint = declared()
+    assert endpoint.retries == (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
+    assert "after 5 s, 5 min, 30 min, 2 h, 5 h, 10 h and 10 h (`retries=`)" in PAGE
+    assert f"each ±{endpoint.jitter:.0%}".replace("%", " %") in PAGE
+    assert f"`longest_wait=` ({endpoint.longest_wait / 3600:g} h)" in PAGE
+    assert f"{endpoint.refusals} of these in a row (`refusals=`)" in PAGE
+    assert endpoint.failing_days == 5
+    assert "five days (`failing_days=`)" in PAGE
+    assert f"At most {MOST_READ // 1000} kB" in PAGE
+    assert f"first {TOLD} characters" in PAGE
+    assert f"within {Pace().lease:g} seconds" in PAGE
+    assert "twenty times a second" in PAGE
+    assert Pace().look == 1 / 20
+
+
+@pytest.mark.parametrize("status", [300, 301, 401, 402, 403, 404, 405, 409, 418])
+def test_what_the_table_says_to_pause_does(status):
+    assert Answer(status=status).pauses

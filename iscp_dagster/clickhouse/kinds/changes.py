@@ -45,6 +45,11 @@ class Changes(IndexKind):
                 "its rows would tell of changes that never were; leave errors= out, and keep the "
                 "column as another type with types={...}."
             )
+        if self.append:
+            raise ConfigError(
+                f"Index {self.name!r}: append=True, but a change is a change of a key; declare the "
+                "table's key=, and leave append= out."
+            )
         if self.sharding is not None:
             raise ConfigError(
                 f"Index {self.name!r}: a changes index is read in the order of its commits, so it "

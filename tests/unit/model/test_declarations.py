@@ -156,6 +156,13 @@ def test_a_calculated_column_hides_no_column_that_every_change_has(name):
     assert {"_version", "_timestamp", "_deleted", "_change", "_image", "_commit_version"} <= TAKEN
 
 
+def test_a_table_without_a_key_has_no_changes():
+    with pytest.raises(ConfigError, match=r"'changes': append=True, but a change is a change of a"):
+        SourceTable("shop.events", indexes=[Changes(append=True)])
+    with pytest.raises(ConfigError, match=r"declare at least one key column, or append=True"):
+        SourceTable("shop.events", indexes=[Changes()])
+
+
 def test_a_calculated_column_hides_none_of_the_view_below():
     with pytest.raises(ConfigError, match=r"View 'huge': the calculated column 'Gross' would hide"):
         replace(HUGE, columns={"Gross": "1"})

@@ -1,8 +1,15 @@
-"""The documentation of the installed Python distributions, searchable by word and by meaning."""
+"""The documentation of the installed Python distributions, searchable by word and by meaning.
+
+A webhook tells a receiver on this machine when a symbol's documentation starts to say that
+something is deprecated.
+"""
 
 from __future__ import annotations
 
-from iscp_dagster import FullText, Mirror, SourceTable, Vector
+import os
+
+from iscp_dagster import Endpoint, FullText, Mirror, SourceTable, Trigger, Vector, View
+from iscp_dagster.demo.alerts import address_of
 from iscp_dagster.demo.load import SymbolsConfig, installed, load_symbols
 
 symbols = SourceTable(
@@ -21,4 +28,27 @@ symbols = SourceTable(
     description="Modules, classes and functions of installed distributions, with embeddings.",
     owners=["team:data-platform"],
     tags={"domain": "docs"},
+)
+
+deprecations = View(
+    "deprecations",
+    of=symbols,
+    where="lower(doc) LIKE '%deprecated%'",
+    description="Symbols whose documentation says that something is deprecated.",
+)
+
+receiver = Endpoint(
+    "receiver",
+    url=address_of(os.environ),
+    secrets=["ISCP_WEBHOOK_SECRET"],
+    allow=["127.0.0.1/32"],
+)
+
+deprecated = Trigger(
+    "deprecated",
+    on=deprecations,
+    match="true",
+    columns=["distribution", "kind", "file", "line"],
+    to=[receiver],
+    description="Tells when a symbol's documentation starts, or ceases, to say so.",
 )

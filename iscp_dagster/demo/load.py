@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, Field
 
 from iscp_dagster.demo.embedding import embedded
-from iscp_dagster.demo.symbols import SourceFile, Symbol, source_files, summarized, symbols
+from iscp_dagster.demo.symbols import (
+    SourceFile,
+    Symbol,
+    noted,
+    source_files,
+    summarized,
+    symbols,
+)
 from iscp_dagster.spark.quoting import ident, text
 
 if TYPE_CHECKING:
@@ -67,6 +74,9 @@ class SymbolsConfig(BaseModel):
     summary: bool = Field(
         default=False, description="Public symbols only, and the first paragraph of each."
     )
+    deprecate: str = Field(
+        default="", description="The qualified name of a symbol that gets a note: deprecated."
+    )
 
 
 def installed() -> list[str]:
@@ -81,20 +91,22 @@ def load_symbols(load: Load) -> None:
     files = [asdict(file) for name in load.tenants for file in source_files(name)]
     tasks = max(2, len(files) // FILES_PER_TASK)
     frame = spark.createDataFrame(files).repartition(tasks)
-    summary = bool(load.config and load.config.summary)
+    config = load.config or SymbolsConfig()
     spark.sql(CREATE.format(path=path, columns=COLUMNS))
-    frame.mapInArrow(_reader(summary=summary), ROW).createOrReplaceTempView("symbols_now")
+    frame.mapInArrow(_reader(config.summary, config.deprecate), ROW).createOrReplaceTempView(
+        "symbols_now"
+    )
     # MERGE binds no parameters.
     spark.sql(MERGE.format(path=path, tenants=", ".join(map(text, load.tenants))))
     load.log.info("Merged the symbols of %s files of %s.", len(files), ", ".join(load.tenants))
 
 
-def _reader(*, summary: bool) -> Any:
+def _reader(summary: bool, deprecate: str) -> Any:  # noqa: FBT001 - the config's fields
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             found = (row for file in batch.to_pylist() for row in symbols(SourceFile(**file)))
-            rows = list(summarized(found) if summary else found)
-            yield _batch(rows)
+            rows = noted(summarized(found) if summary else found, deprecate)
+            yield _batch(list(rows))
 
     return read
 

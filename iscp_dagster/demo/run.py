@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -14,9 +15,10 @@ from rich.table import Table
 
 from iscp_dagster.api.discovery import declared
 from iscp_dagster.api.environment import deployment_of
-from iscp_dagster.demo import searches
+from iscp_dagster.demo import alerts, searches
 from iscp_dagster.demo.dagster_api import DagsterApi
 from iscp_dagster.demo.load import installed
+from iscp_dagster.demo.receiver import Receiver
 from iscp_dagster.local.services.settings import home_of
 from iscp_dagster.local.services.state import running_stack
 from iscp_dagster.local.stack import control
@@ -24,14 +26,17 @@ from iscp_dagster.local.stack.environment import with_stack
 from iscp_dagster.location.names import partitions_name, source_key
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError, SetupError
-from iscp_dagster.model.variables import DAGSTER_URL
+from iscp_dagster.model.variables import DAGSTER_URL, WEBHOOK_SECRET
 from iscp_dagster.spark.session import disconnect
 from iscp_dagster.sync.deployment import Deployment
+from iscp_dagster.upkeep.outbox import outbox_of
 from iscp_dagster.upkeep.position import Position, positions
 from iscp_dagster.upkeep.verify import Verdict, verify
+from iscp_dagster.webhooks.outbox import Outbox
 
 LOAD_SECONDS = 300
 SYNC_SECONDS = 300
+DELIVERY_SECONDS = 60
 POLL_SECONDS = 0.5
 DATABASE, TABLE = "docs", "symbols"
 
@@ -51,16 +56,19 @@ class Demo:
     dagster: DagsterApi
     console: Console
     tenants: Sequence[str]
+    receiver: Receiver
 
     def play(self) -> list[Verdict]:
         """Run the whole demo, step by step, as a person would."""
         for tenant in self.tenants:
             self.dagster.add_partition(partitions_name(self.source), tenant)
-        self._load("Loading the source table", self.tenants, summary=False)
+        self._load("Loading the source table", self.tenants, {"summary": False})
         self._synchronize("Initial synchronization", self.tenants)
         # The last tenant does not change: its indexes must not move.
-        self._load("Committing a change", self.tenants[:-1], summary=True)
+        change = {"summary": True, "deprecate": alerts.DEPRECATED}
+        self._load("Committing a change", self.tenants[:-1], change)
         self._synchronize("Following the change", self.tenants)
+        self._deliver()
         for search in searches.SEARCHES:
             search(self.deployment, self.source.database, self.console)
         with self._step("Verifying every index against its source"):
@@ -68,29 +76,44 @@ class Demo:
         self._table(positions(self.deployment, self.source), verdicts)
         return verdicts
 
-    def _load(self, what: str, tenants: Sequence[str], *, summary: bool) -> None:
+    def _load(self, what: str, tenants: Sequence[str], config: dict[str, Any]) -> None:
         with self._step(f"{what}: {len(tenants)} distributions"):
             step = f"load_{self.source.database}_{self.source.table}"
-            config = {"ops": {step: {"config": {"summary": summary}}}}
             run_id = self.dagster.materialize(
-                source_key(self.source).path, (tenants[0], tenants[-1]), config
+                source_key(self.source).path,
+                (tenants[0], tenants[-1]),
+                {"ops": {step: {"config": config}}},
             )
             self.dagster.wait(run_id, LOAD_SECONDS)
 
     def _synchronize(self, what: str, tenants: Sequence[str]) -> None:
         """Wait until the runner and the run queue have brought every index in step."""
-        total = len(tenants) * len(self.source.indexes)
+        total = len(tenants) * len(self.source.consumers)
         deadline = time.monotonic() + SYNC_SECONDS
         with _bar(self.console, what, total) as advance_to:
             while (done := self._in_step()) < total:
                 advance_to(done)
                 if time.monotonic() > deadline:
                     raise OutOfStepError(
-                        f"{total - done} of {total} indexes are not in step after "
+                        f"{total - done} of {total} jobs are not in step after "
                         f"{SYNC_SECONDS} s: {self._errors()}; see {self.dagster.url}/runs"
                     )
                 time.sleep(POLL_SECONDS)
             advance_to(done)
+
+    def _deliver(self) -> None:
+        """Wait until the receiver has every event of the demo's trigger, and show some."""
+        outbox = _outbox(self.deployment)
+        with self._step("Delivering the events of its trigger"):
+            deadline = time.monotonic() + DELIVERY_SECONDS
+            while outbox.numbers(alerts.TRIGGER, [alerts.RECEIVER]).events["pending"]:
+                if time.monotonic() > deadline:
+                    raise OutOfStepError(
+                        f"events are not delivered after {DELIVERY_SECONDS} s; see "
+                        f"`iscp events list --trigger {alerts.TRIGGER}`"
+                    )
+                time.sleep(POLL_SECONDS)
+        alerts.show(self.receiver.events, self.console)
 
     def _in_step(self) -> int:
         return sum(each.in_step for each in positions(self.deployment, self.source))
@@ -113,7 +136,7 @@ class Demo:
             table.add_column(name, justify="right")
         table.add_column("in step")
         table.add_column("verified")
-        for each in found:
+        for each in (one for one in found if (one.tenant, one.index) in agree):
             verdict = agree[each.tenant, each.index]
             table.add_row(
                 each.tenant,
@@ -134,15 +157,20 @@ def run(*, keep: bool) -> int:
     try:
         control.up({}, (), detach=True)
         environ = with_stack(os.environ)
-        demo = Demo(
-            deployment=deployment_of(environ),
-            source=_symbols(declared(environ)),
-            dagster=DagsterApi(environ[DAGSTER_URL]),
-            console=console,
-            tenants=installed(),
-        )
-        began = time.monotonic()
-        verdicts = demo.play()
+        deployment = deployment_of(environ)
+        with Receiver(alerts.port_of(environ), environ.get(WEBHOOK_SECRET, "")) as receiver:
+            # What an earlier demo left for its receiver comes to this one.
+            _outbox(deployment).resume(alerts.RECEIVER)
+            demo = Demo(
+                deployment=deployment,
+                source=_symbols(declared(environ)),
+                dagster=DagsterApi(environ[DAGSTER_URL]),
+                console=console,
+                tenants=installed(),
+                receiver=receiver,
+            )
+            began = time.monotonic()
+            verdicts = demo.play()
         _conclude(console, verdicts, time.monotonic() - began)
         if keep:
             control.status(as_json=False)
@@ -151,6 +179,14 @@ def run(*, keep: bool) -> int:
         if started_here and not keep:
             control.down()
     return 0
+
+
+def _outbox(deployment: Deployment) -> Outbox:
+    """The outbox, in the stack's log. Raises SetupError if that is in no database."""
+    found = outbox_of(deployment)
+    if found is None:
+        raise SetupError("the ISCP log is in no database, so there is no outbox; set ISCP_LOG_URL")
+    return found
 
 
 def _symbols(tables: Iterable[SourceTable]) -> SourceTable:

@@ -130,3 +130,12 @@ def summarized(rows: Iterable[Symbol]) -> Iterator[Symbol]:
     for row in rows:
         if not row.private:
             yield Symbol(**{**vars(row), "doc": row.doc.partition("\n\n")[0]})
+
+
+def noted(rows: Iterable[Symbol], deprecated: str) -> Iterator[Symbol]:
+    """The symbols; the documentation of the named one says that it is deprecated."""
+    for row in rows:
+        if row.qualified_name == deprecated:
+            yield Symbol(**{**vars(row), "doc": f"{row.doc}\nDeprecated, as an example."})
+        else:
+            yield row

@@ -6,6 +6,7 @@ import pytest
 
 from iscp_dagster.demo import run as demo
 from iscp_dagster.demo.run import Demo, OutOfStepError
+from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.upkeep.verify import Verdict
 
 AGREES = Verdict(index="mirror", tenant="rich", version=2, rows=3)
@@ -23,6 +24,8 @@ def ended(monkeypatch, tmp_path):
         "CLICKHOUSE_URL": "http://127.0.0.1:1",
         "DAGSTER_URL": "http://127.0.0.1:1",
         "SPARK_REMOTE": "sc://127.0.0.1:1",
+        "ISCP_WEBHOOK_SECRET": f"whsec_{'A' * 32}",
+        "ISCP_DEMO_PORT": str(free_port()),
     }
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
     monkeypatch.setattr(demo, "with_stack", lambda _: environ)

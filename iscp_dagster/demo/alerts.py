@@ -1,0 +1,42 @@
+"""The demo's trigger: where its events are delivered, and how they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from iscp_dagster.api.environment import number_of
+
+TRIGGER, RECEIVER = "deprecated", "receiver"
+DEPRECATED = "rich.progress.track"
+"""The symbol whose documentation the demo changes."""
+HOST = "127.0.0.1"
+PORT = 8754
+PORT_VARIABLE = "ISCP_DEMO_PORT"
+_PORTS = (1, 65_535)
+
+
+def port_of(environ: Mapping[str, str]) -> int:
+    """The port that the demo receives events at. Raises ConfigError for anything else."""
+    return number_of(environ, PORT_VARIABLE, int, _PORTS, unit="a port") or PORT
+
+
+def address_of(environ: Mapping[str, str]) -> str:
+    """The address that the events are posted to."""
+    return f"http://{HOST}:{port_of(environ)}/"
+
+
+def show(events: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Print the MATCH events, and how many others came."""
+    title = "Events, verified: documentation that began to say 'deprecated'"
+    table = Table("event", "qualified_name", title=title, title_justify="left", box=None)
+    table.pad_edge = False
+    began = [each for each in events if each["event_type"] == "MATCH"]
+    for each in began[:5]:
+        table.add_row(f"{each['event_id'][:8]}…", each["data"]["qualified_name"])
+    console.print(table)
+    rest = len(events) - len(began)
+    console.print(f"{len(began):,} MATCH, {rest:,} UNMATCH: documentation that ceased to say so.\n")

@@ -66,6 +66,31 @@ def resume(name: EndpointName, *, as_json: AsJson = False) -> None:
     _changed(deliveries.outbox.resume(name), as_json=as_json)
 
 
+@endpoint.command()
+def ping(name: EndpointName, *, as_json: AsJson = False) -> None:
+    """Send an endpoint a signed PING now, and show the answer. Exit code 1 unless it is 2xx.
+
+    It is sent from here, with the secrets of this shell, also while the endpoint is paused.
+    """
+    import asyncio
+
+    from iscp_dagster.api.outbox import open_deliveries
+    from iscp_dagster.cli.jobs.json import write
+    from iscp_dagster.cli.jobs.show import line
+    from iscp_dagster.webhooks import service
+
+    deliveries = open_deliveries(os.environ)
+    wanted = deliveries.endpoint(name)
+    answer = asyncio.run(service.ping(wanted, deliveries.environ))
+    if as_json:
+        said = {"endpoint": name, "status": answer.status, "answer": answer.text}
+        write(said | {"accepted": answer.accepted})
+    else:
+        how = "no answer" if answer.status is None else f"answered {answer.status}"
+        line(f"{name}: {how}{f': {answer.text}' if answer.text else ''}")
+    raise typer.Exit(0 if answer.accepted else 1)
+
+
 def _changed(state: EndpointState, *, as_json: bool) -> None:
     from iscp_dagster.cli.jobs.json import write
     from iscp_dagster.cli.jobs.show import line

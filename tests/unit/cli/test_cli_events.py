@@ -12,26 +12,34 @@ from events import NOON, Watch, event
 
 from iscp_dagster.api.outbox import Deliveries
 from iscp_dagster.cli import main as cli
+from iscp_dagster.demo.receiver import Receiver
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.variables import HOME, LOG_URL
 from iscp_dagster.webhooks.answers import Answer, Outcome, Verdict
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.recording import Result
 
+SECRET = f"whsec_{'A' * 32}"
 DECLARED = """
 from iscp_dagster import Changes, Endpoint, SourceTable, Trigger
 trades = SourceTable("shop.trades", key="id", path="/nowhere", indexes=[Changes()])
-alerts = Endpoint("alerts", url="https://example.com/secret-path", secrets=["S"])
-Endpoint_2 = Endpoint("spare", url="https://example.com/spare", secrets=["S"])
+here = {{"url": "{url}secret-path", "allow": ["127.0.0.1/32"]}}
+alerts, spare = Endpoint("alerts", secrets=["S"], **here), Endpoint("spare", secrets=["T"], **here)
 alarm = Trigger("alarm", on=trades, match="amount > 1", to=[alerts])
 """
 
 
 @pytest.fixture(scope="module")
-def assets(tmp_path_factory):
+def receiver():
+    with Receiver(0, SECRET) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory, receiver):
     """Declare a table, a trigger and two endpoints in a module that the commands import."""
     folder = tmp_path_factory.mktemp("declared")
-    (folder / "shop_of_events.py").write_text(DECLARED)
+    (folder / "shop_of_events.py").write_text(DECLARED.format(url=receiver.url))
     sys.path.insert(0, str(folder))
     yield "shop_of_events"
     sys.path.remove(str(folder))
@@ -74,6 +82,7 @@ def iscp(assets, outbox, tmp_path, capsys, monkeypatch):
         out, err = capsys.readouterr()
         return ended.value.code or 0, out + err
 
+    run.environ = environ
     return run
 
 
@@ -259,11 +268,27 @@ def test_an_endpoint_is_paused_and_resumed(iscp, outbox):
     assert "paused by " in found(iscp, "endpoint", "pause", "spare")["reason"]
 
 
-@pytest.mark.parametrize("verb", ["pause", "resume"])
+@pytest.mark.parametrize("verb", ["pause", "resume", "ping"])
 def test_an_unknown_endpoint_is_one_message(iscp, verb):
     code, said = iscp("endpoint", verb, "alert")
     assert code == 1
     assert said == "iscp: There is no endpoint 'alert'; there are: alerts, spare.\n"
+
+
+def test_a_ping_shows_the_answer_and_fails_unless_it_is_accepted(iscp, receiver, outbox):
+    outbox.pause("alerts")
+    code, said = iscp("endpoint", "ping", "alerts")
+    assert code == 1
+    assert "environment variable S is not set" in said
+    iscp.environ |= {"S": SECRET, "T": f"whsec_{'B' * 32}"}
+    assert iscp("endpoint", "ping", "alerts") == (0, "alerts: answered 204\n")
+    assert [each["event_type"] for each in receiver.events] == ["PING"]
+    # Its receiver knows another secret.
+    assert iscp("endpoint", "ping", "spare") == (1, "spare: answered 401\n")
+    code, said = iscp("endpoint", "ping", "spare", "--json")
+    told = {"endpoint": "spare", "status": 401, "answer": "", "accepted": False}
+    assert (code, json.loads(said)) == (1, told)
+    assert outbox.listed() == []
 
 
 def test_without_a_log_the_commands_say_what_to_set(monkeypatch, capsys, tmp_path):

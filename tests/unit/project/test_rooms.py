@@ -45,7 +45,7 @@ PURE = (
         "events.*",
         "dedup",
         "planning.triggers.*",
-        "sync.bounds",
+        "sync.reading.bounds",
         "local.clickhouse.sql.*",
     ),
     *(f"planning.{name}" for name in ("declared", "effective", "look", "news", "problems")),

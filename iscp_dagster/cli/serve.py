@@ -31,6 +31,10 @@ def serve(
         bool,
         typer.Option("--patient", help="Start although the tables cannot be served yet."),
     ] = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="End when the declarations change, to be started anew."),
+    ] = False,
 ) -> None:
     """Serve the indexes by GraphQL until interrupted: queries, and subscriptions of changes."""
     from iscp_dagster.model.imports import need
@@ -48,4 +52,4 @@ def serve(
     if not patient:
         settings.schemas.current()
         server.sender_of(environ)
-    server.serve(settings, host, port, typer.echo)
+    server.serve(settings, host, port, typer.echo, follow=follow)

@@ -31,12 +31,13 @@ def address_of(environ: Mapping[str, str]) -> str:
 
 def show(events: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Print the MATCH events, and how many others came."""
-    title = "Events, verified: documentation that began to say 'deprecated'"
-    table = Table("event", "qualified_name", title=title, title_justify="left", box=None)
-    table.pad_edge = False
+    title = "Webhooks, verified: documentation that began to mention 'deprecated'"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in ("event_id", "type", "qualified_name"):
+        table.add_column(name, overflow="fold")
     began = [each for each in events if each["event_type"] == "MATCH"]
     for each in began[:5]:
-        table.add_row(f"{each['event_id'][:8]}…", each["data"]["qualified_name"])
+        table.add_row(each["event_id"], each["event_type"], each["data"]["qualified_name"])
     console.print(table)
-    rest = len(events) - len(began)
-    console.print(f"{len(began):,} MATCH, {rest:,} UNMATCH: documentation that ceased to say so.\n")
+    ceased = len(events) - len(began)
+    console.print(f"and {ceased:,} UNMATCH, of documentation that ceased to.\n")

@@ -64,11 +64,13 @@ class Demo:
             self.dagster.add_partition(partitions_name(self.source), tenant)
         self._load("Loading the source table", self.tenants, {"summary": False})
         self._synchronize("Initial synchronization", self.tenants)
+        before = self._delivered("Delivering the first events")
         # The last tenant does not change: its indexes must not move.
         change = {"summary": True, "deprecate": alerts.DEPRECATED}
         self._load("Committing a change", self.tenants[:-1], change)
         self._synchronize("Following the change", self.tenants)
-        self._deliver()
+        self._delivered("Delivering the change's events")
+        alerts.show(self.receiver.events[before:], self.console)
         for search in searches.SEARCHES:
             search(self.deployment, self.source.database, self.console)
         with self._step("Verifying every index against its source"):
@@ -101,10 +103,10 @@ class Demo:
                 time.sleep(POLL_SECONDS)
             advance_to(done)
 
-    def _deliver(self) -> None:
-        """Wait until the receiver has every event of the demo's trigger, and show some."""
+    def _delivered(self, what: str) -> int:
+        """Wait until no event of the demo's trigger is pending; returns how many came in all."""
         outbox = _outbox(self.deployment)
-        with self._step("Delivering the events of its trigger"):
+        with self._step(what):
             deadline = time.monotonic() + DELIVERY_SECONDS
             while outbox.numbers(alerts.TRIGGER, [alerts.RECEIVER]).events["pending"]:
                 if time.monotonic() > deadline:
@@ -112,8 +114,8 @@ class Demo:
                         f"events are not delivered after {DELIVERY_SECONDS} s; see "
                         f"`iscp events list --trigger {alerts.TRIGGER}`"
                     )
-                time.sleep(POLL_SECONDS)
-        alerts.show(self.receiver.events, self.console)
+                time.sleep(POLL_SECONDS / 5)
+        return len(self.receiver.events)
 
     def _in_step(self) -> int:
         return sum(each.in_step for each in positions(self.deployment, self.source))

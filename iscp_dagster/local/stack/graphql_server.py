@@ -17,7 +17,10 @@ HEALTH = "/health"
 
 
 def service(settings: StackSettings) -> Service:
-    """The server at its port; it starts although the location's tables cannot be served yet."""
+    """The server at its port, which starts although the location's tables cannot be served yet.
+
+    It ends, and is started anew, when the declarations change.
+    """
     healthy = http_probe(settings.graphql_port, HEALTH)
 
     async def check(since: float) -> str:
@@ -26,7 +29,7 @@ def service(settings: StackSettings) -> Service:
     return Service(
         name=GRAPHQL,
         command=(
-            *(sys.executable, "-m", "iscp_dagster.cli.main", "serve", "--patient"),
+            *(sys.executable, "-m", "iscp_dagster.cli.main", "serve", "--patient", "--follow"),
             *("--host", HOST, "--port", str(settings.graphql_port)),
         ),
         address=settings.graphql,

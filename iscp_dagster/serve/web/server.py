@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,12 +25,14 @@ from iscp_dagster.serve.graph.schemas import Loader, Schemas
 from iscp_dagster.serve.live.service import Live
 from iscp_dagster.serve.live.transport.socket import Sockets
 from iscp_dagster.serve.web.app import PATH, Beside, Settings, check_host, create_app
+from iscp_dagster.serve.web.following import following
 from iscp_dagster.webhooks.service import SenderService, beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HOST, PORT = "127.0.0.1", 4000
+_LOGGER = logging.getLogger(__name__)
 TOKENS_VARIABLE = "ISCP_GRAPHQL_TOKENS"
 WEBSOCKET_BYTES = 1024 * 1024
 """A larger frame ends its connection before it is read; smaller ones are told what is allowed."""
@@ -105,10 +107,18 @@ def _senders(environ: Mapping[str, str]) -> list[Beside]:
     return [partial(beside, load)] if environ.get(LOG_URL) else []
 
 
-def serve(settings: Settings, host: str, port: int, tell: Callable[[str], None]) -> None:
+def serve(
+    settings: Settings,
+    host: str,
+    port: int,
+    tell: Callable[[str], None],
+    *,
+    follow: bool = False,
+) -> None:
     """Serve until SIGINT or SIGTERM; `tell` gets one line once the port is there.
 
-    Raises ConfigError when the address cannot be listened on.
+    With `follow` it also ends when the declarations change. Raises ConfigError when the address
+    cannot be listened on.
     """
     with _listening(host, port) as place:
         shown = f"[{host}]" if ":" in host else host
@@ -124,7 +134,17 @@ def serve(settings: Settings, host: str, port: int, tell: Callable[[str], None])
             ws_per_message_deflate=False,
             timeout_graceful_shutdown=_END_SECONDS,
         )
-        uvicorn.Server(config).run(sockets=[place])
+        server = uvicorn.Server(config)
+        with _following(settings, server) if follow else nullcontext():
+            server.run(sockets=[place])
+
+
+def _following(settings: Settings, server: uvicorn.Server) -> AbstractContextManager[None]:
+    def end() -> None:
+        _LOGGER.warning("The declarations have changed; the server ends, to be started anew.")
+        server.should_exit = True
+
+    return following(settings.environ, end)
 
 
 @contextmanager

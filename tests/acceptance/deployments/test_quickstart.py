@@ -40,6 +40,7 @@ from iscp_dagster.local.services import credentials
 from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, PARTS
 from iscp_dagster.local.services.state import running_stack as current
 from iscp_dagster.local.spark.server import JAVA_OPTIONS_VARIABLE
+from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.model.moment import START
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -85,6 +86,7 @@ def with_nothing_fetched(home: Path, clone: Path) -> dict[str, str]:
     environ = clean_environment(home / "unused") | free_ports()
     for name in ("ISCP_HOME", "ISCP_JARS", "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"):
         environ.pop(name, None)
+    environ["ISCP_DEMO_PORT"] = str(free_port())
     # The demo has enough rows to gain from generated code, which other tests turn off.
     environ[JAVA_OPTIONS_VARIABLE] = QUICK
     return environ | {"HOME": str(home), "COLUMNS": "80", "PYTHONPATH": str(clone)}
@@ -108,15 +110,17 @@ def test_every_partition_of_every_index_is_in_step_and_verified(newcomer):
     done = newcomer.demo
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line for line in done.stdout.splitlines() if line.rstrip().endswith("yes")]
-    assert len(rows) == 30, done.stdout
+    assert len(rows) == 40, done.stdout
     assert all(line.split()[-2:] == ["yes", "yes"] for line in rows)
-    total = re.search(r"30 partitions, ([\d,]+) rows compared", done.stdout)
+    total = re.search(r"40 partitions, ([\d,]+) rows compared", done.stdout)
     assert total, done.stdout
     assert int(total[1].replace(",", "")) >= 3 * 20_000
 
 
 def test_the_change_reached_every_distribution_but_one(newcomer):
-    jobs = SqlLog(f"sqlite:///{newcomer.home / 'iscp_log.sqlite'}").jobs()
+    held = SqlLog(f"sqlite:///{newcomer.home / 'iscp_log.sqlite'}").jobs()
+    jobs = [job for job in held if job.key.job_name in {"mirror", "text", "vector"}]
+    assert len(jobs) == 30
     untouched = loaded_by(newcomer.clone)[-1]
     for job in jobs:
         if job.key.tenant == untouched:
@@ -137,6 +141,20 @@ def loaded_by(clone):
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True)
     return done.stdout.split()
+
+
+def test_the_trigger_told_a_verified_receiver_what_became_deprecated(newcomer):
+    told = newcomer.demo.stdout.partition("Webhooks, verified:")[2].splitlines()
+    event_id, kind, name = told[2].split()
+    assert (kind, name) == ("MATCH", "rich.progress.track")
+    assert told[3].startswith("and "), "no other began to"
+    events = json.loads(newcomer.iscp("events", "list", "--json", "--limit", "1000").stdout)
+    assert {each["state"] for each in events} == {"delivered"}
+    ceased = [each["event_type"] for each in events].count("UNMATCH")
+    assert re.search(rf"and {ceased:,} UNMATCH", newcomer.demo.stdout)
+    assert ceased > 0
+    (event,) = [each for each in events if each["event_id"] == event_id]
+    assert event["key"] == '["rich","rich.progress.track"]'
 
 
 def test_the_three_searches_find_something(newcomer):

@@ -1,0 +1,65 @@
+"""Ends the server when the declarations change, so that whoever keeps it up starts it anew."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from iscp_dagster.api.discovery import DEFAULT
+from iscp_dagster.model.imports import ASSETS
+
+SECONDS = 1.0
+"""Between two looks at the files."""
+
+Marks = Mapping[str, tuple[int, int]]
+
+
+def marks(environ: Mapping[str, str]) -> Marks:
+    """Time and size of each file of the package that declares the location's tables.
+
+    Empty if there is no such package.
+    """
+    try:
+        spec = find_spec(environ.get(ASSETS) or DEFAULT)
+    except (ImportError, ValueError):
+        return {}
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    files = [file for place in places for file in Path(place).rglob("*.py")]
+    if spec is not None and spec.origin and not places:
+        files.append(Path(spec.origin))
+    found = ((str(file), _stat(file)) for file in files)
+    return {name: stat for name, stat in found if stat is not None}
+
+
+@contextmanager
+def following(
+    environ: Mapping[str, str], changed: Callable[[], None], seconds: float = SECONDS
+) -> Iterator[None]:
+    """Call `changed` once when a file has changed, come or gone, while the context is open."""
+    first, ended = marks(environ), threading.Event()
+
+    def look() -> None:
+        while not ended.wait(seconds):
+            if marks(environ) != first:
+                changed()
+                return
+
+    thread = threading.Thread(target=look, name="following declarations", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _stat(file: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(file)  # noqa: PTH116 - one call for both
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size

@@ -1,0 +1,43 @@
+"""A server learns that the declarations changed."""
+
+from __future__ import annotations
+
+from threading import Event
+
+import pytest
+
+from iscp_dagster.serve.web.following import following, marks
+
+
+@pytest.fixture
+def declared(tmp_path, monkeypatch):
+    package = tmp_path / "followed_assets"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "one.py").write_text("a = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return package
+
+
+CHANGES = {
+    "changed": lambda package: (package / "one.py").write_text("a = 22\n"),
+    "come": lambda package: (package / "two.py").write_text("b = 1\n"),
+    "gone": lambda package: (package / "one.py").unlink(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_file_that_changes_comes_or_goes_is_told_once(declared, change):
+    told = Event()
+    environ = {"ISCP_ASSETS": "followed_assets"}
+    with following(environ, told.set, seconds=0.01):
+        assert not told.wait(0.05)
+        change(declared)
+        assert told.wait(20)
+
+
+def test_a_single_module_is_followed_and_none_is_no_error(declared):
+    assert [name.rpartition("/")[2] for name in marks({"ISCP_ASSETS": "followed_assets.one"})] == [
+        "one.py"
+    ]
+    assert marks({"ISCP_ASSETS": "nowhere_at_all.x"}) == {}

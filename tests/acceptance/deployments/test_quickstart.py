@@ -203,7 +203,7 @@ def test_after_the_demo_the_walk_as_written_then_down_and_up_again(newcomer, tmp
 
 def reader(newcomer, lake, stack):
     """Return a reader in the clone, with this machine's addresses and no proxy before them."""
-    python = shlex.quote(sys.executable)
+    python, desk = shlex.quote(sys.executable), free_port()
     return Reader(
         folder=newcomer.clone,
         places={
@@ -212,6 +212,8 @@ def reader(newcomer, lake, stack):
             "http://127.0.0.1:8123": stack.service(CLICKHOUSE).address,
             "http://127.0.0.1:3000": stack.dagster_url,
             "/tmp/lake": str(lake),
+            "127.0.0.1:8754": f"127.0.0.1:{desk}",
+            '("127.0.0.1", 8754)': f'("127.0.0.1", {desk})',
         },
         environment={**newcomer.environment, **NO_PROXY},
         logs=lambda: stack.home.joinpath("logs", "dagster.log").read_text(errors="replace")[-4000:],

@@ -8,6 +8,7 @@
     python -m bench --only latency     # 50 commits of a tenant at random moments, on its own stack
     python -m bench --only ids         # ids of events per second, by algorithm
     python -m bench --only subscriptions  # 200 subscribers at 20 changes/s, 1,000 idle ones
+    python -m bench --only triggers    # from a commit to its event's receiver, on its own stack
 
 Other parts use the running stack, or CLICKHOUSE_URL and SPARK_REMOTE; both on this machine.
 """
@@ -33,6 +34,7 @@ from bench import (
     store,
     subscriptions,
     tail,
+    triggers,
     webhooks,
 )
 from bench.report import Report
@@ -41,7 +43,7 @@ from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.local.stack.environment import with_stack
 
 WITH_STACK = ["snapshot", "tail", "detection", "shapes", "store"]
-BY_ITSELF = ["scale", "fleet", "latency", "ids", "webhooks", "subscriptions"]
+BY_ITSELF = ["scale", "fleet", "latency", "ids", "webhooks", "subscriptions", "triggers"]
 
 
 def main() -> None:
@@ -59,7 +61,7 @@ def main() -> None:
         default=0,
         help="in the fleet part, spread the tenants over this many commits, then add a round",
     )
-    parser.add_argument("--commits", type=int, default=50, help="commits of the latency part")
+    parser.add_argument("--commits", type=int, default=50, help="commits of latency and triggers")
     parser.add_argument("--events", type=int, default=3_000, help="events of the webhooks part")
     chosen = parser.parse_args()
     parts = chosen.only or WITH_STACK
@@ -83,6 +85,8 @@ def _by_itself(chosen: argparse.Namespace, part: str, folder: Path, report: Repo
         fleet.measure(folder, report, chosen.tenants, chosen.rounds, chosen.apart)
     elif part == "ids":
         eventids.measure(report, chosen.rounds)
+    elif part == "triggers":
+        triggers.measure(folder, report, chosen.commits)
     elif part == "webhooks":
         webhooks.measure(folder, report, chosen.events)
     elif part == "subscriptions":

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,18 @@ class Followed:
             configuration={"delta.enableChangeDataFeed": "true"},
         )
 
+    @property
+    def path(self) -> str:
+        return self.deployment.path(self.source)
+
+    def sql(self, statement: str) -> None:
+        """Run the statement in the stack's Spark."""
+        self.deployment.spark().sql(statement).collect()
+
+    def latest(self) -> datetime:
+        """The time of the table's latest commit."""
+        return self.deployment.delta_log(self.source).latest().at
+
     def await_in_step(self, jobs: int) -> None:
         """Wait until `jobs` jobs are at the latest commit, so that their rows are searchable."""
         delta_log = self.deployment.delta_log(self.source)
@@ -94,8 +107,13 @@ def await_(condition: Callable[[], bool], what: str) -> None:
 
 
 @contextmanager
-def deployed(folder: Path, names: Sequence[str]) -> Iterator[dict[str, Followed]]:
-    """Start a stack in `folder` over tables of these names, each with a mirror and a text index."""
+def deployed(
+    folder: Path, names: Sequence[str], declared: str = ""
+) -> Iterator[dict[str, Followed]]:
+    """Start a stack in `folder` over tables of these names, each with a mirror and a text index.
+
+    With `declared`, over what that module declares.
+    """
     project = folder / "project"
     for name in PROJECT:
         copy = shutil.copytree if (repository() / name).is_dir() else shutil.copy
@@ -104,7 +122,8 @@ def deployed(folder: Path, names: Sequence[str]) -> Iterator[dict[str, Followed]
     for module in (project / "assets").glob("[a-z]*.py"):
         module.unlink()
     lines = "\n".join(DECLARED.format(name=name) for name in names)
-    (project / "assets" / "tables.py").write_text(TABLES.format(lines=lines))
+    text = declared or TABLES.format(lines=lines)
+    (project / "assets" / "tables.py").write_text(text)
     environ = _environment(project)
     command = [sys.executable, "-m", "iscp_dagster.cli.main"]
     subprocess.run(

@@ -42,6 +42,7 @@ LANES = {
             for name in ("library", "production", "two_dagsters")
         ),
         "acceptance/iterations/",
+        "acceptance/events/",
     ),
 }
 BEHIND = 5

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from iscp_dagster.joblog.sql.reached import Reached
 from iscp_dagster.model.errors import IscpError
@@ -23,6 +24,15 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 
 Result = TypeVar("Result")
 Pause = Callable[[float], Awaitable[None]]
+
+
+_THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="iscp-feed")
+"""Those of feeds alone: a thousand subscribers that begin at once must not hold them up."""
+
+
+async def in_thread(read: Callable[..., Result], *arguments: Any) -> Result:
+    """Return what a blocking reading of a feed returns."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, read, *arguments)
 
 
 class Source(Protocol):
@@ -100,6 +110,9 @@ class Feed:
             except Exception as error:  # noqa: BLE001 - subscribers must not go silent
                 LOGGER.warning("%s: %s; reading on in %.1f s", self.index, error, pause)
                 self.touch(dirty)
+                if isinstance(error, IscpError) and error.permanent:
+                    # Whoever subscribes again is told what is wrong.
+                    await self._end_all()
                 await self.pause(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -145,7 +158,7 @@ class Feed:
     async def _follow(self, dirty: Collection[str] | None) -> None:
         if self.origin is None or (dirty is not None and not dirty):
             return
-        found = await asyncio.to_thread(self.source.reached, dirty)
+        found = await in_thread(self.source.reached, dirty)
         moved = {
             tenant: end
             for tenant, end in _ends(found.versions).items()
@@ -163,7 +176,7 @@ class Feed:
             self.readings += 1
             # Both at once; a page of a generation that is not the newest is dropped.
             (generation, history), page = await asyncio.gather(
-                asyncio.to_thread(self.source.opened), asyncio.to_thread(self._next)
+                in_thread(self.source.opened), in_thread(self._next)
             )
             if self._is_other(generation, found.table_id):
                 await self._turn_over()
@@ -188,10 +201,13 @@ class Feed:
 
     async def _turn_over(self) -> None:
         """Begin anew with another table or generation; whoever reads must do so too."""
-        found, generation, history = await asyncio.to_thread(self._look)
+        found, generation, history = await in_thread(self._look)
+        await self._end_all()
+        self._begin(found, generation, history)
+
+    async def _end_all(self) -> None:
         await self.ring.room(1, self.patience)
         self.ring.append(Entry(gap=True, cursors=dict.fromkeys(self.ring.sights(), "")))
-        self._begin(found, generation, history)
         self.ring.wake()
 
     async def _append(self, page: Page) -> None:

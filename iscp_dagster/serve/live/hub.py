@@ -13,7 +13,7 @@ from typing import Any
 
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.protocol import Touched
-from iscp_dagster.serve.live.feed import FIRST_PAUSE, LONGEST_PAUSE, Feed, Pause
+from iscp_dagster.serve.live.feed import FIRST_PAUSE, LONGEST_PAUSE, Feed, Pause, in_thread
 
 LOGGER = logging.getLogger(__name__)
 EVERY = 0.08
@@ -40,7 +40,9 @@ class Hub:
     @asynccontextmanager
     async def following(self, name: str, make: Callable[[], Feed]) -> AsyncIterator[Feed]:
         """Give the feed of that name, open; it is followed until the last user leaves."""
-        feed = self.feeds.setdefault(name, make())
+        if name not in self.feeds:
+            self.feeds[name] = make()
+        feed = self.feeds[name]
         self._users[name] += 1
         try:
             await feed.open()
@@ -72,7 +74,7 @@ class Hub:
         bookmark, pause, next_whole = None, FIRST_PAUSE, self.clock()
         while True:
             try:
-                touched = await asyncio.to_thread(self.touched, bookmark)
+                touched = await in_thread(self.touched, bookmark)
             except Exception as error:  # noqa: BLE001 - subscribers must not go silent
                 LOGGER.warning("%s; looking again in %.1f s", error, pause)
                 await self.pause(pause)

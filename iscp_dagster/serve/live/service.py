@@ -25,12 +25,19 @@ from iscp_dagster.serve.live.telling import Message, Wanted
 from iscp_dagster.serve.where import parse
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Listening:
     """Who subscribes; `on_lost` gets the position of a subscriber that has become too slow."""
 
     viewer: Viewer
     on_lost: Callable[[str], None]
+    subscription: Subscription | None = None
+    """What it is told, once it has begun."""
+
+    @property
+    def position(self) -> str:
+        """The cursor after what it has been told."""
+        return self.subscription.position if self.subscription else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +79,10 @@ class Live:
         named = {each.name: each.field for each in served.columns}
         where = parse(served.by_field, given.get("where"))
         wanted = Wanted(where=where, tenants=context.viewer.tenants, named=named)
-        async with self.hub.following(served.field, partial(self._feed, served)) as feed:
-            subscription = Subscription(
+        # Those who knew other columns go on with a feed of theirs.
+        name = f"{served.field} {hash(served.columns)}"
+        async with self.hub.following(name, partial(self._feed, served)) as feed:
+            subscription = context.subscription = Subscription(
                 feed=feed,
                 wanted=wanted,
                 after=given.get("after"),

@@ -130,6 +130,8 @@ def serve(
             server_header=False,
             ws="websockets-sansio",
             ws_max_size=WEBSOCKET_BYTES,
+            # A client that is slow is told so before it counts as gone.
+            ws_ping_timeout=120,
             # Its buffers would be most of what an idle subscriber costs.
             ws_per_message_deflate=False,
             timeout_graceful_shutdown=_END_SECONDS,

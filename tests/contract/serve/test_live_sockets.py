@@ -58,6 +58,11 @@ def table(images, tmp_path):
     log.engine.dispose()
 
 
+def feed_of(running):
+    (feed,) = running.live.hub.feeds.values()
+    return feed
+
+
 def run(scenario):
     asyncio.run(scenario())
 
@@ -110,11 +115,11 @@ def test_many_subscribers_are_read_once_and_nobody_is_asked_without_any(table):
             await one.say(type="ping")
             while (await one.hear())["type"] != "pong":
                 pass
-            await until(lambda: BIG in hub.feeds and hub.feeds[BIG].ring.readers == 40)
+            await until(lambda: hub.feeds and feed_of(running).ring.readers == 40)
             table.change("acme", (4, INSERT, None, 40))
             told = [await one.told() for _ in range(40)]
             assert {each["data"]["number"] for each in told} == {4}
-            assert hub.feeds[BIG].readings <= 4
+            assert feed_of(running).readings <= 4
             looks = hub.looks
         await until(lambda: not hub.feeds)
         looks = hub.looks
@@ -196,7 +201,7 @@ def test_a_token_sees_its_tenants_and_its_withdrawal_ends_its_connections(table,
             await one.subscribe(QUERY, snapshot=True)
             await two.subscribe(QUERY, snapshot=False)
             assert {(await one.told())["data"]["tenant"] for _ in range(3)} == {"acme"}
-            await until(lambda: running.live.hub.feeds[BIG].ring.readers == 2)
+            await until(lambda: feed_of(running).ring.readers == 2)
             table.change("globex", (4, INSERT, None, 40))
             table.change("acme", (5, INSERT, None, 50))
             assert (await one.told())["data"]["number"] == 5
@@ -222,7 +227,17 @@ def test_a_foreign_page_is_refused(table):
         run(lambda: scenario(running))
 
 
-def test_a_client_that_does_not_read_is_told_where_to_go_on_and_the_others_hear_all(table):
+@pytest.mark.parametrize(
+    ("options", "bounds"),
+    [
+        ({"entries": 16, "patience": 0.2}, SocketBounds()),
+        ({}, SocketBounds(stuck_seconds=0.3, check_seconds=0.1)),
+    ],
+    ids=["the ring is full", "a message waits"],
+)
+def test_a_client_that_does_not_read_is_told_where_to_go_on_and_the_others_hear_all(
+    table, options, bounds
+):
     many = " ".join(f"{'v' * 250}{number}: value" for number in range(900))
     long = f"subscription {{ {BIG} {{ cursor data {{ {many} }} }} }}"
 
@@ -231,9 +246,9 @@ def test_a_client_that_does_not_read_is_told_where_to_go_on_and_the_others_hear_
             await quick.subscribe(f"subscription {{ {BIG}(snapshot: false) {{ cursor }} }}")
             await slow.subscribe(long)
             hub = running.live.hub
-            await until(lambda: BIG in hub.feeds and hub.feeds[BIG].ring.readers == 2)
+            await until(lambda: hub.feeds and feed_of(running).ring.readers == 2)
             heard, number = 0, 100
-            while hub.feeds[BIG].ring.readers == 2:
+            while feed_of(running).ring.readers == 2:
                 number += 20
                 changes = [(number + each, INSERT, None, 1) for each in range(20)]
                 table.change("acme", *changes)
@@ -252,6 +267,5 @@ def test_a_client_that_does_not_read_is_told_where_to_go_on_and_the_others_hear_
             first = (await again.told())["data"]["number"]
             assert 120 <= first < 120 + heard
 
-    options = {"entries": 16, "patience": 0.2}
-    with serving(table.log, table.images.endpoint, **options) as running:
+    with serving(table.log, table.images.endpoint, bounds=bounds, **options) as running:
         run(lambda: scenario(running))

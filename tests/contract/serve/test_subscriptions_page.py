@@ -75,6 +75,7 @@ def test_the_numbers_are_those_of_the_code():
         f"has {bounds.operations} operations",
         f"larger than {bounds.message // 1024} KiB",
         f"within {bounds.init_seconds:.0f} seconds",
+        f"nothing for {bounds.stuck_seconds:.0f} seconds",
     ):
         assert said in PART, said
 

@@ -40,6 +40,7 @@ class FakeIndex:
         self.generation = 0
         self.asked = 0
         self.failures = 0
+        self.failure = UnavailableError("ClickHouse is away")
 
     def commit(self, tenant, keys):
         """Insert, update or delete each key, in one commit; a third of the known keys go."""
@@ -110,7 +111,7 @@ class FakeIndex:
     def changes(self, spans, most):
         if self.failures:
             self.failures -= 1
-            raise UnavailableError("ClickHouse is away")
+            raise self.failure
         self.asked += 1
         found = []
         for span in spans:

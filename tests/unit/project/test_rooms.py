@@ -56,6 +56,7 @@ PURE = (
     *(f"clickhouse.connect.{name}" for name in ("barrier", "portions", "quoting")),
     *("clickhouse.types.typetext", "clickhouse.types.widening"),
     *(f"clickhouse.kinds.{name}" for name in ("changes", "kind", "mirror", "text", "vector")),
+    *(f"serve.live.{name}" for name in ("cursor", "errors", "positions", "transport.protocol")),
     *("clickhouse.tables.staging", "clickhouse.write.tokens"),
     *("webhooks.answers", "webhooks.sending.addresses", "webhooks.sending.signing"),
 )

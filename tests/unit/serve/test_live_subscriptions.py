@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.serve.columns import column
 from iscp_dagster.serve.live.errors import PositionExpiredError, PositionInvalidError
 from iscp_dagster.serve.live.positions import Position
@@ -331,6 +332,32 @@ def test_a_failure_of_clickhouse_is_waited_out():
         for task in (following, late.task, listener.task):
             task.cancel()
         await asyncio.gather(following, late.task, listener.task, return_exceptions=True)
+
+    run(scenario)
+
+
+def test_a_failure_that_stays_ends_the_subscriptions_rather_than_silence_them():
+    async def scenario():
+        index, pauses = FakeIndex(), []
+        index.commit("acme", {1})
+        index.iterate("acme")
+
+        async def pause(seconds):
+            pauses.append(seconds)
+            await asyncio.sleep(0)
+
+        feed = await opened(index, pause=pause)
+        listener = Listener(feed)
+        await settled(feed, [listener])
+        index.failures, index.failure = 1, ConfigError("The table has other columns.")
+        index.commit("acme", {1})
+        index.iterate("acme")
+        following = asyncio.create_task(feed.run())
+        feed.touch({"acme"})
+        await asyncio.wait_for(listener.task, 5)
+        assert isinstance(listener.error, PositionExpiredError)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
 
     run(scenario)
 

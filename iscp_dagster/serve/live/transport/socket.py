@@ -51,6 +51,8 @@ class SocketBounds:
     """Bytes of a client's message."""
     init_seconds: float = 10.0
     """How long a connection may take to send `connection_init`."""
+    stuck_seconds: float = 30.0
+    """How long a message may wait for the client to read those before it."""
     close_seconds: float = 10.0
     """How long to try to tell a client that does not read why its connection ends."""
     check_seconds: float = 2.0
@@ -94,7 +96,7 @@ class Sockets:
     @asynccontextmanager
     async def beside(self) -> AsyncIterator[None]:
         """Look up tokens again while it runs; in the end, have clients connect again."""
-        watch = asyncio.create_task(self._watch_tokens())
+        watch = asyncio.create_task(self._watch())
         try:
             yield
         finally:
@@ -102,10 +104,12 @@ class Sockets:
             ends = [each.close(RESTART, "The server restarts") for each in self.open]
             await asyncio.gather(*ends, return_exceptions=True)
 
-    async def _watch_tokens(self) -> None:
+    async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self.bounds.check_seconds)
             await self.check_tokens()
+            for connection in self.open:
+                connection.check_stuck()
 
     async def check_tokens(self) -> None:
         """End the connections whose token was withdrawn, or names other tenants now."""
@@ -136,6 +140,9 @@ class Connection:
     viewer: Viewer | None = field(default=None, init=False)
     token: str | None = field(default=None, init=False)
     _tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    _waiting: dict[int, tuple[float, Listening]] = field(default_factory=dict, init=False)
+    """Since when a subscription's message waits to be sent, by serial."""
+    _listening: dict[int, Listening] = field(default_factory=dict, init=False)
     _others: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _over: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -226,7 +233,7 @@ class Connection:
         try:
             async with aclosing(self._answers(start)) as answers:
                 async for answer in answers:
-                    await self.do(self.conversation.next(serial, answer))
+                    await self._tell(serial, answer)
             await self.do(self.conversation.ended(serial))
         except SubscriberTooSlowError as error:
             await self._drop(serial, error.extensions.get("position", ""))
@@ -234,6 +241,23 @@ class Connection:
             await self.do(self.conversation.failed(serial, errors_of(error)))
         finally:
             self._tasks.pop(serial, None)
+            self._listening.pop(serial, None)
+
+    async def _tell(self, serial: int, answer: Mapping[str, Any]) -> None:
+        if serial in self._listening:
+            now = asyncio.get_running_loop().time()
+            self._waiting[serial] = (now, self._listening[serial])
+        try:
+            await self.do(self.conversation.next(serial, answer))
+        finally:
+            self._waiting.pop(serial, None)
+
+    def check_stuck(self) -> None:
+        """Give up on a client that has not read for long."""
+        last = asyncio.get_running_loop().time() - self.sockets.bounds.stuck_seconds
+        for since, listening in list(self._waiting.values()):
+            if since < last:
+                listening.on_lost(listening.position)
 
     async def _answers(self, start: Start) -> AsyncGenerator[Mapping[str, Any], None]:
         ready = await asyncio.to_thread(self.sockets.schemas.current)
@@ -256,6 +280,7 @@ class Connection:
             yield {"data": result.data, **({"errors": errors} if errors else {})}
             return
         listening = Listening(viewer=viewer, on_lost=self._losing(start.serial))
+        self._listening[start.serial] = listening
         telling = Telling(ready.schema, found.document, found.operation, start.variables, listening)
         async with aclosing(telling.answers()) as answers:
             async for answer in answers:

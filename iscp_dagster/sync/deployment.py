@@ -146,6 +146,8 @@ class Deployment:
         self, owner: str, schema: Sequence[DeltaField], transitions: Transitions
     ) -> Sequence[DeltaField]:
         """A view's own columns, as Spark analyzes them. Raises ConfigError; see `analyzed`."""
+        if not (transitions.stages or transitions.conditions):
+            return ()
         return analyzed(self.spark(), owner, schema, transitions)
 
     def data(self, info: ConsumerInfo) -> IndexData | None:

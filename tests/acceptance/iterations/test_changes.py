@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -12,7 +12,7 @@ from mortal import Life, dies
 from nearspark import NearSpark
 from tables import Table, deployment_at, kinds
 
-from iscp_dagster import Changes, Mirror, View
+from iscp_dagster import Changes, Mirror, Trigger, View
 from iscp_dagster.cli.jobs import json as job_json
 from iscp_dagster.cli.jobs import show as job_show
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -247,13 +247,15 @@ def store_of(table, name) -> IndexStore:
 def test_what_cannot_be_followed_stops_only_changes(clickhouse_url, spark_remote, dealt, tmp_path):
     deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
     without = Table.make(deployment, Mirror(), Changes(), writer=NearSpark())
+    hot = Trigger("hot", on=without.source, match="id > 1")
+    without = replace(without, source=replace(without.source, triggers=[hot]))
     without.insert(1, 2)
     outcomes = {each.claim.key.job_name: each for each in without.run(without.iteration("a"))}
     assert outcomes["mirror"].inserted == 2
-    refused = outcomes["changes"]
-    assert refused.code == SourceError.code
     alter = f"ALTER TABLE delta.`{without.path}` SET TBLPROPERTIES "
-    assert f"{alter}('delta.enableInCommitTimestamps' = 'true')" in refused.message
+    for job in ("changes", "hot"):
+        assert outcomes[job].code == SourceError.code
+        assert f"{alter}('delta.enableInCommitTimestamps' = 'true')" in outcomes[job].message
     (tmp_path / "bad").mkdir()
     table = dealt.table(deployment_at(clickhouse_url, spark_remote, tmp_path / "bad"))
     bad = View("bad", of=table.source, where="amont > 100")

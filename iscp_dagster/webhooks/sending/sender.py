@@ -82,6 +82,8 @@ class Sender:
         recording = asyncio.ensure_future(self._record_always())
         try:
             while not stop.is_set():
+                if recording.done():
+                    await recording
                 if not await self._patiently(self._turn):
                     await self._sleep(self._pace.away)
                 await self._rest()

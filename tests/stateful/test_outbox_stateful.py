@@ -1,0 +1,176 @@
+"""The outbox against a small model of it: order, holding back, batches, and what is sent again."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import defaultdict
+from datetime import timedelta
+from typing import ClassVar
+
+import sqlalchemy as sa
+from events import Watch, event
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from iscp_dagster.joblog.sql.engine import open_engine, transaction
+from iscp_dagster.webhooks.answers import Answer, Outcome, Verdict
+from iscp_dagster.webhooks.history import Chosen
+from iscp_dagster.webhooks.outbox import Outbox
+from iscp_dagster.webhooks.recording import EndpointState, Result
+from iscp_dagster.webhooks.tables import OUTBOX, State
+
+KEYS = 3
+ENDED = ("delivered", "dead")
+answers = st.sampled_from([Verdict.DELIVERED, Verdict.AGAIN, Verdict.DEAD, Verdict.HELD])
+
+
+class OutboxMachine(RuleBasedStateMachine):
+    batches: ClassVar[dict[str, object]] = {}
+
+    def __init__(self):
+        super().__init__()
+        self.folder = tempfile.mkdtemp(dir="/dev/shm")
+        self.watch = Watch()
+        self.outbox = Outbox(open_engine(f"sqlite:///{self.folder}/log.db"), clock=self.watch)
+        self.outbox.ensure()
+        self.states: dict[str, str] = {}
+        self.keys: dict[str, int] = {}
+        self.due = defaultdict(self.watch)
+        self.composed: dict[str, list[str]] = {}
+
+    def teardown(self):
+        self.outbox.engine.dispose()
+        shutil.rmtree(self.folder)
+
+    def lane(self, key):
+        """Return the ids of the key's pending events, in order."""
+        return [id_ for id_, at in self.keys.items() if at == key and self.states[id_] == "pending"]
+
+    @rule(keys=st.lists(st.integers(0, KEYS - 1), min_size=1, max_size=5))
+    def put(self, keys):
+        first = len(self.keys)
+        some = [event(first + place, key=key) for place, key in enumerate(keys)]
+        again = [event(first - 1, key=self.keys[f"alarm-{first - 1}"])] if first else []
+        with transaction(self.outbox.engine, writes=True) as connection:
+            self.outbox.put(connection, [*again, *some])
+        for each, key in zip(some, keys, strict=True):
+            self.keys[each.event_id] = key
+            self.states[each.event_id] = "pending"
+            self.due[each.event_id] = each.recorded
+
+    @rule(seconds=st.sampled_from([1, 60]))
+    def wait(self, seconds):
+        self.watch.move(seconds)
+
+    def claimed(self, room):
+        work = self.outbox.claim("alerts", room=room, busy=(), **self.batches)
+        heads = {key: self.lane(key)[0] for key in range(KEYS) if self.lane(key)}
+        ready = {key for key, id_ in heads.items() if self.due[id_] <= self.watch()}
+        assert len(work) <= room
+        assert bool(work) == bool(ready)
+        seen = [event_.event_id for each in work for m in each.messages for event_ in m.events]
+        assert len(seen) == len(set(seen))
+        for key in range(KEYS):
+            of_key = [id_ for id_ in seen if self.keys[id_] == key]
+            self.check_order(key, of_key, ready)
+        return work
+
+    def check_order(self, key, claimed, ready):
+        assert claimed == self.lane(key)[: len(claimed)]
+        assert not claimed or key in ready
+
+    @rule(room=st.integers(1, 4), verdicts=st.lists(answers, min_size=8, max_size=8))
+    def send(self, room, verdicts):
+        """Send and record, each piece of work up to the first message that does not go on."""
+        for work in self.claimed(room):
+            results = []
+            for message in work.messages:
+                verdict = verdicts.pop() if verdicts else Verdict.DELIVERED
+                results.append(self.result(message, verdict))
+                if verdict not in {Verdict.DELIVERED, Verdict.DEAD}:
+                    break
+            self.outbox.record(EndpointState(name="alerts"), results)
+
+    def result(self, message, verdict):
+        again = self.watch() + timedelta(seconds=30) if verdict is Verdict.AGAIN else None
+        for each in message.events:
+            if verdict.value in ENDED:
+                self.states[each.event_id] = verdict.value
+            elif again is not None:
+                self.due[each.event_id] = again
+        return Result(
+            message=message,
+            answer=Answer(status=200 if verdict is Verdict.DELIVERED else 500),
+            outcome=Outcome(verdict=verdict, next_at=again),
+            at=self.watch(),
+            seconds=0.0,
+        )
+
+    @rule(room=st.integers(1, 4))
+    def die(self, room):
+        """Claim, and be killed before anything is recorded."""
+        self.claimed(room)
+
+    @rule(data=st.data())
+    def resend(self, data):
+        if self.keys:
+            id_ = data.draw(st.sampled_from(sorted(self.keys)))
+            assert self.outbox.resend(id_) == 1
+            self.states[id_], self.due[id_] = "pending", self.watch()
+
+    @rule()
+    def replay(self):
+        if self.keys:
+            chosen = Chosen(trigger="alarm", source_from=event(1).recorded)
+            assert self.outbox.replay(chosen) == len(self.keys) - 1
+            for id_ in list(self.keys)[1:]:
+                self.states[id_], self.due[id_] = "pending", self.watch()
+
+    @invariant()
+    def the_first_pending_event_of_each_key_is_next(self):
+        chosen = sa.select(OUTBOX.event_id, OUTBOX.state).order_by(OUTBOX.number)
+        with self.outbox.reading() as connection:
+            held = {id_: State(state) for id_, state in connection.execute(chosen)}
+        assert {id_: state.label for id_, state in held.items()} == self.states
+        following = {id_ for id_, state in held.items() if state is State.NEXT}
+        assert following == {self.lane(key)[0] for key in range(KEYS) if self.lane(key)}
+
+
+class BatchMachine(OutboxMachine):
+    """As above, in batches: one that was composed stays as it is until it ends or is resent."""
+
+    batches: ClassVar[dict[str, object]] = {"size": 3, "batch_id": "+".join}
+
+    def check_order(self, key, claimed, ready):
+        """A batch that waits may hold later events of a key whose earlier one was resent."""
+        lane = self.lane(key)
+        assert claimed == [id_ for id_ in lane if id_ in claimed]
+
+    def claimed(self, room):
+        before = self.recorded()
+        work = self.outbox.claim("alerts", room=room, busy=(), **self.batches)
+        for each in work:
+            (message,) = each.messages
+            ids = [one.event_id for one in message.events]
+            assert len(ids) <= 3
+            for id_ in ids:
+                assert before.get(id_) in {None, message.id}
+            if any(id_ in before for id_ in ids):
+                assert set(ids) == {id_ for id_, batch in before.items() if batch == message.id}
+        lanes = [lane for each in work for lane in each.lanes]
+        assert len(lanes) == len(set(lanes))
+        return work
+
+    def recorded(self):
+        chosen = sa.select(OUTBOX.event_id, OUTBOX.batch_id)
+        waiting = chosen.where(OUTBOX.batch_id.is_not(None), OUTBOX.state <= 1)
+        with self.outbox.reading() as connection:
+            return dict(connection.execute(waiting).all())
+
+
+TestOutbox = OutboxMachine.TestCase
+TestOutbox.settings = settings(max_examples=25, stateful_step_count=12, deadline=None)
+TestBatches = BatchMachine.TestCase
+TestBatches.settings = settings(max_examples=25, stateful_step_count=12, deadline=None)

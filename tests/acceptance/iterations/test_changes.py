@@ -13,6 +13,8 @@ from nearspark import NearSpark
 from tables import Table, deployment_at, kinds
 
 from iscp_dagster import Changes, Mirror, Trigger, View
+from iscp_dagster.api.jobs import Jobs
+from iscp_dagster.api.names import EVERY
 from iscp_dagster.cli.jobs import json as job_json
 from iscp_dagster.cli.jobs import show as job_show
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -23,6 +25,7 @@ from iscp_dagster.location.assets.io_manager import shown
 from iscp_dagster.model.declared.attach import index_of_view
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS
 from iscp_dagster.model.errors import ConfigError, KeyColumnError, SchemaError, SourceError
+from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark.session import shared
 from iscp_dagster.sync.consumers import index_of
 from iscp_dagster.upkeep.histories import history
@@ -207,6 +210,17 @@ def test_a_gap_begins_a_history_anew_and_is_told(
     changed = table.with_indexes(index_of_view(other))
     with pytest.raises(SchemaError, match=r"view was .* and is .* now. Rebuild the index"):
         store_of(changed, "big").ensure()
+    before = rows_in(table, "big")
+    jobs = Jobs(deployment=deployment, sources=[changed.source], cancel_runs=lambda _: None)
+    name = JobID(db=table.source.database, table=table.source.table, job="big")
+    assert jobs.rebuild_job(EVERY, name) is True
+    for tenant, shows in (("acme", before), ("globex", None)):
+        (built,) = changed.run(changed.iteration(tenant, to=end))
+        assert (built.plan.reason, built.gap) == ("first synchronization", "")
+        assert shows is None or rows_in(table, "big") == shows
+    wider = seen(dealt.model.states[end], lambda row: row if (row["amount"] or 0) > 10 else None)
+    assert rows_in(changed, "big") == [(*key, 0, 1, end) for key in sorted(wider)]
+    assert len(wider) > len(keys)
 
 
 def test_a_tenant_with_a_key_twice_waits_alone_and_begins_anew(

@@ -157,6 +157,24 @@ def test_the_trigger_told_a_verified_receiver_what_became_deprecated(newcomer):
     assert event["key"] == '["rich","rich.progress.track"]'
 
 
+METADATA = """{ assetOrError(assetKey: {path: ["docs", "symbols_deprecated"]}) { ... on Asset {
+    assetMaterializations(limit: 1) { metadataEntries {
+        label ... on IntMetadataEntry { intValue } ... on TextMetadataEntry { text } } } } } }"""
+
+
+def test_the_triggers_asset_shows_what_became_of_its_events(newcomer):
+    url = f"{newcomer.shell()['DAGSTER_URL']}/graphql"
+    (told,) = httpx.post(url, json={"query": METADATA}).json()["data"]["assetOrError"][
+        "assetMaterializations"
+    ]
+    shown = {
+        each["label"]: each.get("intValue", each.get("text")) for each in told["metadataEntries"]
+    }
+    assert {"matches", "unmatches", "active", "events_pending"} <= set(shown)
+    assert shown["events_delivered"] + shown["events_pending"] > 0
+    assert (shown["events_dead"], shown["endpoints"]) == (0, "receiver active")
+
+
 def test_the_three_searches_find_something(newcomer):
     for title in ("Words:", "Meaning:", "SQL:"):
         after = newcomer.demo.stdout.partition(title)[2].splitlines()

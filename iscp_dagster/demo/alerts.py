@@ -31,7 +31,7 @@ def address_of(environ: Mapping[str, str]) -> str:
 
 def show(events: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Print the MATCH events, and how many others came."""
-    title = "Webhooks, verified: documentation that began to mention 'deprecated'"
+    title = "Webhooks, verified: symbols that became deprecated"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in ("event_id", "type", "qualified_name"):
         table.add_column(name, overflow="fold")
@@ -40,4 +40,4 @@ def show(events: Sequence[Mapping[str, Any]], console: Console) -> None:
         table.add_row(each["event_id"], each["event_type"], each["data"]["qualified_name"])
     console.print(table)
     ceased = len(events) - len(began)
-    console.print(f"and {ceased:,} UNMATCH, of documentation that ceased to.\n")
+    console.print(f"and {ceased:,} UNMATCH, of symbols that ceased to be.\n")

@@ -19,7 +19,7 @@ def its(monkeypatch):
     """Return iterations whose outcomes are their own events."""
     monkeypatch.setattr(reporting, "news_of", lambda *_: [])
     monkeypatch.setattr(reporting, "DataVersions", lambda *_: None)
-    monkeypatch.setattr(reporting, "materializations", lambda _, __, outcomes, ___: outcomes)
+    monkeypatch.setattr(reporting, "materializations", lambda *given: given[3])
     monkeypatch.setattr(reporting, "log_event", lambda dagster, event, _: dagster.store(event))
     deployment = SimpleNamespace(delta_log=lambda _: None)
     return SimpleNamespace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,10 +107,21 @@ class FunctionAccess:
     open: bool = False
 
     def viewer(self, token: str | None) -> Viewer:
-        found = self.function(token) if token is not None else None
+        found = self._asked(token) if token is not None else None
         if not found:
             raise _unknown(token)
         return _viewer(found, f"The function {self.named} returned")
+
+    def _asked(self, token: str) -> Any:
+        try:
+            return self.function(token)
+        except Exception as error:  # noqa: BLE001 - a user's function may raise anything
+            # Its message may have the token in it, which no log shows.
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(at.filename).name}, line {at.lineno}"
+            raise ConfigError(
+                f"The function {self.named} failed: {type(error).__name__} in {where}."
+            ) from None
 
 
 def access(setting: str) -> Access:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,8 @@ class Limits:
     """The most rows of a result."""
     bytes: int = 64 * 1024 * 1024
     """The most bytes of a result."""
+    spend: Callable[[int], None] = field(default=lambda _: None, repr=False)
+    """Called with the bytes that were read; may raise."""
 
     @property
     def settings(self) -> dict[str, int | float | str]:
@@ -75,6 +77,7 @@ def rows(
             parameters=dict(parameters),
             settings={**JSON_FORM, **limits.settings, **endpoint.read_settings},
         )
+    limits.spend(len(answer))
     names = [column.field for column in columns]
     shapes = [_shape(column) for column in columns]
     return [

@@ -55,6 +55,8 @@ class Checked:
 
     document: DocumentNode
     operation: OperationDefinitionNode
+    introspects: bool = False
+    """Whether it may ask the schema about itself."""
 
 
 def checked(
@@ -68,18 +70,18 @@ def checked(
         _check_shape(document, shape)
         errors = validate(ready.schema, document, max_errors=MOST_ERRORS)
     except RecursionError:
-        raise _refused(TOO_COMPLEX, "The document is nested too deeply.") from None
+        raise refused(TOO_COMPLEX, "The document is nested too deeply.") from None
     if errors:
         raise DocumentError(errors[0].message, [coded(each, VALIDATION) for each in errors])
     operation = get_operation_ast(document, operation_name)
     if operation is None:
-        raise _refused(
+        raise refused(
             INPUT,
             f"There is no operation {operation_name!r}; name one of the document's operations.",
         )
     if ready.schema.get_root_type(operation.operation) is None:
-        raise _refused(VALIDATION, f"This server has no {operation.operation.value}s.")
-    return Checked(document=document, operation=operation)
+        raise refused(VALIDATION, f"This server has no {operation.operation.value}s.")
+    return Checked(document=document, operation=operation, introspects="__" in text)
 
 
 def coded(error: GraphQLError, code: str) -> GraphQLError:
@@ -88,7 +90,8 @@ def coded(error: GraphQLError, code: str) -> GraphQLError:
     return error
 
 
-def _refused(code: str, message: str) -> DocumentError:
+def refused(code: str, message: str) -> DocumentError:
+    """Return the error of a document that is refused for one reason."""
     return DocumentError(message, [GraphQLError(message, extensions={"code": code})])
 
 
@@ -108,7 +111,7 @@ def _check_built(ready: Ready, document: DocumentNode) -> None:
         if isinstance(operation, OperationDefinitionNode):
             for each in operation.selection_set.selections:
                 if isinstance(each, FieldNode) and each.name.value in ready.catalog.unbuilt:
-                    raise _refused(
+                    raise refused(
                         NOT_BUILT,
                         f"The index behind {each.name.value} is declared, but not built yet, or "
                         "its table cannot be read; ask again when its first iteration has ended.",
@@ -131,7 +134,7 @@ def _check_shape(document: DocumentNode, shape: Shape) -> None:
                 ("fields of the operation", roots, shape.roots),
             ):
                 if has > most:
-                    raise _refused(
+                    raise refused(
                         TOO_COMPLEX,
                         f"The document has more than {most:,} {what}, this server's cap; ask for "
                         "less.",

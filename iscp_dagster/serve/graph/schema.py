@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from graphql import (
@@ -85,9 +85,11 @@ def _nearest(types: Types, served: Served) -> GraphQLField:
     row = types.row(served, distance)
 
     def resolve(_root: Any, info: GraphQLResolveInfo, **given: Any) -> list[Row]:
+        names = _shown(info)
         near = Near(
             served=served,
-            columns=tuple(_wanted(served, info)),
+            columns=_columns(served, names),
+            width=len(names),
             vector=given["near"],
             tenant=given.get("tenant"),
             limit=given.get("limit"),
@@ -131,9 +133,11 @@ def _asking(info: GraphQLResolveInfo) -> Asking:
 
 
 def _selection(served: Served, info: GraphQLResolveInfo, given: Mapping[str, Any]) -> Selection:
+    names = _shown(info)
     return Selection(
         served=served,
-        columns=tuple(_wanted(served, info)),
+        columns=_columns(served, names),
+        width=len(names),
         where=given.get("where"),
         order=tuple(_order(served, given.get("order_by") or ())),
         limit=given.get("limit"),
@@ -153,15 +157,21 @@ def _order(served: Served, given: Sequence[Mapping[str, Any]]) -> Iterator[Order
             yield Order(column=column, descending=descending, nulls_first=nulls_first)
 
 
-def _wanted(served: Served, info: GraphQLResolveInfo) -> Iterator[Column]:
-    """Return the columns that the query selects, whatever fragments they are in."""
+def _shown(info: GraphQLResolveInfo) -> list[str]:
+    """Return the names of the fields that the query shows of a row, whatever fragments hold them.
+
+    One that is shown under several names is there as often.
+    """
     row = get_named_type(info.return_type)
     assert isinstance(row, GraphQLObjectType)
     fields = collect_sub_fields(
         info.schema, info.fragments, info.variable_values, row, info.field_nodes
     )
-    names = {node.name.value for nodes in fields.values() for node in nodes}
-    return (each for each in served.columns if each.field in names)
+    return [nodes[0].name.value for nodes in fields.values()]
+
+
+def _columns(served: Served, names: Collection[str]) -> tuple[Column, ...]:
+    return tuple(each for each in served.columns if each.field in names)
 
 
 def _subscription(types: Types, served: Served, subscribe: Subscribe | None) -> GraphQLField:

@@ -30,6 +30,10 @@ class Caps:
     """Values of all fields: rows times columns."""
     seconds: float = 20
     """For the whole request, and so for ClickHouse."""
+    bytes: int = 64 * 1024 * 1024
+    """Bytes of all rows, as ClickHouse writes them."""
+    told: int = 300_000
+    """Fields that the schema tells of itself."""
     default_rows: int = 100
 
     def checked(self, limit: int | None, offset: int) -> int:
@@ -51,7 +55,10 @@ class Asking:
     viewer: Viewer
     caps: Caps = field(default_factory=Caps)
     clock: Callable[[], float] = time.monotonic
+    told: int = 0
+    """Fields that the schema has told of itself."""
     _cells: int = 0
+    _bytes: int = 0
     _began: float | None = None
 
     def __post_init__(self) -> None:
@@ -69,4 +76,17 @@ class Asking:
     def limits(self, most: int) -> Limits:
         """Return what ClickHouse may spend on the next query."""
         passed = self.clock() - (self._began or 0)
-        return Limits(seconds=max(0.1, self.caps.seconds - passed), rows=most)
+        return Limits(
+            seconds=max(0.1, self.caps.seconds - passed),
+            rows=most,
+            bytes=max(1, self.caps.bytes - self._bytes),
+            spend=self._spend,
+        )
+
+    def _spend(self, read: int) -> None:
+        self._bytes += read
+        if self._bytes > self.caps.bytes:
+            raise TooComplexError(
+                f"The rows are larger than the {self.caps.bytes:,} bytes that this server reads at "
+                "a time; ask for fewer rows or columns."
+            )

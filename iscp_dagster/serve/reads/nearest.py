@@ -16,7 +16,7 @@ from iscp_dagster.serve.reads import tenancy
 from iscp_dagster.serve.reads.caps import Asking
 from iscp_dagster.serve.rows import rows, select_list
 from iscp_dagster.serve.scalars import BadValueError
-from iscp_dagster.serve.sql import Parameters
+from iscp_dagster.serve.sql import Parameters, fits
 from iscp_dagster.serve.where import Row
 
 
@@ -37,6 +37,8 @@ class Near:
     tenant: str | None = None
     """A table with tenants needs one of them: a graph is searched within a tenant."""
     limit: int | None = None
+    width: int = 1
+    """How many values of a row are shown."""
 
 
 def nearest(asking: Asking, asked: Near) -> list[Row]:
@@ -46,9 +48,11 @@ def nearest(asking: Asking, asked: Near) -> list[Row]:
     of another length than the index has.
     """
     served, limit = asked.served, asking.caps.checked(asked.limit, 0)
-    asking.charge(limit * (1 + len(asked.columns)))
+    asking.charge(limit * asked.width)
     if served.source.tenant and not asking.viewer.sees(asked.tenant or ""):
         raise ForbiddenError(f"The token may not see the tenant {asked.tenant!r}.")
+    if served.tenant is not None and not _names(served.tenant, asked.tenant or ""):
+        raise BadValueError(f"tenant: {asked.tenant!r} is no {served.tenant.type.bare}.")
     dimension = served.index.dimension if isinstance(served.index, Vector) else 0
     if len(asked.vector) != dimension:
         raise BadValueError(
@@ -61,6 +65,11 @@ def nearest(asking: Asking, asked: Near) -> list[Row]:
     return sorted(found, key=lambda row: distance.value(row[distance.field]))[:limit]
 
 
+def _names(tenant: Column, name: str) -> bool:
+    """Whether a text is a value of the tenant's column; of some types ClickHouse decides."""
+    return tenant.grid is None or fits(tenant, name)
+
+
 def _neighbours(asking: Asking, asked: Near, limit: int, place: Place) -> list[Row]:
     served, distance, parameters = asked.served, distance_of(asked.served), Parameters()
     columns = (distance, *asked.columns)
@@ -69,8 +78,9 @@ def _neighbours(asking: Asking, asked: Near, limit: int, place: Place) -> list[R
         f"query = {parameters.bind('Array(Float32)', f'[{vector}]')}",
         f"k = {parameters.bind('UInt32', str(limit))}",
     ]
-    if served.source.tenant:
-        given.append(f"tenant = {parameters.bind('String', asked.tenant or '')}")
+    if served.tenant is not None:
+        type_ = str(served.tenant.type.bare)
+        given.append(f"tenant = {parameters.bind(type_, asked.tenant or '')}")
     view = ident(place.database, f"{served.view}_{Vector.beside}")
     query = (
         f"SELECT {select_list(columns)} FROM {view}({', '.join(given)}) "

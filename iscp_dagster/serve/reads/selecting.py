@@ -33,12 +33,14 @@ class Selection:
     limit: int | None = None
     offset: int = 0
     words: str | None = None
+    width: int = 1
+    """How many values of a row are shown; one may be shown under several names."""
 
 
 def selected(asking: Asking, asked: Selection) -> list[Row]:
     """Return the rows that a viewer may see. Raises BadValueError, TooComplexError and the like."""
     limit = asking.caps.checked(asked.limit, asked.offset)
-    asking.charge(limit * max(1, len(asked.columns)))
+    asking.charge(limit * asked.width)
     if not limit or not tenancy.sees_some(asked.served, asking.viewer):
         return []
     places, order = asked.served.places, whole(asked.served, asked.order)

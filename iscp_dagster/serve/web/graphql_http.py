@@ -9,13 +9,14 @@ from typing import Any
 
 import anyio
 from anyio import CapacityLimiter, to_thread
-from graphql import ExecutionResult, GraphQLError, OperationType, execute_sync
+from graphql import ExecutionResult, GraphQLError, OperationType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, bearer
 from iscp_dagster.serve.graph.documents import DocumentError, Shape, checked
+from iscp_dagster.serve.graph.executing import executed
 from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.graph.told import INTERNAL, TIMEOUT, UNAUTHENTICATED, said, told
 from iscp_dagster.serve.reads.caps import Asking, Caps
@@ -92,21 +93,28 @@ class GraphQLOverHTTP:
             raise RefusedError(503, "OVERLOADED", "The server is busy; ask again.", headers)
         asking = Asking(viewer=viewer, caps=self._bounds.caps)
         with anyio.move_on_after(self._bounds.caps.seconds + _GRACE_SECONDS):
-            status, answer = await to_thread.run_sync(
-                lambda: self._answer(asking, asked, method),
+            # The thread makes the text, too: it may be large, and others are served meanwhile.
+            return await to_thread.run_sync(
+                lambda: self._answered(asking, asked, method, media),
                 limiter=self._places,
                 abandon_on_cancel=True,
             )
-            return _response(answer, media, status if media == RESPONSE else _plain(status))
         raise RefusedError(504, TIMEOUT, "The query took longer than this server allows.")
+
+    def _answered(self, asking: Asking, asked: Asked, method: str, media: str) -> Response:
+        try:
+            status, answer = self._answer(asking, asked, method)
+        except DocumentError as refused:
+            status, answer = 400, {"errors": [dict(each.formatted) for each in refused.errors]}
+        return _response(answer, media, status if media == RESPONSE else _plain(status))
 
     def _answer(self, asking: Asking, asked: Asked, method: str) -> tuple[int, dict[str, Any]]:
         """Return the answer, and the status that it has as application/graphql-response+json."""
         try:
             ready = self._schemas.current()
             found = checked(ready, asked.query, asked.operation, self._bounds.shape)
-        except DocumentError as refused:
-            return 400, {"errors": [dict(each.formatted) for each in refused.errors]}
+        except DocumentError:
+            raise
         except IscpError as error:
             message, code = said(error)
             return 503, _failed(message, code)
@@ -117,14 +125,7 @@ class GraphQLOverHTTP:
                 "Subscriptions come by websocket, with the subprotocol graphql-transport-ws.",
                 {"Allow": "POST"} if method == "GET" else None,
             )
-        result = execute_sync(
-            ready.schema,
-            found.document,
-            context_value=asking,
-            variable_values=dict(asked.variables),
-            operation_name=asked.operation,
-        )
-        return _told(result)
+        return _told(executed(ready, found, asking, asked.variables))
 
 
 def _told(result: ExecutionResult) -> tuple[int, dict[str, Any]]:

@@ -13,6 +13,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError
 from iscp_dagster.clickhouse.types.typetext import parsed
 from iscp_dagster.model.errors import IscpError, UnavailableError
+from iscp_dagster.serve.access import FunctionAccess
 from iscp_dagster.serve.columns import column
 from iscp_dagster.serve.graph.documents import Shape
 from iscp_dagster.serve.graph.schemas import Schemas
@@ -199,6 +200,35 @@ def test_rows_may_be_all_that_the_cells_allow(shop, tmp_path):
     assert len(ask(client, query, "of-all")["data"]["shop_tickets"]) == 5
     query = "{ shop_tickets(limit: 5) { id body price } }"
     assert ask(client, query, "of-all")["errors"][0]["extensions"] == {"code": "QUERY_TOO_COMPLEX"}
+
+
+def test_introspection_ends_at_its_cap_and_rows_at_their_bytes(shop, tmp_path):
+    client = shop.client(tmp_path / "tokens", caps=Caps(told=2_000, bytes=200))
+    again = " ".join(f"t{n}: types {{ fields {{ type {{ name }} }} }}" for n in range(30))
+    wide = f"{{ __schema {{ {again} }} }}"
+    for query in (wide, "{ shop_tickets { id body v opened_at price ratio } a: _tables }"):
+        answer = ask(client, query, "of-all")
+        assert answer["errors"][0]["extensions"] == {"code": "QUERY_TOO_COMPLEX"}
+    assert "errors" not in ask(client, "{ __schema { types { name } } }", "of-all")
+
+
+def test_a_column_counts_under_each_of_its_names(shop, tmp_path):
+    client = shop.client(tmp_path / "tokens", caps=Caps(rows=5, cells=10))
+    query = "{ shop_tickets(limit: 5) { a: id b: id c: id } }"
+    assert ask(client, query, "of-all")["errors"][0]["extensions"] == {"code": "QUERY_TOO_COMPLEX"}
+
+
+def test_what_a_function_or_the_server_says_when_it_fails_stays_with_the_server(shop, caplog):
+    def fails(token):
+        raise RuntimeError(f"no database for {token}")
+
+    access = FunctionAccess(function=fails, named="of the test")
+    client = TestClient(create_app(Settings(schemas=Schemas(load=shop.catalog), access=access)))
+    answer = sent(client, IDS)
+    assert (answer.status_code, code(answer)) == (500, "INTERNAL_SERVER_ERROR")
+    assert "database" not in answer.text
+    assert "The function of the test failed: RuntimeError in test_serve_http.py" in caplog.text
+    assert "of-both" not in caplog.text
 
 
 def test_an_index_appears_when_it_is_built_and_changes_with_its_columns(clickhouse_url):

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from graphql import GraphQLError, OperationType, execute_sync
+from graphql import GraphQLError, OperationType
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, bearer
 from iscp_dagster.serve.graph.documents import DocumentError, Shape, checked
+from iscp_dagster.serve.graph.executing import executed
 from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.graph.told import said, told
 from iscp_dagster.serve.live.errors import SubscriberTooSlowError, SubscriptionError
@@ -266,14 +267,7 @@ class Connection:
         viewer = self.viewer or Viewer(tenants=frozenset())
         if found.operation.operation is not OperationType.SUBSCRIPTION:
             asking = Asking(viewer=viewer, caps=bounds.caps)
-            execute = partial(
-                execute_sync,
-                ready.schema,
-                found.document,
-                context_value=asking,
-                variable_values=dict(start.variables or {}),
-                operation_name=start.operation,
-            )
+            execute = partial(executed, ready, found, asking, start.variables or {})
             async with self.sockets.queries:
                 result = await asyncio.to_thread(execute)
             errors = [told(each) for each in result.errors or ()]

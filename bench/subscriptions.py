@@ -213,7 +213,7 @@ def _serve(url: str, folder: str) -> None:
     endpoint = Endpoint.parse(url)
     live = Live(log=SqlLog(f"sqlite:///{folder}/log.db"))
     schemas = Schemas(
-        load=lambda: catalog([SOURCE], [endpoint], lambda _: ()), subscribe=live.subscribe
+        load=lambda: catalog([SOURCE], [endpoint], lambda *_: ()), subscribe=live.subscribe
     )
     sockets = Sockets(schemas=schemas, access=OpenAccess())
     routes = [WebSocketRoute(PATH, sockets.endpoint)]

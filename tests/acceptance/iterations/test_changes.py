@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from dealings import TENANTS, Dealings, dealings, seen
+from following import following
 from mortal import Life, dies
 from nearspark import NearSpark
 from tables import Table, deployment_at, kinds
@@ -23,7 +24,7 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.io_manager import shown
 from iscp_dagster.model.declared.attach import index_of_view
-from iscp_dagster.model.declared.images import IMAGE_COLUMNS
+from iscp_dagster.model.declared.images import IMAGE_COLUMNS, ChangeKind
 from iscp_dagster.model.errors import ConfigError, KeyColumnError, SchemaError, SourceError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark.session import shared
@@ -168,14 +169,37 @@ def test_many_iterations_give_the_rows_of_one(clickhouse_url, spark_remote, deal
 def test_a_run_that_dies_anywhere_leaves_the_same_rows(
     clickhouse_url, spark_remote, dealt, tmp_path
 ):
+    """A subscriber is told each change once, in the order of commits."""
     deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
     table = dealt.table(deployment, "big")
     lives = [("before", "complete"), ("after", "begin"), ("before", "complete"), ("after", "begin")]
-    for to, (when, method) in zip((BEGIN, 7, 11, dealt.last), lives, strict=True):
+
+    def live_and_die(to, when, method):
         dies(table, table.iteration(*TENANTS, to=to), Life(when, method))
         deployment.log.recover(["dead"])
         reached(table, to)
         assert images_in(table, "big") == modelled(dealt.model, "big", to)
+
+    live_and_die(BEGIN, *lives[0])
+    base = keys_of(dealt.model, "big", BEGIN)
+    with following(deployment, table.source, "big", snapshot=True) as follower:
+        follower.await_messages(len(base))
+        for to, life in zip((7, 11, dealt.last), lives[1:], strict=True):
+            live_and_die(to, *life)
+        changes = {row[:3]: row for row in modelled(dealt.model, "big", dealt.last)}
+        follower.await_messages(len(base) + len(changes))
+    first, told = follower.messages[: len(base)], follower.messages[len(base) :]
+    assert [(each.data["tenant"], int(each.data["k"])) for each in first] == base
+    for tenant in TENANTS:
+        its = [each for each in told if each.data["tenant"] == tenant]
+        places = [(tenant, each.timestamp.version, each.timestamp.ordinal) for each in its]
+        assert places == sorted(place for place in changes if place[0] == tenant)
+        for place, message in zip(places, its, strict=True):
+            *_, change, fields, row = changes[place]
+            assert message.operation == ChangeKind(change).name
+            assert (int(message.data["k"]), list(message.fields)) == (row["k"], fields)
+            moment = deployment.delta_log(table.source).moment(place[1])
+            assert message.ts_timestamp == str(moment.micros * 1_000)
 
 
 def test_a_gap_begins_a_history_anew_and_is_told(

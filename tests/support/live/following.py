@@ -1,0 +1,60 @@
+"""A subscriber in a thread, for tests that do other things meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import contextmanager
+
+from iscp_dagster.serve.access import EVERYONE
+from iscp_dagster.serve.catalog import catalog
+from iscp_dagster.serve.live.service import Listening, Live
+
+
+class Follower:
+    """What the subscriber has been told so far."""
+
+    def __init__(self):
+        self.messages = []
+        self.error = None
+
+    def await_messages(self, number, seconds=60):
+        """Wait until it has been told that many."""
+        deadline = time.monotonic() + seconds
+        while len(self.messages) < number:
+            assert self.error is None, self.error
+            assert time.monotonic() < deadline, f"{len(self.messages)} of {number} messages"
+            time.sleep(0.02)
+
+
+@contextmanager
+def following(deployment, source, name, **given):
+    """Subscribe to a built changes index of the table until the block ends."""
+    found = catalog([source], [deployment.endpoint], lambda *_: ()).changes.values()
+    (served,) = [each for each in found if each.index.name == name]
+    follower, loop, ended = Follower(), asyncio.new_event_loop(), asyncio.Event()
+
+    async def follow():
+        live = Live(log=deployment.log)
+        listening = Listening(viewer=EVERYONE, on_lost=lambda _: None)
+        async for message in live.subscribe(served, given, listening):
+            follower.messages.append(message)
+
+    async def run():
+        task = asyncio.ensure_future(follow())
+        ending = asyncio.ensure_future(ended.wait())
+        await asyncio.wait({task, ending}, return_when=asyncio.FIRST_COMPLETED)
+        task.cancel()
+        ending.cancel()
+        (follower.error, _) = await asyncio.gather(task, ending, return_exceptions=True)
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
+    thread.start()
+    try:
+        yield follower
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join(30)
+        loop.close()
+        assert isinstance(follower.error, asyncio.CancelledError), follower.error

@@ -35,6 +35,7 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
 from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS, DAGSTER_URL, SPARK_REMOTE
 from iscp_dagster.planning.problems import problem_of
+from iscp_dagster.upkeep.outbox import outbox_of
 from iscp_dagster.upkeep.position import Position, positions
 
 _DAGSTER_SECONDS = 20.0
@@ -179,7 +180,9 @@ def _tick(sensor: Any, now: float) -> str:
 
 
 def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
-    """Jobs in error, and indexes that a commit older than `limit` seconds has not reached."""
+    """Jobs in error, indexes that a commit older than `limit` seconds has not reached, and
+    endpoints to which nothing is sent.
+    """
     now = deployed.deployment.clock().timestamp()
     yield from _in_error(deployed.list_jobs(None, None, JobState.ERROR))
     for source in deployed.sources:
@@ -193,6 +196,15 @@ def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
             yield Finding(what=what, problem=_line(problem_of(source, error).message), code=code)
         else:
             yield _behind(what, found, limit, now)
+    yield from endpoints(deployed)
+
+
+def endpoints(deployed: Jobs) -> Iterator[Finding]:
+    """The endpoints of webhooks that were served, and why nothing is sent to one."""
+    outbox = outbox_of(deployed.deployment)
+    for name, each in (outbox.endpoints() if outbox else {}).items():
+        problem = "" if each.active else f"is {each.state}: {_line(each.reason)}"
+        yield _checked(f"endpoint {name}", problem, f"`iscp endpoint resume {name}`")
 
 
 def _missing(deployed: Jobs, source: SourceTable, what: str, error: NoTableError) -> Finding:

@@ -6,12 +6,14 @@ import json
 import shutil
 import sys
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from events import NOON, Watch, event
 
 from iscp_dagster.api.outbox import Deliveries
 from iscp_dagster.cli import main as cli
+from iscp_dagster.cli.checkup import endpoints
 from iscp_dagster.demo.receiver import Receiver
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.variables import HOME, LOG_URL
@@ -266,6 +268,20 @@ def test_an_endpoint_is_paused_and_resumed(iscp, outbox):
     assert told == {"endpoint": "alerts", "state": "active", "reason": ""}
     assert [work.messages[0].id for work in outbox.claim("alerts", room=1, busy=())] == ["alarm-1"]
     assert "paused by " in found(iscp, "endpoint", "pause", "spare")["reason"]
+
+
+def test_health_names_the_endpoints_to_which_nothing_is_sent(outbox):
+    outbox.hold(["alerts", "spare"], "sender", 60)
+    outbox.pause("spare", "20 attempts in a row were refused")
+    deployed = SimpleNamespace(
+        deployment=SimpleNamespace(log=SqlLog(outbox.engine), clock=outbox.clock)
+    )
+    told = "\n".join(map(str, endpoints(deployed))).splitlines()
+    assert told == [
+        "endpoint alerts: ok",
+        "endpoint spare: is paused: 20 attempts in a row were refused",
+        "  next: `iscp endpoint resume spare`",
+    ]
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "ping"])

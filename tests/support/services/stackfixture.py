@@ -44,7 +44,10 @@ time. Without a file of checksums beside each file it starts half as many `chmod
 START_SECONDS = 400.0
 STOP_SECONDS = 90.0
 GONE_SECONDS = 60.0
-PARTS = ("dagster_webserver", "dagster._daemon", "api grpc", "runs.server", "SparkConnectServer")
+PARTS = (
+    *("dagster_webserver", "dagster._daemon", "api grpc", "runs.server", "SparkConnectServer"),
+    "serve --patient",
+)
 """Parts of the commands of a whole stack's processes, besides its ClickHouse."""
 _POLL, _LONGEST_POLL = 0.05, 0.5
 PROJECT = ("assets", "iscp_dagster", "resources", "dagster.yaml", "workspace.yaml")

@@ -13,7 +13,7 @@ from iscp_dagster.events.changes import Stamped
 from iscp_dagster.events.hysteresis import EventType
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.eventtriggers.evaluation import Evaluated, Read, Rule
-from iscp_dagster.eventtriggers.images import gathered, stamped
+from iscp_dagster.eventtriggers.images import gathered, its_own, stamped
 from iscp_dagster.eventtriggers.recording import Recorder
 from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.joblog.sql.active import ActiveSet, active_keys, active_sets, keep
@@ -55,11 +55,15 @@ class TriggerConsumer:
         *,
         log: JobLog,
         table_id: str,
+        columns: Sequence[str],
         ids: IdScheme,
         clock: Clock,
         reason: str = "",
     ) -> TriggerConsumer:
-        """The consumer of a trigger's job. Raises ConfigError for one that is not declared."""
+        """The consumer of a trigger's job; `columns` are those of what it is on.
+
+        Raises ConfigError for a trigger that is not declared, or that asks for another column.
+        """
         trigger = next((each for each in source.triggers if each.name == info.job), None)
         if trigger is None:
             raise ConfigError(
@@ -70,6 +74,11 @@ class TriggerConsumer:
             raise ConfigError(
                 f"Job {source.name}/{info.job}: a trigger's events commit with its watermark, and "
                 "this ISCP log is in no database; give ISCP_LOG_URL."
+            )
+        if unknown := [each for each in trigger.columns if each not in columns]:
+            raise ConfigError(
+                f"Trigger {trigger.name!r}: columns=[...] names {unknown[0]!r}, which "
+                f"{trigger.on.name!r} does not have; it has: {', '.join(its_own(columns))}."
             )
         identity = (*((source.tenant,) if source.tenant else ()), *source.keys)
         return cls(

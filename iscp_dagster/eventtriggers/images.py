@@ -16,6 +16,7 @@ from iscp_dagster.events.changes import (
     IMAGE,
     MATCH,
     ORDINAL,
+    SYSTEM,
     UNMATCH,
     VERSION,
     Operation,
@@ -29,6 +30,11 @@ from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 
 OWNER = "_owner"
 """Holds the tenant as partitions name it, whatever the type of its column."""
+
+
+def its_own(columns: Sequence[str]) -> list[str]:
+    """Of an image row's columns, those of the view."""
+    return [name for name in columns if name not in SYSTEM]
 
 
 def gathered(

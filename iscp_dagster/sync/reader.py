@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -84,6 +84,13 @@ class Reading:
             return ""
         first, last = self.range.from_.version + 1, self.range.to.version
         return f"versions {first} to {last}: {self.plan.reason}"
+
+    def only(self, triggers: Collection[str]) -> Reading:
+        """The same for these triggers: a condition that cannot be evaluated stops its own alone."""
+        if self.transitions is None:
+            return self
+        left = [each for each in self.transitions.conditions if each.name in triggers]
+        return replace(self, transitions=self.transitions.with_conditions(left))
 
     @property
     def staged(self) -> bool:

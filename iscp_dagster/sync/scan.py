@@ -159,6 +159,7 @@ def _attempt(
             written[name] = _refused(written[name], error)
     if not (shares or workers):
         return written
+    wanted = wanted.only(workers)
     staged, to = wanted.staged, wanted.range.to
     writer = Writer(
         shares=list(shares.values()),
@@ -290,6 +291,7 @@ def _own_consumer(reader: Reader, sink: Sink, wanted: Reading) -> Consumer:
         sink.info,
         log=deployment.log,
         table_id=sink.claims[0].key.table_id,
+        columns=reader.columns(sink.info, wanted.range.to.version),
         ids=deployment.event_ids,
         clock=deployment.clock,
         reason=wanted.plan.reason,

@@ -17,6 +17,7 @@ from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.io_manager import shown
+from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -47,15 +48,15 @@ def seen(row, *, active):
     return row is not None and row["amount"] is not None and row["amount"] > 100
 
 
-def expected(model, name, rule, moments, upto):
-    """Return (event id, type) of every transition after the first iteration."""
+def expected(model, name, rule, moments, upto, first=FIRST):
+    """Return (event id, type) of every transition after the first iteration, up to `first`."""
     found = set()
     for tenant, k in {key for state in model.states for key in state}:
         active = False
         key = json.dumps([tenant, str(k)], separators=(",", ":"))
-        for version in range(FIRST, upto + 1):
+        for version in range(first, upto + 1):
             now = bool(rule(model.states[version].get((tenant, k)), active=active))
-            if now != active and (version > FIRST or name == "seen"):
+            if now != active and (version > first or name == "seen"):
                 at = SourceTimestamp.of_micros(moments(version).micros, version=version)
                 event_id = IdScheme().event_id(name, key, at)
                 found.add((event_id, "MATCH" if now else "UNMATCH"))
@@ -143,3 +144,36 @@ def test_a_gap_and_then_a_changed_condition_give_no_event_and_are_shown(followed
     fired = [(each["trigger_name"], each["event_key"]) for each in outbox(table)[events:]]
     assert fired
     assert sorted(fired) == sorted(("seen", f'["{t}","{k}"]') for t, k in here ^ there)
+
+
+def test_what_cannot_be_evaluated_stops_its_own_trigger_and_newcomers_fire_from_their_first_commit(
+    followed, clickhouse_url, spark_remote, tmp_path
+):
+    model, (table, _) = followed
+    lake, upto = table.deployment.lake, 4
+    on = table.source
+    broken = [
+        Trigger("astray", on=on, match="nowhere > 1"),
+        Trigger("lacking", on=on, match="amount > 1", columns=["absent"]),
+    ]
+    deployment = deployment_at(clickhouse_url, spark_remote, tmp_path, lake=lake)
+    source = replace(on, triggers=[*triggers(on), *broken])
+    table = replace(table, deployment=deployment, source=source)
+    log = deployment.delta_log(source)
+    # As the runner registers the jobs of tenants that it finds in the second commit.
+    new = new_jobs(log.table_id(), TENANTS, declared(source, source.consumers))
+    deployment.log.register_many([replace(each, watermark=log.moment(0)) for each in new])
+    outcomes = table.run(table.iteration(*TENANTS, to=upto))
+    failed = {
+        each.claim.key.job_name: each.message for each in outcomes if isinstance(each, Failed)
+    }
+    assert failed.keys() == {"astray", "lacking"}
+    assert "nowhere" in failed["astray"]
+    assert "names 'absent', which" in failed["lacking"]
+    found = {(each["event_id"], each["event_type"]) for each in outbox(table)}
+    wanted = [
+        expected(model, name, rule, log.moment, upto, first=0)
+        for name, rule in (("high", high), ("seen", seen))
+    ]
+    assert all(wanted)
+    assert found == set().union(*wanted)

@@ -31,7 +31,7 @@ from iscp_dagster import (
     build_definitions,
     resources_from_environment,
 )
-from iscp_dagster.api.discovery import declared_tables
+from iscp_dagster.api.discovery import declared_endpoints, declared_tables
 from iscp_dagster.location.component.schema import table_model
 from iscp_dagster.model.declared.tables import spread
 from iscp_dagster.model.errors import ConfigError, IscpError
@@ -482,6 +482,18 @@ def test_iscp_finds_the_tables_of_a_project_by_its_definitions(project, tables, 
     )
     with pytest.raises(ConfigError, match=re.escape(said)):
         declared_tables(package.name)
+
+
+def test_iscp_finds_what_is_over_a_table_of_a_project(project, monkeypatch):
+    write(project, trades=TRADES)
+    package = project.defs_folder_path.parent
+    (package / "definitions.py").write_text(PROJECT)
+    monkeypatch.syspath_prepend(str(package.parent))
+    (found,) = declared_tables(package.name)
+    names = ["mirror", "changes", "big", "huge", "large", "any"]
+    assert [each.name for each in found.consumers] == names
+    (endpoint,) = declared_endpoints({"ISCP_ASSETS": package.name})
+    assert found.trigger("large").to == (endpoint,)
 
 
 def test_tables_of_definitions_that_python_builds_are_found_once(tmp_path, monkeypatch):

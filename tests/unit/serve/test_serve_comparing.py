@@ -1,0 +1,41 @@
+"""A comparison that is fitted to a column's type finds what the one that was asked finds."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.serve.columns import column
+from iscp_dagster.serve.comparing import OPERATORS, fitted
+
+TYPES = ("Int8", "UInt16", "Decimal(3, 2)", "Date", "DateTime", "DateTime64(3, 'UTC')")
+
+
+@st.composite
+def comparisons(draw):
+    """Return a column, an operator, a literal near the type's values, and a place of a value."""
+    asked = column("a", parsed(draw(st.sampled_from(TYPES))))
+    step, least, most = asked.grid
+    places = st.one_of(
+        st.integers(least, least + 3), st.integers(most - 3, most), st.integers(least, most)
+    )
+    around = draw(places) + draw(st.integers(-5, 5))
+    literal = (around + draw(st.fractions(-1, 1, max_denominator=4))) * step
+    return asked, draw(st.sampled_from(sorted(OPERATORS))), literal, draw(places)
+
+
+@settings(max_examples=300)
+@given(comparisons())
+def test_a_fitted_comparison_means_the_same(comparison):
+    asked, operator, literal, place = comparison
+    step, least, most = asked.grid
+    said = OPERATORS[operator](Fraction(place) * step, literal)
+    found = fitted(asked, operator, literal)
+    if not found.operator:
+        assert found.always is said
+        return
+    assert least <= found.value <= most
+    assert OPERATORS[found.operator](place, found.value) is said

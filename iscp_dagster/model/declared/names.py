@@ -19,7 +19,7 @@ _OF_A_SHARD = re.compile(r".*_shard_[0-9]+")
 
 def checked_name(name: str, what: str) -> str:
     """`name` if it is an identifier. Raises ConfigError if not."""
-    if not _IDENTIFIER.fullmatch(name):
+    if not (isinstance(name, str) and _IDENTIFIER.fullmatch(name)):
         raise ConfigError(
             f"The {what} name {name!r} is not an identifier; use letters, digits and _."
         )

@@ -139,6 +139,7 @@ def test_views_given_by_name_come_after_those_that_they_are_of():
         ({"of": None}, r"of=None is neither a source table nor a view"),
         ({"of": EVENTS}, r"source table 'shop\.events' has no key, .*; declare the table's key="),
         ({"name": "no good"}, r"The view name 'no good' is not an identifier"),
+        ({"name": 7}, r"The view name 7 is not an identifier"),
         ({"priority": "high"}, r"View 'big': .*'high'"),
     ],
 )
@@ -183,6 +184,7 @@ def test_a_calculated_column_hides_none_of_the_source():
         ({"name": "a:b"}, r"trigger name 'a:b' has a ':', which separates the parts .* an event's"),
         ({"name": "no good"}, r"The trigger name 'no good' is not an identifier"),
         ({"name": ""}, r"The trigger name '' is not an identifier"),
+        ({"name": None}, r"The trigger name None is not an identifier"),
         ({"on": None}, r"on=None is neither a source table nor a view"),
         ({"on": "big"}, r"on='big' is neither a source table nor a view; .* not its name"),
         ({"on": Mirror()}, r"on=Mirror\(.*\) is neither a source table nor a view"),

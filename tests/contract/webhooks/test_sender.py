@@ -23,6 +23,9 @@ from iscp_dagster.webhooks.sending.sender import Pace, Sender
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 QUICK = Pace(look=0.01, record=0.002, lease=30.0, beat=0.05, away=0.02)
 
+ON_ONE = pytest.mark.parametrize("outbox", ["sqlite"], indirect=True)
+"""What the database has no part in."""
+
 
 class Failing(Outbox):
     """An outbox whose database is away when a test says so."""
@@ -111,6 +114,7 @@ def test_events_arrive_in_order_of_their_keys_and_one_that_fails_holds_back_its_
     ]
 
 
+@ON_ONE
 def test_what_another_process_puts_is_sent_at_once(outbox):
     other = Outbox(outbox.engine, clock=outbox.clock)
 
@@ -128,6 +132,7 @@ def test_what_another_process_puts_is_sent_at_once(outbox):
     assert asyncio.run(scene()) < 0.5
 
 
+@ON_ONE
 @pytest.mark.parametrize(
     ("status", "sent", "state"), [(410, 1, "disabled"), (404, 3, "paused"), (302, 3, "paused")]
 )
@@ -161,6 +166,7 @@ def test_an_endpoint_that_refuses_keeps_its_events_until_it_is_resumed(
     assert sorted(set(receiver.ids)) == [f"alarm-{number}" for number in range(5)]
 
 
+@ON_ONE
 def test_what_the_receiver_does_not_accept_becomes_a_dead_letter_and_the_next_goes_on(outbox):
     def answer(received):
         return reply(422, b"no such field") if received.id == "alarm-0" else reply()
@@ -205,6 +211,7 @@ def test_batches_are_all_or_nothing_and_composed_once(outbox, watch):
         assert of_one == sorted(of_one)
 
 
+@ON_ONE
 def test_no_more_requests_are_under_way_than_the_endpoint_takes(outbox):
     async def answer(_):
         await asyncio.sleep(0.02)
@@ -249,6 +256,7 @@ def test_several_senders_share_the_work_and_one_takes_over_from_another_that_is_
     assert len({each.body for each in receiver.requests if each.id == "alarm-0"}) == 1
 
 
+@ON_ONE
 def test_a_sender_that_is_stopped_ends_what_is_under_way_and_leaves_the_rest_to_others(outbox):
     go = asyncio.Event()
 
@@ -273,6 +281,7 @@ def test_a_sender_that_is_stopped_ends_what_is_under_way_and_leaves_the_rest_to_
     assert asyncio.run(scene()) == ["alarm-0", "alarm-1", "alarm-2"]
 
 
+@ON_ONE
 def test_a_person_pauses_an_endpoint_while_a_sender_serves_it(outbox):
     async def scene():
         async with receiving() as receiver, running(sender(outbox, receiver)):
@@ -290,6 +299,7 @@ def test_a_person_pauses_an_endpoint_while_a_sender_serves_it(outbox):
     asyncio.run(scene())
 
 
+@ON_ONE
 def test_what_could_not_be_recorded_is_recorded_once_the_database_is_back(outbox):
     failing = Failing(outbox.engine, clock=outbox.clock)
 

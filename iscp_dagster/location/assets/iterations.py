@@ -16,6 +16,7 @@ from iscp_dagster.delta.feed import Feed
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Failed, Iteration
 from iscp_dagster.location.executor import nameless
+from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.declared.tables import Consuming, SourceTable
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobKey
@@ -24,6 +25,7 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.planning.effective import effective, flush_jobs
 from iscp_dagster.planning.joining import Due, bounded, joined, parts
+from iscp_dagster.planning.newcomers import begun_before, reached
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.runs.named import DISPATCH_TAG, is_first, names_of, runs_named
 from iscp_dagster.sync.deployment import Deployment
@@ -270,7 +272,14 @@ def register(
     check_sole(deployment, source, table_id, tenants)
     named, standing = declared(source, chosen), log.standing()
     specs = {name: standing.get(name, spec) for name, spec in named.items()}
-    log.register_many(new_jobs(table_id, tenants, specs))
+    rows = new_jobs(table_id, tenants, specs)
+    if auto := {each.name for each in chosen if each.kind == TRIGGER and each.auto_register}:
+        delta_log = deployment.delta_log(source)
+        after = reached(log, delta_log, table_id)
+        rows = begun_before(
+            rows, log, delta_log, {name: after[name] for name in auto & after.keys()}
+        )
+    log.register_many(rows)
     for name in specs:
         for job in log.jobs(tenants=tenants, name=name):
             if job.key.table_id != table_id:

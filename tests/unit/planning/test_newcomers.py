@@ -9,6 +9,7 @@ from logs import carry_out
 from onetable import commit
 
 from iscp_dagster import Trigger
+from iscp_dagster.location.assets.iterations import register
 from iscp_dagster.model.moment import START
 from iscp_dagster.planning.runner import Runner
 
@@ -101,3 +102,25 @@ def test_a_table_without_tenants_has_no_newcomers(deployment, source):
     commit(source, "eu")
     look(Runner(deployment, [plain]), deployment, run=False)
     assert begins(deployment) == {"default": START.version}
+
+
+def test_a_newcomer_that_a_person_materializes_before_a_look_begins_there_too(deployment, source):
+    commit(source, "eu")
+    look(Runner(deployment, [source]), deployment)
+    commit(source, "asia")
+    table_id = deployment.delta_log(source).table_id()
+    register(deployment, source, table_id, ["eu", "asia"], source.consumers)
+    assert begins(deployment) == {"eu": 0, "asia": 0}
+    assert begins(deployment, "mirror")["asia"] == START.version
+
+
+def test_a_trigger_that_a_person_registers_tenant_by_tenant_has_no_newcomers(deployment, source):
+    (alert,) = source.triggers
+    source = replace(source, triggers=[replace(alert, auto_register=False)])
+    commit(source, "eu")
+    table_id = deployment.delta_log(source).table_id()
+    register(deployment, source, table_id, ["eu"], source.consumers)
+    look(Runner(deployment, [source]), deployment)
+    commit(source, "asia")
+    register(deployment, source, table_id, ["asia"], source.consumers)
+    assert begins(deployment)["asia"] == START.version

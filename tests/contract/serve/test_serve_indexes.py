@@ -19,7 +19,12 @@ from iscp_dagster.serve.catalog import catalog
 from iscp_dagster.serve.graph.schemas import Loader, Schemas
 from iscp_dagster.serve.web.app import Settings, create_app
 
-TENANTS = {"a": ["a"], "both": ["a", "b"], "seven": ["7", "07", "x", "99999999999999999999"]}
+TENANTS = {
+    "a": ["a"],
+    "both": ["a", "b"],
+    "default": ["default"],
+    "seven": ["7", "07", "x", "99999999999999999999"],
+}
 
 
 def client_of(load):
@@ -59,7 +64,6 @@ def sharded(clickhouse_url):
             f"CREATE VIEW serve{shard}.items_vector_nearest AS SELECT *, {distance} AS distance "
             f"FROM serve{shard}.held ORDER BY distance LIMIT {{k:UInt32}}"
         )
-    TENANTS["default"] = ["default"]
     return client_of(lambda: catalog([source], shards, lambda *_: ()))
 
 
@@ -146,3 +150,62 @@ def test_binary_columns_are_those_of_the_delta_table(clickhouse_url, tmp_path):
     # It is not read again while the columns stay.
     path.rename(tmp_path / f"gone{next(looks)}")
     assert loader().queries[f"{shop.database}_tickets"].by_field == columns
+
+
+KEPT = {
+    # ClickHouse's type: a value in SQL, and in an answer
+    "Bool": ("true", True),
+    "Int8": ("-1", -1),
+    "UInt16": ("65535", 65535),
+    "UInt32": ("4294967295", "4294967295"),
+    "Int64": ("-5", "-5"),
+    "UInt64": ("18446744073709551615", "18446744073709551615"),
+    "Int128": ("-7", "-7"),
+    "UInt256": ("toUInt256(7)", "7"),
+    "Float32": ("0.1", 0.1),
+    "BFloat16": ("0.5", 0.5),
+    "Float64": ("-inf", "-Infinity"),
+    "Decimal(20, 3)": ("1.5", "1.500"),
+    "String": ("'ä\"'", 'ä"'),
+    "FixedString(2)": ("'ab'", "ab"),
+    "LowCardinality(Nullable(String))": ("NULL", None),
+    "Enum8('a' = 1)": ("'a'", "a"),
+    "IPv4": ("'10.0.0.1'", "10.0.0.1"),
+    "IPv6": ("'::1'", "::1"),
+    "UUID": ("'12345678-9abc-def0-1234-56789abcdef0'", "12345678-9abc-def0-1234-56789abcdef0"),
+    "Date": ("'2024-02-29'", "2024-02-29"),
+    "Date32": ("'1900-01-01'", "1900-01-01"),
+    "DateTime('Europe/Berlin')": ("'2024-01-01 01:00:00'", "2024-01-01T00:00:00Z"),
+    "DateTime64(9, 'UTC')": ("'1969-12-31 23:59:59.5'", "1969-12-31T23:59:59.500000000Z"),
+    "Array(Array(Int64))": ("[[1], []]", [["1"], []]),
+    "Array(Nullable(Float64))": ("[1, NULL, nan]", [1, None, "NaN"]),
+    "Tuple(a Int64, b Array(String))": ("(1, ['x'])", {"a": "1", "b": ["x"]}),
+    "Map(String, Int64)": ("map('k', 1)", {"k": "1"}),
+    "Nested(a Int8, b String)": ("[(1, 'x')]", [{"a": 1, "b": "x"}]),
+    "JSON": ('\'{"a": {"b": 1}}\'', {"a": {"b": "1"}}),
+    "Dynamic": ("42::Int64", "42"),
+    "Variant(Int64, String)": ("'x'", "x"),
+    "Point": ("(1, 2)", [1, 2]),
+}
+
+
+def test_a_value_of_every_type_is_answered_in_its_scalars_form(clickhouse_url):
+    endpoint = Endpoint.parse(clickhouse_url)
+    client = endpoint.client()
+    client.command("CREATE DATABASE IF NOT EXISTS kept")
+    columns = ", ".join(f"c{number} {type_}" for number, type_ in enumerate(KEPT))
+    settings = {"flatten_nested": 0, "allow_suspicious_low_cardinality_types": 1}
+    client.command(
+        f"CREATE TABLE kept.held (id Int8, {columns}) ENGINE = MergeTree ORDER BY id",
+        settings=settings,
+    )
+    values = ", ".join(value for value, _ in KEPT.values())
+    client.command(f"INSERT INTO kept.held SELECT 1, {values}")
+    client.command("CREATE VIEW kept.all_mirror AS SELECT * FROM kept.held")
+    source = SourceTable("kept.all", key="id", indexes=[Mirror()])
+    served = client_of(lambda: catalog([source], [endpoint], lambda *_: ()))
+    fields = " ".join(f"c{number}" for number in range(len(KEPT)))
+    answer = ask(served, f"{{ kept_all {{ {fields} }} }}", "default")
+    (row,) = answer["data"]["kept_all"]
+    for (type_, (_, expected)), found in zip(KEPT.items(), row.values(), strict=True):
+        assert found == expected, type_

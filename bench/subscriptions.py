@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -39,6 +40,8 @@ COLUMNS = (
 NAME = JobID(db="bench", table="trades", job="big")
 ROWS = 500_000
 TALKING, PER_SECOND, SECONDS = 200, 20, 15
+PER_COMMIT = 5
+"""Changes of one commit: an iteration brings several."""
 IDLE = 1_000
 QUERY = "subscription { bench_big(snapshot: false) { operation data { id amount } cursor } }"
 
@@ -46,7 +49,7 @@ QUERY = "subscription { bench_big(snapshot: false) { operation data { id amount 
 def measure(folder: Path, report: Report) -> None:
     with _clickhouse(folder) as url, _served(folder, url) as (server, port):
         deck = _Deck(url, folder)
-        asyncio.run(_talk(deck, port, report))
+        asyncio.run(_talk(deck, server, port, report))
         asyncio.run(_idle(deck, server, port, report))
 
 
@@ -100,23 +103,25 @@ class _Deck:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.client = Endpoint.parse(url).client()
-        self.log, self.version = _log(folder), 1
+        self.log, self.version, self.next = _log(folder), 1, 0
         consumer = ConsumerInfo(type="changes", db=NAME.db, table=NAME.table, job=NAME.job)
         spec = JobSpec(detail=IterationDetail(consumer=consumer))
         self.log.register_many([NewJob(tenant="a", name=NAME, table_id="t", spec=spec)])
         self._reach()
 
-    def change(self) -> float:
-        """Change one row in one commit; returns when it was confirmed."""
+    def change(self) -> tuple[list[int], float]:
+        """Change rows in one commit; returns their keys, and when it was confirmed."""
         self.version += 1
-        at, version = datetime.now(timezone.utc), self.version
+        at, keys = datetime.now(timezone.utc), range(self.next, self.next + PER_COMMIT)
+        self.next += PER_COMMIT
         rows = [
-            ("a", version, amount, 2, image, ["amount"], 0, version, at, 0)
-            for image, amount in ((0, 1), (1, version))
+            ("a", key, amount, 2, image, ["amount"], place, self.version, at, 0)
+            for place, key in enumerate(keys)
+            for image, amount in ((0, 1), (1, self.version))
         ]
         self.client.insert("bench.trades_big__rows", rows, column_names=COLUMNS)
         self._reach()
-        return time.time()
+        return list(keys), time.time()
 
     def _reach(self) -> None:
         (job,) = self.log.jobs(name=NAME)
@@ -130,22 +135,25 @@ class _Deck:
         return int(found.result_rows[0][0])
 
 
-async def _talk(deck: _Deck, port: int, report: Report) -> None:
+async def _talk(deck: _Deck, server: int, port: int, report: Report) -> None:
     """Measure the time from each change to each subscriber's message."""
     sockets = [await _subscribed(port) for _ in range(TALKING)]
     await asyncio.to_thread(deck.change)
-    await asyncio.gather(*(socket.recv() for socket in sockets))
+    await asyncio.gather(*(_take(socket, PER_COMMIT) for socket in sockets))
     confirmed: dict[int, float] = {}
     heard: list[tuple[int, float]] = []
     listening = [asyncio.create_task(_listen(socket, heard)) for socket in sockets]
-    before, began = await asyncio.to_thread(deck.queries), time.monotonic()
-    for number in range(PER_SECOND * SECONDS):
-        await asyncio.sleep(max(0.0, began + number / PER_SECOND - time.monotonic()))
-        at = await asyncio.to_thread(deck.change)
-        confirmed[deck.version] = at
+    before, spent = await asyncio.to_thread(deck.queries), _processor(server)
+    began = time.monotonic()
+    for number in range(PER_SECOND * SECONDS // PER_COMMIT):
+        due = began + number * PER_COMMIT / PER_SECOND
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        keys, at = await asyncio.to_thread(deck.change)
+        confirmed |= dict.fromkeys(keys, at)
     took, asked = time.monotonic() - began, await asyncio.to_thread(deck.queries) - before
     await asyncio.wait_for(asyncio.gather(*listening), 60)
-    late = sorted(at - confirmed[version] for version, at in heard)
+    spent = _processor(server) - spent
+    late = sorted(at - confirmed[key] for key, at in heard)
     cuts = quantiles(late, n=100)
     rate = len(confirmed) / took
     report.fact(f"{TALKING} subscribers, {rate:.1f} changes/s: messages", f"{len(heard):,}")
@@ -154,8 +162,14 @@ async def _talk(deck: _Deck, port: int, report: Report) -> None:
         f"{cuts[49] * 1e3:.0f} ms, {cuts[98] * 1e3:.0f} ms, {late[-1] * 1e3:.0f} ms",
     )
     report.ratio("p99 in half seconds", cuts[98] / 0.5, "at most 1")
+    report.fact("  the server's processor time, each message", f"{spent / len(heard) * 1e6:.0f} us")
     report.fact("  queries of ClickHouse a change", f"{asked / len(confirmed):.1f}")
     await asyncio.gather(*(socket.close() for socket in sockets))
+
+
+async def _take(socket: Any, messages: int) -> None:
+    for _ in range(messages):
+        await socket.recv()
 
 
 async def _listen(socket: Any, heard: list[tuple[int, float]]) -> None:
@@ -184,11 +198,18 @@ async def _idle(deck: _Deck, server: int, port: int, report: Report) -> None:
     await asyncio.gather(*(socket.recv() for socket in sockets))
     each = (_memory(server) - before) / IDLE
     report.fact(f"{IDLE:,} idle subscribers: memory of the server, each", f"{each:.0f} kB")
-    asked = await asyncio.to_thread(deck.queries)
+    asked, spent = await asyncio.to_thread(deck.queries), _processor(server)
     await asyncio.sleep(10)
+    spent = _processor(server) - spent
     asked = await asyncio.to_thread(deck.queries) - asked - 1
-    report.fact("  queries of ClickHouse in 10 s", f"{asked}")
+    report.fact("  in 10 s: queries of ClickHouse, processor time", f"{asked}, {spent:.2f} s")
     await asyncio.gather(*(socket.close() for socket in sockets))
+
+
+def _processor(process: int) -> float:
+    """Seconds that the process has computed."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _memory(process: int) -> int:

@@ -51,11 +51,7 @@ def huge(row):
     return row | {"shout": row["note"].upper()} if row and row["gross"] > 150 else None
 
 
-def amounts(row):
-    return {name: row[name] for name in ("tenant", "k", "amount")}
-
-
-VIEWS = {"changes": all_of, "big": big, "huge": huge, "amounts": amounts}
+VIEWS = {"changes": all_of, "big": big, "huge": huge}
 
 
 @dataclass
@@ -77,7 +73,6 @@ class Dealt:
         of_huge = View("huge", of=of_big, where="gross > 150", columns={"shout": "upper(note)"})
         known = {
             "changes": Changes(),
-            "amounts": Changes(name="amounts", columns=["amount"]),
             "mirror": Mirror(),
             "big": index_of_view(of_big),
             "huge": index_of_view(of_huge),
@@ -112,7 +107,7 @@ def images_in(table, name, after=BEGIN):
     view = table.view(table.source.index(name))
     client = table.deployment.endpoint.client()
     query = f"SELECT * FROM {view} WHERE _version > {after} ORDER BY tenant, _version, _ordinal"
-    rows = []
+    log, rows = table.deployment.delta_log(table.source), []
     for row in client.query(f"{query}, _image").named_results():
         at = (
             table.deployment.delta_log(table.source).moment(row["_version"]).at.replace(tzinfo=None)
@@ -142,12 +137,12 @@ def keys_of(model, name, version):
 
 def test_many_iterations_give_the_rows_of_one(clickhouse_url, spark_remote, dealt, tmp_path):
     deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
-    one = dealt.table(deployment, "changes", "mirror", "big", "huge", "amounts")
+    one = dealt.table(deployment, "changes", "mirror", "big", "huge")
     first, whole = reached(one, BEGIN, dealt.last)
     assert set(kinds(first)) == {ReadKind.SNAPSHOT}
     assert set(kinds(whole)) == {ReadKind.TAIL}
     # One scan for each view, and one for the mirror.
-    assert len({id(each.written.reading) for each in whole}) == 5
+    assert len({id(each.written.reading) for each in whole}) == 4
     for name in VIEWS:
         expected = modelled(dealt.model, name, dealt.last)
         assert images_in(one, name) == expected
@@ -157,12 +152,9 @@ def test_many_iterations_give_the_rows_of_one(clickhouse_url, spark_remote, deal
         asked = rows_in(one, name, "_as_of", f"(version = {at})")
         assert asked == keys_of(dealt.model, name, at)
     assert {row[4] for row in modelled(dealt.model, "huge", dealt.last)} == {1, 2, 3}
-    assert dealt.model.images(amounts, range(BEGIN + 1, dealt.last + 1)) != []
-    rows = {each.index: each.rows for each in one.verdicts() if each.agrees}
-    assert set(rows) == {"mirror", *VIEWS}
     (tmp_path / "many").mkdir()
     many = dealt.table(deployment_at(clickhouse_url, spark_remote, tmp_path / "many"), "huge")
-    reached(many, BEGIN, 6, 7, 12, dealt.last)
+    reached(many, BEGIN, 7, 12, dealt.last)
     assert images_in(many, "huge") == images_in(one, "huge")
 
 
@@ -172,7 +164,7 @@ def test_a_run_that_dies_anywhere_leaves_the_same_rows(
     """A subscriber is told each change once, in the order of commits."""
     deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
     table = dealt.table(deployment, "big")
-    lives = [("before", "complete"), ("after", "begin"), ("before", "complete"), ("after", "begin")]
+    lives = [("before", "complete"), ("after", "begin"), ("before", "complete")]
 
     def live_and_die(to, when, method):
         dies(table, table.iteration(*TENANTS, to=to), Life(when, method))
@@ -184,7 +176,7 @@ def test_a_run_that_dies_anywhere_leaves_the_same_rows(
     base = keys_of(dealt.model, "big", BEGIN)
     with following(deployment, table.source, "big", snapshot=True) as follower:
         follower.await_messages(len(base))
-        for to, life in zip((7, 11, dealt.last), lives[1:], strict=True):
+        for to, life in zip((7, dealt.last), lives[1:], strict=True):
             live_and_die(to, *life)
         changes = {row[:3]: row for row in modelled(dealt.model, "big", dealt.last)}
         follower.await_messages(len(base) + len(changes))
@@ -273,7 +265,6 @@ def test_a_tenant_with_a_key_twice_waits_alone_and_begins_anew(
     assert rows_in(table, "changes", "_as_of", f"(version = {last})") == keys_of(
         dealt.model, "changes", last
     )
-    assert [each.agrees for each in table.verdicts()] == [True, True]
 
 
 def store_of(table, name) -> IndexStore:

@@ -69,9 +69,10 @@ def _beyond(operator: str, near: int, least: int, most: int) -> bool | None:
 def compare(operator: str, one: Any, other: Any) -> bool:
     """Compare two comparable values that are not null, NaN as the largest number."""
     if isinstance(one, float) or isinstance(other, float):
-        one, other = _ranked(one), _ranked(other)
+        one, other = ranked(one), ranked(other)
     return OPERATORS[operator](one, other)
 
 
-def _ranked(value: float) -> tuple[bool, float]:
+def ranked(value: float) -> tuple[bool, float]:
+    """Return what orders floats with NaN as the largest."""
     return (True, 0.0) if math.isnan(value) else (False, value)

@@ -12,6 +12,7 @@ from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.catalog import Place, Served
 from iscp_dagster.serve.columns import Column
+from iscp_dagster.serve.comparing import ranked
 from iscp_dagster.serve.reads import tenancy
 from iscp_dagster.serve.reads.caps import Asking
 from iscp_dagster.serve.rows import rows, select_list
@@ -24,6 +25,9 @@ class ForbiddenError(IscpError):
     """A query names a tenant that the viewer may not see; nothing was read."""
 
     code = 10_840
+
+
+_LARGEST = (2 - 2**-23) * 2.0**127
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +62,13 @@ def nearest(asking: Asking, asked: Near) -> list[Row]:
         raise BadValueError(
             f"near: the vector has {len(asked.vector)} numbers, and the index's have {dimension}."
         )
+    if any(abs(each) > _LARGEST for each in asked.vector):
+        raise BadValueError(f"near: a number is beyond {_LARGEST:g}, the largest of 32 bits.")
     if not limit or not tenancy.sees_some(served, asking.viewer):
         return []
     distance = distance_of(served)
     found = [row for place in served.places for row in _neighbours(asking, asked, limit, place)]
-    return sorted(found, key=lambda row: distance.value(row[distance.field]))[:limit]
+    return sorted(found, key=lambda row: ranked(distance.value(row[distance.field])))[:limit]
 
 
 def _names(tenant: Column, name: str) -> bool:

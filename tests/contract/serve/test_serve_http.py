@@ -92,6 +92,7 @@ def test_a_refused_document_is_400_or_as_plain_json_200(shop_client, query, said
         ("{ shop_tickets(where: {id: {_is_null: null}}) { id } }", "BAD_USER_INPUT"),
         ("{ shop_tickets(order_by: {id: asc, body: asc}) { id } }", "BAD_USER_INPUT"),
         ('{ shop_tickets_vector(near: [1], tenant: "acme") { id } }', "BAD_USER_INPUT"),
+        ('{ shop_tickets_vector(near: [1e39, 0], tenant: "acme") { id } }', "BAD_USER_INPUT"),
     ],
 )
 def test_a_field_that_fails_has_a_code_and_no_data(shop_client, query, said):

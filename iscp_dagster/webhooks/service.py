@@ -27,6 +27,7 @@ from iscp_dagster.webhooks.outbox import Outbox
 
 if TYPE_CHECKING:
     from iscp_dagster.webhooks.sending.posting import Poster
+    from iscp_dagster.webhooks.sending.resolving import Resolver
 
 _PING_BYTES = 16
 _AGAIN_SECONDS = 5.0
@@ -48,11 +49,14 @@ class SenderService:
         need("serve", "the sender of webhooks", "httpcore", "sniffio")
         if not self.environ.get(LOG_URL):
             raise ConfigError(f"{LOG_URL} is not set; name the database of the ISCP log.")
+        from iscp_dagster.webhooks.sending.resolving import Resolver
+
         for each in self.endpoints:
-            self._poster(each)
+            _poster(each, self.environ, Resolver())
 
     async def run(self, stop: asyncio.Event) -> None:
         """Deliver until `stop` is set, then end in order: what is under way is recorded."""
+        from iscp_dagster.webhooks.sending.resolving import Resolver
         from iscp_dagster.webhooks.sending.sender import Sender
 
         if not self.endpoints:
@@ -61,9 +65,10 @@ class SenderService:
         outbox = Outbox(open_engine(self.environ[LOG_URL], kept=True))
         await asyncio.to_thread(outbox.ensure)
         await asyncio.to_thread(outbox.inherit, lambda owner: is_gone(owner, machine()))
+        resolver = Resolver()
         sender = Sender(
             outbox,
-            [(each, partial(self._poster, each)) for each in self.endpoints],
+            [(each, partial(_poster, each, self.environ, resolver)) for each in self.endpoints],
             owner=f"{machine()}:{os.getpid()}:{secrets.token_hex(4)}",
             batch_id=IdScheme.from_environment(self.environ).batch_id,
         )
@@ -71,9 +76,6 @@ class SenderService:
             await sender.run(stop)
         finally:
             outbox.engine.dispose()
-
-    def _poster(self, endpoint: Endpoint) -> Poster:
-        return _poster(endpoint, self.environ)
 
 
 @asynccontextmanager
@@ -124,6 +126,8 @@ async def ping(endpoint: Endpoint, environ: Mapping[str, str], clock: Clock = ut
 
     It is sent even while the endpoint is paused. Raises ConfigError as SenderService does.
     """
+    from iscp_dagster.webhooks.sending.resolving import Resolver
+
     id_ = f"ping_{secrets.token_hex(_PING_BYTES)}"
     said: dict[str, object] = {
         "event_id": id_,
@@ -134,15 +138,16 @@ async def ping(endpoint: Endpoint, environ: Mapping[str, str], clock: Clock = ut
         "data": {},
     }
     body = json.dumps({"data": [said]} if endpoint.batch > 1 else said).encode()
-    poster = _poster(endpoint, environ, clock)
+    poster = _poster(endpoint, environ, Resolver(), clock)
     try:
         return await poster.post(id_, body)
     finally:
         await poster.aclose()
 
 
-def _poster(endpoint: Endpoint, environ: Mapping[str, str], clock: Clock = utc_now) -> Poster:
-    from iscp_dagster.webhooks.sending.network import Resolver
+def _poster(
+    endpoint: Endpoint, environ: Mapping[str, str], resolver: Resolver, clock: Clock = utc_now
+) -> Poster:
     from iscp_dagster.webhooks.sending.posting import Poster
 
-    return Poster(endpoint, environ, Resolver(), clock)
+    return Poster(endpoint, environ, resolver, clock)

@@ -6,13 +6,10 @@ import asyncio
 import re
 import socket
 import ssl
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import httpcore
-
-from iscp_dagster.webhooks.sending.addresses import Network, refusal
 
 MOST_READ = 20_000
 """Bytes of an answer that are read, headers included."""
@@ -20,79 +17,6 @@ _HELD = 65_536
 CONNECT_SECONDS = 3.0
 """How long one of several addresses may keep silent before the next one is tried."""
 _HEADERS_END = re.compile(rb"\n\r?\n")
-
-Lookup = Callable[[str, int], Sequence[str]]
-"""Gives a host's addresses; may take long, and raises OSError."""
-
-
-class AddressError(httpcore.ConnectError):
-    """The host's name leads to an address that events are not sent to."""
-
-
-def addresses_of(host: str, port: int) -> list[str]:
-    """What the system's resolver says, each address once."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
-
-
-class Resolver:
-    """Resolves names in threads, so that a slow one keeps nothing else waiting.
-
-    Who asks for a name that is being looked up shares that answer.
-    """
-
-    def __init__(self, lookup: Lookup = addresses_of) -> None:
-        self._lookup = lookup
-        self._under_way: dict[tuple[str, int], asyncio.Future[Sequence[str]]] = {}
-
-    async def resolve(self, host: str, port: int) -> Sequence[str]:
-        """The host's addresses now. Raises httpcore.ConnectError."""
-        asked = (host, port)
-        if asked not in self._under_way:
-            self._under_way[asked] = self._begun(asked)
-        try:
-            # Others may wait for it, too.
-            return await asyncio.shield(self._under_way[asked])
-        except OSError as error:
-            raise httpcore.ConnectError(f"{host} cannot be resolved: {error}") from None
-
-    def _begun(self, asked: tuple[str, int]) -> asyncio.Future[Sequence[str]]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Sequence[str]] = loop.create_future()
-
-        def settle(found: Sequence[str] | None, error: Exception | None) -> None:
-            del self._under_way[asked]
-            if not future.cancelled():
-                if found is None:
-                    future.set_exception(error or OSError("no answer"))
-                    # Nobody may wait any longer.
-                    future.exception()
-                else:
-                    future.set_result(found)
-
-        def look_up() -> None:
-            found, failed = None, None
-            try:
-                found = self._lookup(*asked)
-            except (OSError, UnicodeError) as error:
-                failed = error if isinstance(error, OSError) else OSError(str(error))
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(settle, found, failed)
-
-        # A daemon: the process must be able to end while a name server is silent.
-        threading.Thread(target=look_up, name=f"resolve {asked[0]}", daemon=True).start()
-        return future
-
-
-async def vetted(
-    resolver: Resolver, host: str, port: int, allowed: Sequence[Network]
-) -> Sequence[str]:
-    """The host's addresses, if events may be sent to every one of them. Raises AddressError."""
-    found = await resolver.resolve(host, port)
-    refused = [why for why in (refusal(each, allowed) for each in found) if why]
-    if refused or not found:
-        raise AddressError(f"{host}: {refused[0] if refused else 'no address'}")
-    return found
 
 
 class VettedBackend(httpcore.AsyncNetworkBackend):

@@ -17,13 +17,8 @@ from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.webhooks.answers import Answer
 from iscp_dagster.webhooks.sending.addresses import Network, parsed
-from iscp_dagster.webhooks.sending.network import (
-    AddressError,
-    Resolver,
-    Stream,
-    VettedBackend,
-    vetted,
-)
+from iscp_dagster.webhooks.sending.network import Stream, VettedBackend
+from iscp_dagster.webhooks.sending.resolving import AddressError, Resolver, vetted
 from iscp_dagster.webhooks.sending.signing import headers, secrets_of
 
 TOLD = 500

@@ -18,8 +18,9 @@ from standardwebhooks.webhooks import Webhook
 from iscp_dagster import Endpoint
 from iscp_dagster.model.clock import utc_now
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.webhooks.sending.network import MOST_READ, Resolver
+from iscp_dagster.webhooks.sending.network import MOST_READ
 from iscp_dagster.webhooks.sending.posting import Poster
+from iscp_dagster.webhooks.sending.resolving import Resolver
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 TWICE = reply(200, b"ok") + reply(200, b"smuggled")

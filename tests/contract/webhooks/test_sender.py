@@ -16,8 +16,8 @@ from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.joblog.sql.engine import transaction
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.webhooks.outbox import Outbox
-from iscp_dagster.webhooks.sending.network import Resolver
 from iscp_dagster.webhooks.sending.posting import Poster
+from iscp_dagster.webhooks.sending.resolving import Resolver
 from iscp_dagster.webhooks.sending.sender import Pace, Sender
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()

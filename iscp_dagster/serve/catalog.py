@@ -252,7 +252,8 @@ def _refuse_namesakes(queries: Mapping[str, Served], changes: Mapping[str, Serve
     """Only the changes of a table share a field with its mirror."""
     for name, each in changes.items():
         other = queries.get(name)
-        if other is not None and other.source.name != each.source.name:
+        own = other is not None and other.source.name == each.source.name
+        if other is not None and not (own and each.index.shown == CHANGES):
             raise _namesakes(each, other)
 
 

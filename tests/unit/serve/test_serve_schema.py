@@ -76,6 +76,8 @@ def test_columns_of_one_name_are_refused(monkeypatch, columns, said):
         (table(Mirror(), name="a_b.c"), table(Mirror(), name="a.b_c")),
         (table(Mirror(), name="a.b_c"), table(Mirror(name="c"), name="a.b")),
         (table(Changes(), name="a.b_c"), table(Mirror(), name="a_b.c")),
+        (table(Mirror(), Changes(name="b_c"), name="a.b_c"),),
+        (table(FullText("x", name="c"), Changes(name="b_c"), name="a.b"),),
     ],
 )
 def test_indexes_of_one_name_are_refused(monkeypatch, tables):

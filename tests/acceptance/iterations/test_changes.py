@@ -109,10 +109,7 @@ def images_in(table, name, after=BEGIN):
     query = f"SELECT * FROM {view} WHERE _version > {after} ORDER BY tenant, _version, _ordinal"
     log, rows = table.deployment.delta_log(table.source), []
     for row in client.query(f"{query}, _image").named_results():
-        at = (
-            table.deployment.delta_log(table.source).moment(row["_version"]).at.replace(tzinfo=None)
-        )
-        assert row["_timestamp"] == at
+        assert row["_timestamp"] == log.moment(row["_version"]).at.replace(tzinfo=None)
         system = {"_version", "_timestamp", *IMAGE_COLUMNS}
         kept = {column: value for column, value in row.items() if column not in system}
         place = row["tenant"], row["_version"], row["_ordinal"], row["_image"]

@@ -6,7 +6,7 @@ ClickHouse has a stack of its own, so that the proxy lies between the two.
 from __future__ import annotations
 
 import runpy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+import tradeflow
 from deployed import A_TENANTS_SLOTS, SLOTS
 from faultproxy import FaultyClickHouse, faulty
 from nearspark import NearSpark, near, served
@@ -25,7 +26,8 @@ from tables import COLUMNS, FEED, Table
 from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.demo.dagster_api import DagsterApi
 from iscp_dagster.local.services.settings import CLICKHOUSE
-from iscp_dagster.spark.session import disconnect
+from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.spark.session import disconnect, shared
 from iscp_dagster.sync.deployment import Deployment
 
 DECLARED = """
@@ -105,13 +107,16 @@ class Ground:
     proxy: FaultyClickHouse
     postgres: Any
     disk: Path
+    trades: tradeflow.Trades
+    hooks: int
+    """The port at which the stack expects the receiver of the trades' events."""
 
 
-def project_of(folder: Path) -> Path:
+def project_of(folder: Path, hooks: int) -> Path:
     """Make the project with these tables, few slots, and a short timeout for ClickHouse."""
     project = copied_project(folder)
     (project / "assets" / "docs.py").unlink()
-    (project / "assets" / "rows.py").write_text(DECLARED)
+    (project / "assets" / "rows.py").write_text(DECLARED + tradeflow.DECLARED % {"port": hooks})
     (project / "mine.py").write_text(MINE)
     patient = f"{MADE[:-1]}query_timeout={QUERY_SECONDS})"
     replaced(project / "resources" / "__init__.py", MADE, patient)
@@ -128,7 +133,8 @@ def replaced(file: Path, old: str, new: str) -> None:
 @pytest.fixture(scope="session")
 def ground(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ground")
-    project = project_of(folder / "project")
+    hooks = free_port()
+    project = project_of(folder / "project", hooks)
     with ExitStack() as held:
         clickhouse = held.enter_context(running_stack(folder / "clickhouse", (CLICKHOUSE,)))
         proxy = held.enter_context(faulty(clickhouse.clickhouse_url))
@@ -153,6 +159,7 @@ def ground(tmp_path_factory):
         declared = runpy.run_path(str(project / "assets" / "rows.py"))
         for name, columns in TABLES.items():
             Table(deployment, declared[name]).create(columns, FEED)
+        flow = Table(deployment, declared["trades"])
         yield Ground(
             stack=stack,
             environment=environment,
@@ -163,7 +170,19 @@ def ground(tmp_path_factory):
             proxy=proxy,
             postgres=postgres,
             disk=disk,
+            trades=tradeflow.trades(Path(flow.path), folder / "flow", on_spark(stack, flow)),
+            hooks=hooks,
         )
+
+
+def on_spark(stack: Stack, table: Table) -> Callable[[str], object]:
+    """Return what runs the table's SQL on the stack's Spark."""
+
+    def run(statement: str) -> object:
+        spark = shared(stack.spark_remote)
+        return spark.sql(statement.replace("{t}", f"delta.`{table.path}`")).collect()
+
+    return run
 
 
 @pytest.fixture(scope="module")

@@ -41,20 +41,33 @@ def test_a_ping_is_signed_like_an_event_and_is_in_no_outbox(batch):
     assert said["event_id"] == received.id
 
 
-def test_the_sender_runs_beside_a_server_until_that_ends(tmp_path):
-    outbox = Outbox(open_engine(f"sqlite:///{tmp_path}/log.db"))
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, tmp_path):
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/log.db"
+    return request.getfixturevalue("new_postgres")()
+
+
+def test_the_sender_runs_beside_a_server_until_that_ends(url):
+    outbox = Outbox(open_engine(url))
     outbox.ensure()
+    loads = []
 
     async def scene():
         async with receiving() as receiver:
-            environ = {"S": SECRET, "ISCP_LOG_URL": f"sqlite:///{tmp_path}/log.db"}
-            async with beside(lambda: SenderService(environ, [endpoint(receiver.url)])):
+
+            def load():
+                loads.append(receiver.url)
+                return SenderService({"S": SECRET, "ISCP_LOG_URL": url}, [endpoint(receiver.url)])
+
+            async with beside(load):
                 with transaction(outbox.engine, writes=True) as connection:
                     outbox.put(connection, [event(1)])
                 await until(lambda: outbox.listed()[0].ended_at)
             return receiver.ids
 
     assert asyncio.run(scene()) == ["alarm-1"]
+    assert len(loads) == 1
 
 
 def test_it_is_refused_at_once_without_a_log_or_a_secret():

@@ -1,0 +1,56 @@
+"""What a sender asks for again and again goes through an index, whatever is pending."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from events import event
+
+from iscp_dagster.events.ids import IdScheme
+from iscp_dagster.joblog.sql.engine import open_engine, transaction
+from iscp_dagster.webhooks.answers import Answer, Outcome, Verdict
+from iscp_dagster.webhooks.outbox import Outbox
+from iscp_dagster.webhooks.recording import Result
+
+
+def test_no_statement_of_a_sender_or_a_trigger_goes_through_the_outbox(tmp_path):
+    outbox = Outbox(open_engine(f"sqlite:///{tmp_path}/log.db"))
+    outbox.ensure()
+    asked = {}
+
+    @sa.event.listens_for(outbox.engine, "before_cursor_execute")
+    def note(_connection, _cursor, statement, parameters, _context, _many):
+        if "iscp_outbox" in statement and not statement.startswith("EXPLAIN"):
+            asked[statement] = parameters
+
+    for some in ([event(1), event(2)], [event(2), event(3, key="2")]):
+        with transaction(outbox.engine, writes=True) as connection:
+            outbox.put(connection, some)
+    outbox.hold(["alerts"], "one", 60)
+    outbox.look(["alerts"])
+    outbox.claim("alerts", room=3, busy=["other"], size=2, batch_id=IdScheme().batch_id)
+    (batch, *_) = outbox.claim("alerts", room=3, busy=(), size=2, batch_id=IdScheme().batch_id)
+    (work, *_) = outbox.claim("alerts", room=3, busy=())
+    for each in (*batch.messages, *work.messages):
+        result = Result(
+            message=each,
+            answer=Answer(status=200),
+            outcome=Outcome(verdict=Verdict.DELIVERED),
+            at=outbox.clock(),
+            seconds=0.0,
+        )
+        outbox.record(outbox.endpoints()["alerts"], [result])
+    outbox.resend("alarm-1")
+    outbox.prune(outbox.clock())
+    assert len(asked) > 12
+    with outbox.engine.connect() as connection:
+        plans = {
+            step
+            for statement, parameters in asked.items()
+            for *_, step in connection.exec_driver_sql(
+                f"EXPLAIN QUERY PLAN {statement}", parameters
+            )
+        }
+    searched = {step for step in plans if "iscp_outbox" in step}
+    assert any("iscp_outbox_due" in step for step in searched)
+    assert any("iscp_outbox_lanes" in step for step in searched)
+    assert {step for step in searched if not step.startswith("SEARCH")} == set()

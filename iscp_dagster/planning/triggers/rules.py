@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.declared.sharding import shard_of
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import START, Moment
@@ -36,7 +37,8 @@ def together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
     """The iterations of jobs that try to keep one watermark, so that they share scans.
 
     - A first iteration starts at once: from START to `latest` if no other job has
-      synchronized, else from START to the others' maximum watermark, while they go on.
+      synchronized, else from START to the others' maximum watermark, while they go on. An event
+      trigger's job that begins at a commit, and has not begun yet, has not synchronized.
     - The others are equal and none of them is pending or running: one shared iteration to `latest`.
     - They differ: lagging jobs catch up to the maximum watermark one at a time, lowest first.
     - Jobs of different shards share an iteration while they are equal, but never wait for each
@@ -46,8 +48,10 @@ def together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
     """
     fresh = [job for job in jobs if is_fresh(job)]
     settled = [job for job in jobs if not is_fresh(job)]
-    top = max((job.watermark for job in settled), key=_version, default=latest)
-    return (*iteration_of(fresh, top), *_in_step(settled, top, latest))
+    built = (job.watermark for job in settled if not _is_begun_at_a_commit(job))
+    first = max(built, key=_version, default=latest)
+    top = max(map(_watermark, settled), key=_version, default=latest)
+    return (*iteration_of(fresh, first), *_in_step(settled, top, latest))
 
 
 def default_trigger(jobs: Sequence[Job], latest: Moment, _now: datetime) -> tuple[Iteration, ...]:
@@ -65,6 +69,11 @@ def greedy_trigger(jobs: Sequence[Job], latest: Moment, _now: datetime) -> tuple
 def is_fresh(job: Job) -> bool:
     """Whether its first iteration is still to come."""
     return job.watermark.version == START.version
+
+
+def _is_begun_at_a_commit(job: Job) -> bool:
+    """Whether its watermark is where it begins, and its first iteration is still to come."""
+    return job.spec.detail.consumer.type == TRIGGER and job.status.start_at is None
 
 
 def version_of(job: Job) -> int:

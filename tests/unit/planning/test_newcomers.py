@@ -57,6 +57,26 @@ def test_a_tenant_that_a_look_finds_later_begins_before_its_first_commit(deploym
     assert ranges == {(1, 3)}
 
 
+def test_the_indexes_of_such_a_tenant_are_built_from_its_latest_rows_at_once(deployment, source):
+    """They do not wait at the trigger's beginning, to catch up one by one."""
+    commit(source, "eu")
+    runner = Runner(deployment, [source])
+    cursor = look(runner, deployment)
+    commit(source, "asia")
+    commit(source, "asia")
+    found = runner.look(cursor)
+    planned = {
+        (key.job_name, each.iteration.from_.version, each.iteration.to.version)
+        for each in found.dispatches
+        for key in each.iteration.jobs
+        if key.tenant == "asia"
+    }
+    indexes = {(each.name, START.version, 2) for each in source.indexes}
+    assert planned == {*indexes, ("alert", 0, 2)}
+    carry_out(deployment, found)
+    assert not runner.look(found.cursor).dispatches
+
+
 def test_a_tenant_that_appeared_while_no_runner_looked_does_so_too(deployment, source):
     commit(source, "eu")
     look(Runner(deployment, [source]), deployment)

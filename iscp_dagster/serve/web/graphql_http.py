@@ -57,6 +57,7 @@ class GraphQLOverHTTP:
     def __init__(self, schemas: Schemas, access: Access, bounds: Bounds) -> None:
         self._schemas, self._access, self._bounds = schemas, access, bounds
         self._places = CapacityLimiter(bounds.together)
+        self._inside = 0
 
     async def __call__(self, request: Request) -> Response:
         """Answer a request; every refusal has the form of a GraphQL answer."""
@@ -88,9 +89,17 @@ class GraphQLOverHTTP:
         raise RefusedError(408, "REQUEST_TIMEOUT", "The request did not arrive in time.")
 
     async def _executed(self, viewer: Viewer, asked: Asked, method: str, media: str) -> Response:
-        if self._places.statistics().tasks_waiting >= self._bounds.waiting:
+        # A limiter counts those that wait only once they do.
+        if self._inside >= self._bounds.together + self._bounds.waiting:
             headers = {"Retry-After": "1"}
             raise RefusedError(503, "OVERLOADED", "The server is busy; ask again.", headers)
+        self._inside += 1
+        try:
+            return await self._in_time(viewer, asked, method, media)
+        finally:
+            self._inside -= 1
+
+    async def _in_time(self, viewer: Viewer, asked: Asked, method: str, media: str) -> Response:
         asking = Asking(viewer=viewer, caps=self._bounds.caps)
         with anyio.move_on_after(self._bounds.caps.seconds + _GRACE_SECONDS):
             # The thread makes the text, too: it may be large, and others are served meanwhile.

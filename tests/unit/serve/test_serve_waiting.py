@@ -1,0 +1,94 @@
+"""Requests that take too long, or are too many at a time."""
+
+from __future__ import annotations
+
+from threading import Event
+
+import anyio
+import httpx
+import pytest
+
+from iscp_dagster.serve.catalog import Catalog
+from iscp_dagster.serve.graph.schemas import Schemas
+from iscp_dagster.serve.reads.caps import Caps
+from iscp_dagster.serve.web import graphql_http
+from iscp_dagster.serve.web.app import Settings, create_app
+from iscp_dagster.serve.web.graphql_http import Bounds
+
+ASKED = {"query": "{ _tables }"}
+
+
+class Blocked:
+    """A look for the catalog that waits until the test lets it go."""
+
+    def __init__(self):
+        self.asked, self.go = Event(), Event()
+
+    def __call__(self):
+        self.asked.set()
+        assert self.go.wait(30)
+        return Catalog()
+
+
+@pytest.fixture
+def blocked():
+    look = Blocked()
+    yield look
+    look.go.set()
+
+
+def client_of(look, **bounds):
+    app = create_app(Settings(schemas=Schemas(load=look), bounds=Bounds(**bounds), environ={}))
+    transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 1))
+    return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
+def code(answer):
+    return answer.status_code, answer.json()["errors"][0]["extensions"]["code"]
+
+
+def test_a_query_that_takes_too_long_is_answered_all_the_same(blocked, monkeypatch):
+    monkeypatch.setattr(graphql_http, "_GRACE_SECONDS", 0)
+
+    async def run():
+        async with client_of(blocked, caps=Caps(seconds=0.05)) as client:
+            return await client.post("/graphql", json=ASKED)
+
+    assert code(anyio.run(run)) == (504, "TIMEOUT")
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(blocked, monkeypatch):
+    monkeypatch.setattr(graphql_http, "_BODY_SECONDS", 0.05)
+
+    async def never():
+        yield b"{"
+        await anyio.sleep_forever()
+
+    async def run():
+        headers = {"Content-Type": "application/json"}
+        async with client_of(blocked) as client:
+            return await client.post("/graphql", content=never(), headers=headers)
+
+    assert code(anyio.run(run)) == (408, "REQUEST_TIMEOUT")
+
+
+def test_more_requests_than_can_wait_are_sent_away(blocked):
+    answers = []
+
+    async def ask(client):
+        answers.append(await client.post("/graphql", json=ASKED))
+
+    async def run():
+        client = client_of(blocked, together=1, waiting=1)
+        async with client, anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(ask, client)
+            while not answers:  # noqa: ASYNC110 - an answer is no event
+                await anyio.sleep(0.01)
+            blocked.go.set()
+
+    anyio.run(run)
+    sent_away, *others = answers
+    assert code(sent_away) == (503, "OVERLOADED")
+    assert sent_away.headers["retry-after"] == "1"
+    assert [each.json() for each in others] == [{"data": {"_tables": []}}] * 2

@@ -158,7 +158,9 @@ def _asked(spark: Any, held: Sequence[DeltaField], said: Sequence[Said]) -> list
 @contextmanager
 def _in_silence() -> Iterator[None]:
     """Keep PySpark from printing the server's stack for an error that is reported in our words."""
-    logger = logging.getLogger("SQLQueryContextLogger")
+    from pyspark.logger import PySparkLogger
+
+    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:

@@ -213,9 +213,11 @@ def _scanned(
 ) -> Generator[tuple[list[Claim], Written], None, None]:
     """Yield the claims of each index, and what the scan wrote for them; drop staged rows last.
 
-    Raises what the scan raises, except an error that some of the iteration's tenants may cause.
+    Raises what the scan raises, except an error that a tenant's rows may cause where others wait.
     """
-    wanted, claims, several = trial.reading, trial.claims, len(reader.tenants) > 1
+    wanted, claims = trial.reading, trial.claims
+    # Nor must a view's expression that fails for a row stop what does not read the view.
+    apart = len(reader.tenants) > 1 or wanted.transitions is not None
     reader = replace(reader, tenants=tenants_of(claims))
     writing = _by_job(_writing(claims))
     log = reader.deployment.log
@@ -225,7 +227,7 @@ def _scanned(
     except IscpError as error:
         told = Error.of(error)
         # These claims may be lost while others of the iteration are not.
-        if not several or not (told.unsure or isinstance(error, FenceError)):
+        if not apart or not (told.unsure or isinstance(error, FenceError)):
             raise
         scanned = dict.fromkeys(writing, Written(reading=wanted, error=told, unsure=told.unsure))
     try:

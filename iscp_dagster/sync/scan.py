@@ -175,7 +175,7 @@ def _attempt(
         # Get the session once: each call checks whether it is still there.
         spark = reader.deployment.spark()
         guard = interruptible(spark, lambda: _any_held(sinks))
-        with guard, reading(reader.delta_log.location):
+        with guard, reading(_place(reader, wanted, sinks)):
             receipts = _run(reader, wanted, writer, workers, spark, through_spark=through_spark)
     except FeedGoneError as error:
         _abort(workers, error)
@@ -191,6 +191,14 @@ def _attempt(
     for name, worker in workers.items():
         written[name] = _consumed(written[name], worker, receipts, seconds)
     return written
+
+
+def _place(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> str:
+    """What is read, for errors: a view's expressions may fail where the table can be read."""
+    location = reader.delta_log.location
+    if wanted.transitions is None:
+        return location
+    return f"{location}, read for {', '.join(sink.job.job for sink in sinks)}"
 
 
 def _refused(written: Written, error: IscpError, *, unsure: bool = False) -> Written:

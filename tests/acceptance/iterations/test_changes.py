@@ -25,7 +25,13 @@ from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.io_manager import shown
 from iscp_dagster.model.declared.attach import index_of_view
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS, ChangeKind
-from iscp_dagster.model.errors import ConfigError, KeyColumnError, SchemaError, SourceError
+from iscp_dagster.model.errors import (
+    ConfigError,
+    KeyColumnError,
+    ReadError,
+    SchemaError,
+    SourceError,
+)
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark.session import shared
 from iscp_dagster.sync.consumers import index_of
@@ -285,10 +291,14 @@ def test_what_cannot_be_followed_stops_only_changes(clickhouse_url, spark_remote
     (tmp_path / "bad").mkdir()
     table = dealt.table(deployment_at(clickhouse_url, spark_remote, tmp_path / "bad"))
     bad = View("bad", of=table.source, where="amont > 100")
-    table = table.with_indexes(index_of_view(bad), Mirror())
-    outcomes = table.run(table.iteration("acme", to=BEGIN))
-    (failed,) = (each for each in outcomes if isinstance(each, Failed))
-    assert failed.code == ConfigError.code
+    zero = View("zero", of=table.source, where="k / (k - 3) > 1")
+    table = table.with_indexes(index_of_view(bad), index_of_view(zero), Mirror())
+    found = table.run(table.iteration("globex", to=BEGIN))
+    outcomes = {each.claim.key.job_name: each for each in found}
+    assert outcomes["bad"].code == ConfigError.code
     expected = f"Job {table.source.name}/bad: the predicate `amont > 100` names a column amont"
-    assert failed.message.startswith(expected)
-    assert len(outcomes) == 2
+    assert outcomes["bad"].message.startswith(expected)
+    assert outcomes["zero"].code == ReadError.code
+    assert f"{dealt.path}, read for zero: " in outcomes["zero"].message
+    assert "[DIVIDE_BY_ZERO] Division by zero. Use `try_divide`" in outcomes["zero"].message
+    assert outcomes["mirror"].inserted > 0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.connect.quoting import ident, text
-from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, settings
 from iscp_dagster.clickhouse.tables.ddl import table_name
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.types.typetext import parsed
@@ -23,6 +23,9 @@ from iscp_dagster.serve.where import EVERYTHING, Expression
 
 LIMITS = Limits(rows=100_000)
 BEGIN = int(Operation.BEGIN)
+_TOO_LARGE = {158, 307, 396}
+"""ClickHouse's codes for answers beyond the limits."""
+Result = TypeVar("Result")
 MOST_GROUPS = 50
 """Groups of tenants at the same place, in one query."""
 _SYSTEM = {
@@ -44,6 +47,24 @@ class Span:
     tenant: str
     after: Position
     upto: Position
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Changes that were read; `whole` if there are no more."""
+
+    stamped: tuple[Stamped, ...] = ()
+    whole: bool = True
+    begins: Mapping[str, int] = field(default_factory=dict)
+    """By tenant, the version that its history begins with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Rows of a snapshot with their keys; the next page is after `upto`, None: there is none."""
+
+    rows: tuple[tuple[tuple[str, ...], Stamped], ...] = ()
+    upto: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,70 +98,102 @@ class Images:
 
     def begins(self, tenants: Collection[str]) -> Mapping[str, int]:
         """The version that each tenant's history begins with; only of those that have one."""
-        return self.changes([Span(tenant=each, after=START, upto=START) for each in tenants], 0)[0]
+        return self.changes(
+            [Span(tenant=each, after=START, upto=START) for each in tenants], 1
+        ).begins
 
-    def base(self, tenant: str, version: int, told: int, most: int) -> list[Stamped]:
+    def base(self, tenant: str, version: int, told: int, most: int) -> Found:
         """The rows as of `version` that the tenant's history begins with, after the first ones."""
-        bound = Parameters()
-        where = f"`_change` = 0 AND `_version` = {version:d} AND {self._among([tenant], bound)}"
-        order = f"ORDER BY {self._keys} LIMIT {most:d} OFFSET {told:d}"
-        query = f"SELECT {self._selected} FROM {self._table} FINAL WHERE {where} {order}"
-        return list(self._paired(self._read(query, bound, self._all)))
 
-    def changes(self, spans: Sequence[Span], most: int) -> tuple[Mapping[str, int], list[Stamped]]:
+        def read(limit: int) -> Found:
+            bound = Parameters()
+            query = (
+                f"SELECT {self._selected} FROM {self._table} WHERE `_change` = 0 "
+                f"AND `_version` = {version:d} AND {self._among([tenant], bound)} "
+                f"ORDER BY {self._keys} LIMIT 1 BY {self._keys} LIMIT {limit:d} OFFSET {told:d}"
+            )
+            rows = self._read(query, bound, self._all)
+            return Found(stamped=tuple(self._paired(rows)), whole=len(rows) < limit)
+
+        return _fitting(read, most)
+
+    def changes(self, spans: Sequence[Span], most: int) -> Found:
         """Where the histories begin, and the oldest changes of the spans, at most `most`.
 
-        Both are of one moment. Of each tenant the changes are those that come first; fewer than
-        `most` are all that there are. Give no more spans than `portion` returns.
+        Both are of one moment. Of each tenant the changes are those that come first. Give no more
+        spans than `portion` returns.
         """
+        return _fitting(lambda limit: self._changes(spans, limit), most)
+
+    def _changes(self, spans: Sequence[Span], limit: int) -> Found:
         bound = Parameters()
-        groups = _grouped(spans)
         parts = [
             f"({self._among(tenants, bound)} AND (`_change` = {BEGIN} OR ({_between(*span)})))"
-            for span, tenants in groups.items()
+            for span, tenants in _grouped(spans).items()
         ]
-        # An insert that was repeated may not be merged yet.
+        # An insert that was repeated may not be merged yet. An update has two rows.
         query = (
             f"SELECT {self._selected} FROM {self._table} WHERE `_change` != 0 "
             f"AND ({' OR '.join(parts) or 0}) "
             f"ORDER BY `_change` != {BEGIN}, `_version`, `_owner`, `_ordinal`, `_image` "
             "LIMIT 1 BY `_change`, `_version`, `_owner`, `_ordinal`, `_image` "
-            # An update has two rows.
-            f"LIMIT {len(spans) + 2 * most:d}"
+            f"LIMIT {len(spans) + 2 * limit:d}"
         )
-        begins: dict[str, int] = {}
-        found = []
-        for row in self._read(query, bound, self._all):
-            if row["_change"] == BEGIN:
-                begins[row["_owner"]] = int(row["_version"])
-            else:
-                found.append(row)
-        return begins, list(self._paired(found))[:most]
+        rows = self._read(query, bound, self._all)
+        begins = {row["_owner"]: int(row["_version"]) for row in rows if row["_change"] == BEGIN}
+        found = list(self._paired(row for row in rows if row["_change"] != BEGIN))
+        return Found(stamped=tuple(found[:limit]), whole=len(found) < limit, begins=begins)
 
     def standing(
         self, at: Positions, row: tuple[str, ...], most: int, where: Expression = EVERYTHING
-    ) -> list[tuple[tuple[str, ...], Stamped]]:
-        """The rows that stand at these positions, by key, after the row with the key `row`."""
+    ) -> Standing:
+        """The rows that stand at these positions, by key, after the row with the key `row`.
+
+        Of at most `most` keys, of which some may have no row now.
+        """
+        return _fitting(lambda limit: self._standing(at, row, limit, where), most)
+
+    def _standing(
+        self, at: Positions, row: tuple[str, ...], limit: int, where: Expression
+    ) -> Standing:
+        upto = self._end_of_page(at, row, limit)
         bound = Parameters()
         groups = defaultdict(list)
         for tenant, position in at.items():
             groups[position].append(tenant)
-        upto = " OR ".join(
+        seen = " OR ".join(
             f"({self._among(tenants, bound)} AND {_upto(position)})"
             for position, tenants in groups.items()
         )
-        later = f" AND {self._later(row, bound)}" if row else ""
+        # Bounds on both sides let ClickHouse read these keys alone.
+        later = f" AND {self._compared('>', row, bound)}" if row else ""
+        earlier = f" AND {self._compared('<=', upto, bound)}" if upto else ""
         last = (
-            f"SELECT * FROM {self._table} FINAL WHERE `_change` >= 0 AND ({upto}){later} "
+            f"SELECT * FROM {self._table} WHERE `_change` >= 0 AND ({seen}){later}{earlier} "
             f"ORDER BY {self._sorted}, `_version` DESC, `_image` DESC LIMIT 1 BY {self._sorted}"
         )
-        meets = condition(where, bound)
         query = (
-            f"SELECT {self._selected} FROM ({last}) WHERE `_image` = 1 AND {meets} "
-            f"ORDER BY {self._sorted} LIMIT {most:d} SETTINGS {settings(EXACT_FINAL)}"
+            f"SELECT {self._selected} FROM ({last}) WHERE `_image` = 1 AND "
+            f"{condition(where, bound)} ORDER BY {self._sorted}"
         )
         found = self._read(query, bound, self._all)
-        return [(tuple(each["_row"]), self._single(each, Operation.BASE)) for each in found]
+        rows = [(tuple(each["_row"]), self._single(each, Operation.BASE)) for each in found]
+        return Standing(rows=tuple(rows), upto=upto)
+
+    def _end_of_page(
+        self, at: Positions, row: tuple[str, ...], limit: int
+    ) -> tuple[str, ...] | None:
+        """The key that is `limit` keys further; None if there are not so many."""
+        bound = Parameters()
+        later = f" AND {self._compared('>', row, bound)}" if row else ""
+        key = ", ".join(f"toString({ident(name)})" for name in self._identity)
+        query = (
+            f"SELECT array({key}) FROM (SELECT DISTINCT {self._sorted} FROM {self._table} "
+            f"WHERE {self._among(at, bound)}{later} ORDER BY {self._sorted} "
+            f"LIMIT 1 OFFSET {limit - 1:d})"
+        )
+        found = self._read(query, bound, [_system("_row")])
+        return tuple(found[0]["_row"]) if found else None
 
     @property
     def _table(self) -> str:
@@ -185,12 +238,12 @@ class Images:
         named = bound.bind("Array(String)", _array(sorted(tenants)))
         return f"{ident(self.tenant)} IN (SELECT CAST(arrayJoin({named}), {text(type_)}))"
 
-    def _later(self, row: tuple[str, ...], bound: Parameters) -> str:
+    def _compared(self, operator: str, row: tuple[str, ...], bound: Parameters) -> str:
         held = [
             f"CAST({bound.bind('String', value)}, {text(self.types[name])})"
             for name, value in zip(self._identity, row, strict=True)
         ]
-        return f"({self._sorted}) > ({', '.join(held)})"
+        return f"({self._sorted}) {operator} ({', '.join(held)})"
 
     def _read(
         self, query: str, bound: Parameters, columns: Sequence[Column]
@@ -237,6 +290,17 @@ class Images:
         if row is None:
             return None
         return {each.field: row[each.field] for each in self.columns}
+
+
+def _fitting(read: Callable[[int], Result], most: int) -> Result:
+    """Read fewer at a time where the rows are too large for one answer."""
+    while True:
+        try:
+            return read(most)
+        except ClickHouseError as error:
+            if most == 1 or getattr(error.__cause__, "code", None) not in _TOO_LARGE:
+                raise
+            most = max(most // 8, 1)
 
 
 def portion(spans: Sequence[Span]) -> list[Span]:

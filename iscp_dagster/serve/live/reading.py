@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from iscp_dagster.events.changes import Stamped
-from iscp_dagster.serve.live.images import Span, portion
+from iscp_dagster.serve.live.images import Found, Span, Standing, portion
 from iscp_dagster.serve.live.positions import START, Position, Positions, is_kept
 from iscp_dagster.serve.where import Expression
 
@@ -18,15 +18,15 @@ class History(Protocol):
     def begins(self, tenants: Collection[str]) -> Mapping[str, int]:
         """The version that each tenant's history begins with."""
 
-    def base(self, tenant: str, version: int, told: int, most: int) -> list[Stamped]:
+    def base(self, tenant: str, version: int, told: int, most: int) -> Found:
         """The rows that it begins with."""
 
-    def changes(self, spans: Sequence[Span], most: int) -> tuple[Mapping[str, int], list[Stamped]]:
+    def changes(self, spans: Sequence[Span], most: int) -> Found:
         """Where the histories begin, and the oldest changes of the spans, at one moment."""
 
     def standing(
         self, at: Positions, row: tuple[str, ...], most: int, where: Expression
-    ) -> list[tuple[tuple[str, ...], Stamped]]:
+    ) -> Standing:
         """The rows that stand at the positions, by key, after one of them."""
 
 
@@ -63,12 +63,10 @@ def next_page(history: History, at: Positions, upto: Positions, most: int) -> Pa
         Span(tenant=tenant, after=at.get(tenant, START), upto=end) for tenant, end in behind.items()
     ]
     spans = portion(ends)
-    begins, found = history.changes(spans, most)
-    gaps = _gaps(spans, begins)
+    found = history.changes(spans, most)
+    gaps = _gaps(spans, found.begins)
     kept = [each for each in spans if each.tenant not in gaps]
-    steps = _base(history, kept, begins, most) or _changes(
-        kept, begins, found, whole=len(found) < most
-    )
+    steps = _base(history, kept, found.begins, most) or _changes(kept, found)
     return Page(steps=tuple(steps), gaps=gaps)
 
 
@@ -90,31 +88,25 @@ def _base(
         if told is None or begin is None or Position.after(begin) > each.upto:
             continue
         # If the history was replaced meanwhile there are none, and the next page has the gap.
-        rows = history.base(each.tenant, begin, told, most)
+        found = history.base(each.tenant, begin, told, most)
         steps = [
             Step(tenant=each.tenant, at=Position.in_base(begin, told + number), stamped=row)
-            for number, row in enumerate(rows, start=1)
+            for number, row in enumerate(found.stamped, start=1)
         ]
-        done = [] if len(rows) == most else [Step(tenant=each.tenant, at=Position.after(begin))]
+        done = [Step(tenant=each.tenant, at=Position.after(begin))] if found.whole else []
         return [*steps, *done]
     return []
 
 
-def _changes(
-    spans: Sequence[Span],
-    begins: Mapping[str, int],
-    found: Sequence[Stamped],
-    *,
-    whole: bool,
-) -> list[Step]:
+def _changes(spans: Sequence[Span], found: Found) -> list[Step]:
     """The changes of tenants whose history's first rows have been told."""
     ready = {
         each.tenant: each.upto
         for each in spans
-        if each.after.base_told is None or each.tenant not in begins
+        if each.after.base_told is None or each.tenant not in found.begins
     }
-    steps = [each for each in _steps(found) if each.tenant in ready]
-    return [*steps, *(Step(tenant=one, at=end) for one, end in ready.items() if whole)]
+    steps = [each for each in _steps(found.stamped) if each.tenant in ready]
+    return [*steps, *(Step(tenant=one, at=end) for one, end in ready.items() if found.whole)]
 
 
 def _steps(found: Sequence[Stamped]) -> Iterator[Step]:

@@ -112,13 +112,13 @@ class Subscription:
                 partial(history.standing, at, row, self.feed.page, self.wanted.where)
             )
             await self._check_kept()
-            for key, stamped in found:
+            for key, stamped in found.rows:
                 self._row = key
                 message = self._inserted(stamped)
                 yield message
                 self.position = message.cursor
-            if len(found) < self.feed.page:
-                break
+            self._row = found.upto
+            self.position = self._cursor()
         self._row = None
         self.position = self._cursor()
 

@@ -8,8 +8,10 @@ from imagetable import ImageTable
 from places import ROOT
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.serve.live.images import Span
+from iscp_dagster.serve.live import images as module
+from iscp_dagster.serve.live.images import Found, Span, Standing
 from iscp_dagster.serve.live.positions import START, Position
+from iscp_dagster.serve.rows import Limits
 from iscp_dagster.serve.where import EVERYTHING, parse
 
 TENANTS = ("acme", "it's\n\\", "é")
@@ -45,15 +47,30 @@ def test_changes_are_those_of_the_spans_in_order(both):
         Span(tenant="é", after=Position.after(3), upto=Position(12, 1)),
         Span(tenant="it's\n\\", after=START, upto=Position.after(15)),
     ]
-    begins, found = index.changes(spans, 100)
-    whole = told(found)
+    everything = index.changes(spans, 100)
+    whole = told(everything.stamped)
     assert len(whole) > 10
-    for most in (1, 2, 3, 5, 100):
-        held, some = images.changes(spans, most)
-        assert (held, told(some)) == (begins, whole[:most])
-    ((change, timestamp),) = images.changes(spans, 1)[1]
+    for most in (1, 2, 3, 5, len(whole), 100):
+        found = images.changes(spans, most)
+        assert (found.begins, found.whole) == (everything.begins, most == 100)
+        assert told(found.stamped) == whole[:most]
+    ((change, timestamp),) = images.changes(spans, 1).stamped
     assert timestamp.nanos == 1_767_225_600 * 10**9 + timestamp.version * 10**9
     assert set(change.row) == {"tenant", "id", "value"}
+
+
+def test_rows_too_large_for_one_answer_are_read_fewer_at_a_time(both, monkeypatch):
+    index, images = both
+    spans = [Span(tenant="acme", after=Position(5, 1), upto=Position.after(12))]
+    whole = told(index.changes(spans, 100).stamped)
+    at = {"acme": Position.after(12)}
+    rows = len(index.standing(at, (), 100, EVERYTHING).rows)
+    monkeypatch.setattr(module, "LIMITS", Limits(rows=3, bytes=10**6))
+    found = images.changes(spans, 16)
+    assert (told(found.stamped), found.whole) == (whole[:1], False)
+    page = images.standing(at, (), 32)
+    assert 1 == len(page.rows) < rows
+    assert page.upto is not None
 
 
 def test_a_history_begins_where_it_was_marked_also_without_rows(both):
@@ -67,10 +84,9 @@ def test_the_rows_that_it_begins_with_come_by_key(both):
     for tenant in TENANTS:
         begin = index.tenants[tenant].begin
         for told_, most in ((0, 9), (0, 2), (2, 2), (4, 2), (5, 2)):
-            assert told(images.base(tenant, begin, told_, most)) == told(
-                index.base(tenant, begin, told_, most)
-            )
-    assert images.base("acme", 99, 0, 9) == []
+            found, model = (each.base(tenant, begin, told_, most) for each in (images, index))
+            assert (told(found.stamped), found.whole) == (told(model.stamped), model.whole)
+    assert images.base("acme", 99, 0, 9) == Found()
 
 
 @pytest.mark.parametrize("where", [None, {"value": {"_gt": 20}}, {"id": {"_in": [1, 9]}}])
@@ -79,11 +95,13 @@ def test_the_rows_that_stand_at_positions_are_read_page_by_page(both, where):
     given = {each.field: each for each in images.columns}
     expression = parse(given, where)
     at = {"acme": Position(11, 0), "it's\n\\": Position.after(14), "é": Position.after(9)}
-    whole = [stamped[0].after for _, stamped in index.standing(at, (), 100, expression)]
+    whole = [stamped[0].after for _, stamped in index.standing(at, (), 100, expression).rows]
     found, row = [], ()
-    while page := images.standing(at, row, 2, expression):
-        found += [stamped[0].after for _, stamped in page]
-        row = page[-1][0]
+    while row is not None:
+        page = images.standing(at, row, 2, expression)
+        assert len(page.rows) <= 2
+        found += [stamped[0].after for _, stamped in page.rows]
+        row = page.upto
     assert found == sorted(whole, key=lambda each: (each["tenant"], each["id"]))
     assert found
 
@@ -94,7 +112,7 @@ def test_the_newest_generation_is_read(clickhouse_url):
     assert images.newest() == 0
     table.create(2)
     assert images.newest() == 2
-    assert images.of(2).standing({"acme": START}, (), 1, EVERYTHING) == []
+    assert images.of(2).standing({"acme": START}, (), 1, EVERYTHING) == Standing()
     table.drop()
     assert images.newest() is None
 

@@ -11,6 +11,7 @@ from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.joblog.sql.reached import Reached
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.serve.live.feed import Feed
+from iscp_dagster.serve.live.images import Found, Standing
 from iscp_dagster.serve.live.positions import Position
 from iscp_dagster.serve.live.ring import Ring
 from iscp_dagster.serve.live.subscription import Subscription
@@ -103,10 +104,11 @@ class FakeIndex:
     def base(self, tenant, version, told, most):
         its = self.tenants[tenant]
         rows = its.base if its.begin == version else []
-        return [
+        found = [
             stamped(tenant, version, 0, key, Operation.BASE, None, value)
             for key, value in rows[told : told + most]
         ]
+        return Found(stamped=tuple(found), whole=len(found) < most)
 
     def changes(self, spans, most):
         if self.failures:
@@ -122,7 +124,8 @@ class FakeIndex:
                 if late and span.after < Position(version, ordinal) <= span.upto:
                     found.append((version, span.tenant, ordinal, change))
         told = [stamped(tenant, *change) for _, tenant, _, change in sorted(found)[:most]]
-        return self.begins([span.tenant for span in spans]), told
+        begins = self.begins([span.tenant for span in spans])
+        return Found(stamped=tuple(told), whole=len(told) < most, begins=begins)
 
     def standing(self, at, row, most, where):
         found = []
@@ -131,9 +134,10 @@ class FakeIndex:
                 if not row or (tenant, str(key).zfill(3)) > row:
                     told = stamped(tenant, 0, 0, key, Operation.BASE, None, value)
                     found.append(((tenant, str(key).zfill(3)), told))
+        page = sorted(found, key=lambda each: each[0])[:most]
         meets = Wanted(where=where).__dict__["_meets"]
-        found = [each for each in found if meets(each[1][0].after)]
-        return sorted(found, key=lambda each: each[0])[:most]
+        kept = tuple(each for each in page if meets(each[1][0].after))
+        return Standing(rows=kept, upto=page[-1][0] if len(page) == most else None)
 
     # The truth.
 

@@ -1,0 +1,113 @@
+"""10,000 events through real processes while sender and receiver are killed in turn."""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+from events import event
+
+from iscp_dagster.joblog.sql.engine import open_engine, transaction
+from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.webhooks.outbox import Outbox
+
+SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
+DECLARED = """
+from iscp_dagster import Endpoint
+
+alerts = Endpoint(
+    "alerts", url="http://127.0.0.1:{port}/", secrets=["ALERTS_SECRET"], allow=["127.0.0.1/32"],
+    retries=[0.2], concurrency=16, batch={batch},
+)
+"""
+RECEIVER = """
+import hashlib, json, os, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from standardwebhooks import Webhook
+
+webhook, file = Webhook(os.environ["ALERTS_SECRET"]), open(sys.argv[2], "ab", buffering=0)
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["content-length"]))
+        said = webhook.verify(body, dict(self.headers))
+        events = said.get("data", [said]) if "event_id" not in said else [said]
+        digest = hashlib.sha256(body).hexdigest()
+        lines = [f"{self.headers['webhook-id']} {each['event_id']} {digest}\\n" for each in events]
+        file.write("".join(lines).encode())
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+ThreadingHTTPServer.request_queue_size = 128
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+EVENTS, KEYS, SECONDS = 10_000, 500, 240
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("batch", [1, 20])
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_every_event_arrives_while_sender_and_receiver_are_killed(
+    request, tmp_path, database, batch, record_property
+):
+    url = f"sqlite:///{tmp_path}/log.db"
+    if database == "postgresql":
+        url = request.getfixturevalue("new_postgres")()
+    port, told, chance = free_port(), tmp_path / "received", random.Random(batch)
+    (tmp_path / "declared_endpoints.py").write_text(DECLARED.format(port=port, batch=batch))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ISCP_")}
+    own = {"ISCP_ASSETS": "declared_endpoints", "ISCP_LOG_URL": url, "ALERTS_SECRET": SECRET}
+    commands = {
+        "sender": (sys.executable, "-m", "iscp_dagster.cli.main", "send"),
+        "receiver": (sys.executable, "-c", RECEIVER, str(port), str(told)),
+    }
+
+    def start(name):
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen(commands[name], cwd=tmp_path, env=kept | own, **quiet)
+
+    outbox = Outbox(open_engine(url))
+    outbox.ensure()
+    running = {name: start(name) for name in commands}
+    kills, put, end = 0, 0, time.monotonic() + SECONDS
+    try:
+        while put < EVENTS or {each.state for each in outbox.counts()} != {"delivered"}:
+            assert time.monotonic() < end, outbox.counts()
+            some = range(put, min(put + 500, EVENTS))
+            with transaction(outbox.engine, writes=True) as connection:
+                outbox.put(connection, [event(n, key=n % KEYS) for n in some])
+            put = some.stop
+            time.sleep(chance.uniform(0.2, 1.5))
+            if put < EVENTS or chance.random() < 0.5:
+                victim = ("sender", "receiver")[kills % 2]
+                running[victim].kill()
+                running[victim].wait()
+                running[victim], kills = start(victim), kills + 1
+                # A sender needs about a second before it sends anything.
+                time.sleep(chance.uniform(0.5, 2.0))
+    finally:
+        for each in running.values():
+            each.kill()
+            each.wait()
+    lines = [line.split() for line in told.read_text().splitlines()]
+    accepted = Counter(id_ for _, id_, _ in lines)
+    assert set(accepted) == {f"alarm-{number}" for number in range(EVENTS)}
+    assert len({(message, digest) for message, _, digest in lines}) == len({m for m, *_ in lines})
+    for key in range(KEYS):
+        of_key = [id_ for _, id_, _ in lines if int(id_[6:]) % KEYS == key]
+        first = list(dict.fromkeys(of_key))
+        assert first == [f"alarm-{number}" for number in range(key, EVENTS, KEYS)]
+    record_property("events", EVENTS)
+    record_property("duplicates", len(lines) - EVENTS)
+    record_property("kills", kills)

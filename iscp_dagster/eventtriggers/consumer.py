@@ -16,7 +16,7 @@ from iscp_dagster.eventtriggers.evaluation import Evaluated, Read, Rule
 from iscp_dagster.eventtriggers.images import gathered, its_own, stamped
 from iscp_dagster.eventtriggers.recording import Recorder
 from iscp_dagster.joblog.protocol import JobLog
-from iscp_dagster.joblog.sql.active import ActiveSet, active_keys, active_sets, keep
+from iscp_dagster.joblog.sql.active import ActiveSet, active_keys, active_sets, keep, keep_sets
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.consumers import DataRetriever, DataType
@@ -128,9 +128,24 @@ class _Consuming:
         rows = gathered(retriever, its.source.tenant, its.rule.condition)
         outcomes = self._outcomes(rows, its.clock())
         with its.log.writing() as connection:
-            for tenant in self._left():
-                self._put(connection, tenant, outcomes[tenant])
+            left = self._left()
+            quiet = {tenant for tenant in left if self._is_quiet(tenant, outcomes[tenant])}
+            for tenant in left:
+                retriever.tell(tenant, outcomes[tenant].facts)
+                if tenant not in quiet:
+                    self._put(connection, tenant, outcomes[tenant])
+            sets = {self._job(tenant): outcomes[tenant].evaluated.held for tenant in quiet}
+            keep_sets(connection, sets)
             retriever.update_watermark(connection)
+
+    def _is_quiet(self, tenant: str, outcome: _Outcome) -> bool:
+        """Whether nothing fired and no active row moved, as for most of many tenants."""
+        its = outcome.evaluated
+        return not (outcome.events or its.added or its.removed or self._anew(tenant, its))
+
+    def _anew(self, tenant: str, evaluated: Evaluated) -> bool:
+        """Whether active rows of before may have to go."""
+        return evaluated.anew and tenant in self.held
 
     def _left(self) -> list[str]:
         return sorted(self.retriever.tenants - self.retriever.refused.keys())
@@ -204,9 +219,7 @@ class _Consuming:
                     outcome.evaluated.held,
                     added=outcome.evaluated.added,
                     removed=outcome.evaluated.removed,
-                    anew=outcome.evaluated.anew,
+                    anew=self._anew(tenant, outcome.evaluated),
                 )
         except IscpError as error:
             self.retriever.refuse(tenant, error)
-        else:
-            self.retriever.tell(tenant, outcome.facts)

@@ -114,15 +114,13 @@ def keep(
     for some in portions(sorted(added)):
         rows = [_columns(job) | {"digest": _digest(k), "event_key": _shown(k)} for k in some]
         _put(connection, ISCP_ACTIVE, rows)
-    values = {
-        "job_id": held.registration,
-        "definition": held.definition,
-        "number": held.number,
-        "upto": held.upto,
-        "since": str(held.since),
-        "gap": held.gap,
-    }
-    _put(connection, ISCP_ACTIVE_SETS, [_columns(job) | values])
+    keep_sets(connection, {job: held})
+
+
+def keep_sets(connection: sa.Connection, sets: Mapping[JobKey, ActiveSet]) -> None:
+    """Put the sets of jobs whose active rows did not move. Idempotent."""
+    for some in portions(sorted(sets)):
+        _put(connection, ISCP_ACTIVE_SETS, [_columns(job) | _values(sets[job]) for job in some])
 
 
 def forget(connection: sa.Connection, registrations: Mapping[JobKey, int]) -> None:
@@ -136,6 +134,17 @@ def forget(connection: sa.Connection, registrations: Mapping[JobKey, int]) -> No
 
 def _digest(key: str) -> str:
     return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+
+
+def _values(held: ActiveSet) -> dict[str, Any]:
+    return {
+        "job_id": held.registration,
+        "definition": held.definition,
+        "number": held.number,
+        "upto": held.upto,
+        "since": str(held.since),
+        "gap": held.gap,
+    }
 
 
 def _shown(key: str) -> str:

@@ -63,7 +63,7 @@ def carried_out(log, trades, cuts, shuffle=list):
     return alerts
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(commits=COMMITS, hysteresis=st.booleans(), data=st.data())
 def test_any_cut_gives_the_events_of_the_model_under_the_same_ids(log, commits, hysteresis, data):
     trades, last = Trades(commits, hysteresis=hysteresis), len(commits) - 1
@@ -85,3 +85,17 @@ def test_any_cut_gives_the_events_of_the_model_under_the_same_ids(log, commits, 
             by_key.setdefault((tenant, key), []).append(version)
         assert all(one < other for each in by_key.values() for one, other in pairwise(each))
     assert outboxes[0] == outboxes[1]
+
+
+def test_thirty_five_iterations_give_the_bodies_that_one_gives(log):
+    chance = random.Random(16)
+    keys = [(desk, number) for desk in DESKS for number in (1, 2, 3)]
+    amounts = [None, 100, 450, 600, 900, GONE]
+    commits = [{key: chance.choice(amounts) for key in chance.sample(keys, 3)} for _ in range(36)]
+    trades = Trades(commits)
+    found = [
+        {row["event_id"]: row["body"] for row in carried_out(log, trades, cuts).outbox()}
+        for cuts in ([0, 35], range(36))
+    ]
+    assert found[0] == found[1]
+    assert len(found[0]) == len(expected(trades)) > 20

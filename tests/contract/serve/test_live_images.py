@@ -69,7 +69,7 @@ def test_rows_too_large_for_one_answer_are_read_fewer_at_a_time(both, monkeypatc
     found = images.changes(spans, 16)
     assert (told(found.stamped), found.whole) == (whole[:1], False)
     page = images.standing(at, (), 32)
-    assert 1 == len(page.rows) < rows
+    assert 1 <= len(page.rows) < rows
     assert page.upto is not None
 
 

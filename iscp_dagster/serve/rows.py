@@ -30,7 +30,7 @@ JSON_FORM: Mapping[str, int | str] = MappingProxyType(
 )
 """Settings that make ClickHouse's JSON the scalars' form, but for floats that are no numbers."""
 _TEXTS = {scalars.INT64, scalars.BIG_INT}
-_FLOATS = MappingProxyType({"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"})
+_FLOATS = MappingProxyType({"nan": "NaN", "-nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,8 @@ class Poster:
         self._timeout = endpoint.timeout
         self._resolver = resolver
         self._clock = clock
-        self._tls = tls
+        # One for all connections: it reads the system's certificates.
+        self._tls = tls or (ssl.create_default_context() if parts.scheme == "https" else None)
         self._kept: list[tuple[httpcore.AsyncHTTPConnection, Stream]] = []
 
     async def post(self, id_: str, body: bytes) -> Answer:

@@ -229,12 +229,25 @@ def _scanned(
         # These claims may be lost while others of the iteration are not.
         if not apart or not (told.unsure or isinstance(error, FenceError)):
             raise
+        if wanted.transitions is not None and len(writing) > 1 and told.unsure:
+            yield from _scanned_apart(reader, trial, settled)
+            return
         scanned = dict.fromkeys(writing, Written(reading=wanted, error=told, unsure=told.unsure))
     try:
         for job, members in _by_job(claims).items():
             yield members, scanned.get(job, Written(reading=wanted))
     finally:
         clear(scanned)
+
+
+def _scanned_apart(
+    reader: Reader, trial: Trial, settled: dict[JobKey, Claim | None]
+) -> Generator[tuple[list[Claim], Written], None, None]:
+    """A scan for each job of a view: a trigger's condition that fails stops no other job."""
+    for members in _by_job(trial.claims).values():
+        for transitions, claims in by_view(reader.source, members):
+            alone = replace(trial.reading, transitions=transitions)
+            yield from _scanned(reader, replace(trial, reading=alone, claims=claims), settled)
 
 
 def _by_job(claims: Sequence[Claim]) -> dict[str, list[Claim]]:

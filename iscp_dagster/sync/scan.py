@@ -19,7 +19,7 @@ from iscp_dagster.delta.filescan import NotPlainError
 from iscp_dagster.eventtriggers.consumer import TriggerConsumer
 from iscp_dagster.model.consumers import Consumer, DataType
 from iscp_dagster.model.declared.eventtriggers import TRIGGER
-from iscp_dagster.model.declared.images import CONDITION_COLUMNS
+from iscp_dagster.model.declared.images import CONDITION_COLUMNS, Transitions
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.errors import (
     TEMPORARY,
@@ -157,6 +157,7 @@ def _attempt(
                 workers[name] = _worker(reader, sink, share, wanted)
         except IscpError as error:
             written[name] = _refused(written[name], error)
+    wanted = replace(wanted, transitions=_met(reader, wanted, sinks, {*shares, *workers}))
     if not (shares or workers):
         return written
     wanted = wanted.only(workers)
@@ -191,6 +192,17 @@ def _attempt(
     for name, worker in workers.items():
         written[name] = _consumed(written[name], worker, receipts, seconds)
     return written
+
+
+def _met(
+    reader: Reader, wanted: Reading, sinks: Sequence[Sink], going: Collection[str]
+) -> Transitions | None:
+    """What to read: the view, with the conditions of those alone that are `going` to get it."""
+    if wanted.transitions is None:
+        return None
+    asked = [transitions_of(reader.source, s.info) for s in sinks if s.job.job in going]
+    found = [condition for each in asked if each for condition in each.conditions]
+    return wanted.transitions.with_conditions(found)
 
 
 def _place(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> str:

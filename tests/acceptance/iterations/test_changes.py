@@ -291,8 +291,11 @@ def test_what_cannot_be_followed_stops_only_changes(clickhouse_url, spark_remote
     (tmp_path / "bad").mkdir()
     table = dealt.table(deployment_at(clickhouse_url, spark_remote, tmp_path / "bad"))
     bad = View("bad", of=table.source, where="amont > 100")
-    zero = View("zero", of=table.source, where="k / (k - 3) > 1")
-    table = table.with_indexes(index_of_view(bad), index_of_view(zero), Mirror())
+    table = table.with_indexes(index_of_view(bad), Changes(), Mirror())
+    # Two triggers on what the changes index reads too, in one scan.
+    matches = {"lost": "amont > 1", "zero": "k / (k - 3) > 1"}
+    triggers = [Trigger(name, on=table.source, match=text) for name, text in matches.items()]
+    table = replace(table, source=replace(table.source, triggers=triggers))
     found = table.run(table.iteration("globex", to=BEGIN))
     outcomes = {each.claim.key.job_name: each for each in found}
     assert outcomes["bad"].code == ConfigError.code
@@ -301,4 +304,7 @@ def test_what_cannot_be_followed_stops_only_changes(clickhouse_url, spark_remote
     assert outcomes["zero"].code == ReadError.code
     assert f"{dealt.path}, read for zero: " in outcomes["zero"].message
     assert "[DIVIDE_BY_ZERO] Division by zero. Use `try_divide`" in outcomes["zero"].message
-    assert outcomes["mirror"].inserted > 0
+    assert outcomes["lost"].code == ConfigError.code
+    assert "match= of trigger 'lost' `amont > 1` names a column amont" in outcomes["lost"].message
+    rows = len([key for key in dealt.model.states[BEGIN] if key[0] == "globex"])
+    assert [outcomes[job].inserted for job in ("mirror", "changes")] == [rows, rows]

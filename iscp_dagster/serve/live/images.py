@@ -239,11 +239,19 @@ class Images:
         return f"{ident(self.tenant)} IN (SELECT CAST(arrayJoin({named}), {text(type_)}))"
 
     def _compared(self, operator: str, row: tuple[str, ...], bound: Parameters) -> str:
+        """Compare keys in their order; ClickHouse does not look up tuples in its primary index."""
         held = [
-            f"CAST({bound.bind('String', value)}, {text(self.types[name])})"
+            (ident(name), f"CAST({bound.bind('String', value)}, {text(self.types[name])})")
             for name, value in zip(self._identity, row, strict=True)
         ]
-        return f"({self._sorted}) {operator} ({', '.join(held)})"
+        parts = []
+        for place, (name, value) in enumerate(held):
+            last = place == len(held) - 1
+            same = [f"{other} = {its}" for other, its in held[:place]]
+            parts.append(
+                " AND ".join([*same, f"{name} {operator if last else operator[0]} {value}"])
+            )
+        return f"({' OR '.join(f'({part})' for part in parts)})"
 
     def _read(
         self, query: str, bound: Parameters, columns: Sequence[Column]

@@ -51,10 +51,10 @@ def elect(connection: sa.Connection, lanes: Collection[Lane]) -> None:
     """
     if not lanes:
         return
-    chosen = of_lanes(connection, lanes)
-    # Without the lock, one who ends a delivery would not see those that the caller adds.
-    lock(connection, chosen, IS_NEXT)
     listed = _listed(connection, lanes)
+    in_them = sa.tuple_(OUTBOX.endpoint, OUTBOX.lane).in_(sa.select(listed))
+    # Without the lock, one who ends a delivery would not see those that the caller adds.
+    lock(connection, in_them, IS_NEXT)
     earlier = ISCP_OUTBOX.alias("earlier")
     first = (
         sa.select(earlier.c.number)
@@ -66,7 +66,7 @@ def elect(connection: sa.Connection, lanes: Collection[Lane]) -> None:
         .scalar_subquery()
     )
     firsts = sa.select(first).select_from(listed)
-    demoted = sa.update(ISCP_OUTBOX).where(chosen, IS_NEXT, OUTBOX.number.not_in(firsts))
+    demoted = sa.update(ISCP_OUTBOX).where(in_them, IS_NEXT, OUTBOX.number.not_in(firsts))
     promoted = sa.update(ISCP_OUTBOX).where(OUTBOX.number.in_(firsts), OUTBOX.state != State.NEXT)
     connection.execute(demoted.values(state=int(State.BEHIND)))
     connection.execute(promoted.values(state=int(State.NEXT)))
@@ -88,12 +88,6 @@ def again(
     lanes = [(row.endpoint, row.lane) for row in connection.execute(revived)]
     elect(connection, set(lanes))
     return len(lanes), hurried
-
-
-def of_lanes(connection: sa.Connection, lanes: Collection[Lane]) -> sa.ColumnElement[bool]:
-    """Whether a delivery is pending in one of the lanes."""
-    listed = sa.select(_listed(connection, lanes))
-    return sa.and_(sa.tuple_(OUTBOX.endpoint, OUTBOX.lane).in_(listed), IS_PENDING)
 
 
 def lock(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> None:

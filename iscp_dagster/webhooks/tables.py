@@ -56,6 +56,7 @@ ISCP_OUTBOX = sa.Table(
     sa.Column("batch_id", sa.Text, comment="the batch that it is sent in"),
     sa.Index("iscp_outbox_by_event", "event_id", "endpoint", unique=True),
     _partial("iscp_outbox_due", "endpoint", "next_at", where="state = 0"),
+    _partial("iscp_outbox_next", "endpoint", "lane", where="state = 0"),
     _partial("iscp_outbox_lanes", "endpoint", "lane", "number", where="state <= 1"),
     # Counts read nothing else.
     sa.Index("iscp_outbox_counts", "trigger_name", "endpoint", "state", "recorded"),

@@ -52,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
 ThreadingHTTPServer.request_queue_size = 128
 ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
-EVENTS, KEYS, SECONDS = 10_000, 500, 240
+EVENTS, KEYS, SECONDS = 10_000, 500, 280
 
 
 @pytest.mark.soak
@@ -81,21 +81,25 @@ def test_every_event_arrives_while_sender_and_receiver_are_killed(
     outbox.ensure()
     running = {name: start(name) for name in commands}
     kills, put, end = 0, 0, time.monotonic() + SECONDS
+
+    def delivered():
+        assert time.monotonic() < end, outbox.counts()
+        return sum(each.events for each in outbox.counts() if each.state == "delivered")
+
     try:
-        while put < EVENTS or {each.state for each in outbox.counts()} != {"delivered"}:
-            assert time.monotonic() < end, outbox.counts()
+        while delivered() < EVENTS:
             some = range(put, min(put + 500, EVENTS))
             with transaction(outbox.engine, writes=True) as connection:
                 outbox.put(connection, [event(n, key=n % KEYS) for n in some])
             put = some.stop
-            time.sleep(chance.uniform(0.2, 1.5))
-            if put < EVENTS or chance.random() < 0.5:
-                victim = ("sender", "receiver")[kills % 2]
-                running[victim].kill()
-                running[victim].wait()
-                running[victim], kills = start(victim), kills + 1
-                # A sender needs about a second before it sends anything.
-                time.sleep(chance.uniform(0.5, 2.0))
+            # Both have come up, and something is under way.
+            goal = min(delivered() + chance.randint(1, 400), put)
+            while delivered() < goal:
+                time.sleep(0.02)
+            victim = ("sender", "receiver")[kills % 2]
+            running[victim].kill()
+            running[victim].wait()
+            running[victim], kills = start(victim), kills + 1
     finally:
         for each in running.values():
             each.kill()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,8 +17,8 @@ from websockets.typing import Subprotocol
 PROTOCOL = Subprotocol("graphql-transport-ws")
 AGAIN_SECONDS = 0.1
 LOOK_SECONDS = 0.2
-SAVED_EVERY = 10
-"""It saves its cursor with every tenth message; those after it come again."""
+LATE = 5
+"""By how many messages its saved cursor is behind; those come again."""
 
 
 @dataclass
@@ -33,8 +33,9 @@ class Follower:
     connections: int = 0
     ends: Counter[str] = field(default_factory=Counter)
     """Why connections ended."""
-    heard: int = 0
     cursor: str | None = None
+    """Saved so far; it goes on after it."""
+    _cursors: deque[str] = field(default_factory=deque)
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
@@ -52,10 +53,12 @@ class Follower:
         self._stop.set()
 
     def _converse(self, socket: ClientConnection) -> None:
+        # What is not saved yet is forgotten.
+        self._cursors.clear()
         socket.send(json.dumps({"type": "connection_init"}))
         assert json.loads(socket.recv(timeout=10))["type"] == "connection_ack"
         query = (
-            f"subscription($after: String) {{ {self.field}(after: $after, progress: true) {{ "
+            f"subscription($after: String) {{ {self.field}(after: $after) {{ "
             f"operation data {{ {self.columns} }} fields ts_timestamp cursor }} }}"
         )
         asked = {"query": query, "variables": {"after": self.cursor}}
@@ -71,11 +74,10 @@ class Follower:
             self._take(frame["payload"]["data"][self.field])
 
     def _take(self, message: dict[str, Any]) -> None:
-        if message["operation"] != "PROGRESS":
-            self.messages.append(message)
-        self.heard += 1
-        if self.heard % SAVED_EVERY == 0:
-            self.cursor = message["cursor"]
+        self.messages.append(message)
+        self._cursors.append(message["cursor"])
+        if len(self._cursors) > LATE:
+            self.cursor = self._cursors.popleft()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,10 @@ class Deployment:
     """How the ids of triggers' events are made."""
     bounds: Bounds = DEFAULT_BOUNDS
     """How much one iteration takes on, unless its jobs set bounds."""
+    analyzed: dict[Any, Sequence[DeltaField]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """What Spark said of views over a schema, since each index and trigger of a scan asks again."""
     shards: tuple[Endpoint, ...] = ()
     """All ClickHouse servers, `endpoint` first; empty: `endpoint` is the only one."""
 
@@ -148,7 +152,10 @@ class Deployment:
         """A view's own columns, as Spark analyzes them. Raises ConfigError; see `analyzed`."""
         if not (transitions.stages or transitions.conditions):
             return ()
-        return analyzed(self.spark(), owner, schema, transitions)
+        asked = tuple(schema), transitions
+        if asked not in self.analyzed:
+            self.analyzed[asked] = analyzed(self.spark(), owner, schema, transitions)
+        return self.analyzed[asked]
 
     def data(self, info: ConsumerInfo) -> IndexData | None:
         """What ClickHouse holds of a job's index, even if it is no longer declared.

@@ -24,6 +24,8 @@ JSON_FORM: Mapping[str, int | str] = MappingProxyType(
         "output_format_json_quote_denormals": 1,
         "output_format_json_named_tuples_as_objects": 1,
         "output_format_json_escape_forward_slashes": 0,
+        # A text of other bytes would spoil the whole answer.
+        "output_format_json_validate_utf8": 1,
         "output_format_decimal_trailing_zeros": 1,
         "date_time_output_format": "iso",
     }

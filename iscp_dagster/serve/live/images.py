@@ -15,7 +15,7 @@ from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.types.typetext import parsed
 from iscp_dagster.events.changes import Change, Operation, Stamped
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.serve.columns import Column, column
+from iscp_dagster.serve.columns import BINARY, Column, column
 from iscp_dagster.serve.live.positions import START, Position, Positions
 from iscp_dagster.serve.rows import Limits, rows
 from iscp_dagster.serve.sql import Parameters, condition
@@ -158,18 +158,12 @@ class Images:
     ) -> Standing:
         upto = self._end_of_page(at, row, limit)
         bound = Parameters()
-        groups = defaultdict(list)
-        for tenant, position in at.items():
-            groups[position].append(tenant)
-        seen = " OR ".join(
-            f"({self._among(tenants, bound)} AND {_upto(position)})"
-            for position, tenants in groups.items()
-        )
+        seen = f"{self._among(at, bound)} AND {self._seen(at, bound)}"
         # Bounds on both sides let ClickHouse read these keys alone.
         later = f" AND {self._compared('>', row, bound)}" if row else ""
         earlier = f" AND {self._compared('<=', upto, bound)}" if upto else ""
         last = (
-            f"SELECT * FROM {self._table} WHERE `_change` >= 0 AND ({seen}){later}{earlier} "
+            f"SELECT * FROM {self._table} WHERE `_change` >= 0 AND {seen}{later}{earlier} "
             f"ORDER BY {self._sorted}, `_version` DESC, `_image` DESC LIMIT 1 BY {self._sorted}"
         )
         query = (
@@ -186,9 +180,8 @@ class Images:
         """The key that is `limit` keys further; None if there are not so many."""
         bound = Parameters()
         later = f" AND {self._compared('>', row, bound)}" if row else ""
-        key = ", ".join(f"toString({ident(name)})" for name in self._identity)
         query = (
-            f"SELECT array({key}) FROM (SELECT DISTINCT {self._sorted} FROM {self._table} "
+            f"SELECT {self._key} FROM (SELECT DISTINCT {self._sorted} FROM {self._table} "
             f"WHERE {self._among(at, bound)}{later} ORDER BY {self._sorted} "
             f"LIMIT 1 OFFSET {limit - 1:d})"
         )
@@ -217,15 +210,31 @@ class Images:
         return list(dict.fromkeys([*tenant, *self.keys]))
 
     @property
+    def _key(self) -> str:
+        """The key as texts in JSON; what may be bytes is in base64."""
+        texts = [f"toString({ident(name)})" for name in self._identity]
+        held = [
+            f"base64Encode({text_})" if self._keeps_bytes(name) else text_
+            for name, text_ in zip(self._identity, texts, strict=True)
+        ]
+        return f"array({', '.join(held)})"
+
+    def _read_key(self, name: str, value: str) -> str:
+        bytes_ = f"base64Decode({value})" if self._keeps_bytes(name) else value
+        return f"CAST({bytes_}, {text(self.types[name])})"
+
+    def _keeps_bytes(self, name: str) -> bool:
+        return parsed(self.types[name]).name in BINARY
+
+    @property
     def _all(self) -> list[Column]:
         return [*self.columns, *map(_system, _SYSTEM)]
 
     @property
     def _selected(self) -> str:
-        row = ", ".join(f"toString({ident(name)})" for name in self._identity)
         computed = {
             "_owner": self._owner,
-            "_row": f"array({row})",
+            "_row": self._key,
             "_micros": "toUnixTimestamp64Micro(`_timestamp`)",
         }
         system = [f"{computed.get(name, ident(name))} AS {ident(name)}" for name in _SYSTEM]
@@ -241,7 +250,7 @@ class Images:
     def _compared(self, operator: str, row: tuple[str, ...], bound: Parameters) -> str:
         """Compare keys in their order; ClickHouse does not look up tuples in its primary index."""
         held = [
-            (ident(name), f"CAST({bound.bind('String', value)}, {text(self.types[name])})")
+            (ident(name), self._read_key(name, bound.bind("String", value)))
             for name, value in zip(self._identity, row, strict=True)
         ]
         parts = []
@@ -252,6 +261,18 @@ class Images:
                 " AND ".join([*same, f"{name} {operator if last else operator[0]} {value}"])
             )
         return f"({' OR '.join(f'({part})' for part in parts)})"
+
+    def _seen(self, at: Positions, bound: Parameters) -> str:
+        """Whether a change is not after its tenant's position.
+
+        As long as it is for one tenant, so that thousands may each be elsewhere.
+        """
+        tenants = bound.bind("Array(String)", _array(list(at)))
+        places = [
+            bound.bind("Array(Int64)", _array(each)) for each in zip(*at.values(), strict=True)
+        ]
+        reached = [f"transform({self._owner}, {tenants}, {each}, toInt64(-2))" for each in places]
+        return f"(`_version`, `_ordinal`) <= ({', '.join(reached)})"
 
     def _read(
         self, query: str, bound: Parameters, columns: Sequence[Column]
@@ -334,7 +355,7 @@ def _upto(position: Position) -> str:
     return f"(`_version`, `_ordinal`) <= ({position.version:d}, {position.ordinal:d})"
 
 
-def _array(values: Sequence[str]) -> Any:
+def _array(values: Sequence[str] | Sequence[int]) -> Any:
     """A list as the client binds it."""
     return list(values)
 

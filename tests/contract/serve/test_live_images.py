@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
+
 import pytest
 from history import FakeIndex
 from imagetable import ImageTable
 from places import ROOT
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.serve.columns import column
 from iscp_dagster.serve.live import images as module
-from iscp_dagster.serve.live.images import Found, Span, Standing
+from iscp_dagster.serve.live.images import Found, Images, Span, Standing
 from iscp_dagster.serve.live.positions import START, Position
 from iscp_dagster.serve.rows import Limits
 from iscp_dagster.serve.where import EVERYTHING, parse
@@ -104,6 +108,54 @@ def test_the_rows_that_stand_at_positions_are_read_page_by_page(both, where):
         row = page.upto
     assert found == sorted(whole, key=lambda each: (each["tenant"], each["id"]))
     assert found
+
+
+def test_thousands_of_tenants_may_each_be_elsewhere(both):
+    index, images = both
+    elsewhere = {f"tenant {number}": Position(number) for number in range(5_000)}
+    at = {**elsewhere, "acme": Position(11, 0), "it's\n\\": Position.after(14), "é": Position(9)}
+    found = images.standing(at, (), 100).rows
+    model = index.standing({each: at[each] for each in TENANTS}, (), 100, EVERYTHING).rows
+    rows = [[stamped[0].after for _, stamped in each] for each in (found, model)]
+    assert rows[0] == sorted(rows[1], key=lambda each: (each["tenant"], each["id"]))
+    assert {each["tenant"] for each in rows[0]} == set(TENANTS)
+
+
+def test_keys_that_are_bytes_are_paged_and_texts_that_are_no_utf8_are_mended(clickhouse_url):
+    endpoint = Endpoint.parse(clickhouse_url)
+    client = endpoint.client()
+    client.command("CREATE DATABASE IF NOT EXISTS live_bytes")
+    client.command(
+        "CREATE TABLE live_bytes.`t__rows` (tenant String, k String, said String, _change Int8, "
+        "_image Int8, _fields Array(String), _ordinal Int64, _version Int64, "
+        "_timestamp DateTime64(6, 'UTC'), _deleted UInt8) ENGINE = MergeTree ORDER BY (tenant, k)"
+    )
+    keys = [b"\x00", b"\x80", b"\xfe", b"\xff", b"\xff\xff"]
+    values = ", ".join(
+        f"('acme', unhex('{key.hex()}'), unhex('61ff62'), 0, 1, [], 0, 3, 3, 0)" for key in keys
+    )
+    client.command(f"INSERT INTO live_bytes.`t__rows` VALUES {values}")
+    columns = [
+        column("tenant", parsed("String")),
+        column("k", parsed("String"), binary=True),
+        column("said", parsed("String")),
+    ]
+    images = Images(
+        endpoint=endpoint,
+        database="live_bytes",
+        view="t",
+        columns=columns,
+        keys=["k"],
+        types={"tenant": "String", "k": "String"},
+        tenant="tenant",
+    )
+    found, row = [], ()
+    while row is not None:
+        page = images.standing({"acme": Position.after(3)}, row, 1)
+        found += [stamped[0].after for _, stamped in page.rows]
+        row = page.upto
+    assert [b64decode(each["k"]) for each in found] == keys
+    assert {each["said"] for each in found} == {"a\ufffdb"}
 
 
 def test_the_newest_generation_is_read(clickhouse_url):

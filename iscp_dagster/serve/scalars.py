@@ -6,6 +6,7 @@ that `where` means the same in ClickHouse and in Python.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -88,10 +89,10 @@ def _float(value: object) -> float:
     if isinstance(value, str) and value.lower() in FLOATS:
         return FLOATS[value.lower()]
     if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError as error:
-            raise _wrong(value, "double") from error
+        with suppress(OverflowError):
+            # A number beyond a double's range comes as infinity, which is another one.
+            if math.isfinite(found := float(value)):
+                return found
     raise _wrong(value, "number; write 1.5, or 'NaN', 'Infinity' or '-Infinity'")
 
 

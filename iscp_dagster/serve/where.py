@@ -7,7 +7,7 @@ false and `_nin: []` true, also for null.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,7 @@ class _Parser:
     def object(self, given: Any) -> Expression:
         if not isinstance(given, Mapping):
             raise BadValueError(f"where: {given!r} is no condition; write {{column: {{_eq: 1}}}}.")
+        self._count_empty(given)
         return _all([self._part(name, value) for name, value in given.items()])
 
     def _part(self, name: str, value: Any) -> Expression:
@@ -102,6 +103,7 @@ class _Parser:
         if name in {"_and", "_or"}:
             # GraphQL takes one value for a list of one.
             several = value if isinstance(value, list | tuple) else [value]
+            self._count_empty(several)
             parts = [self.object(each) for each in several]
             return _all(parts) if name == "_and" else Some(parts=tuple(parts))
         if name not in self._columns:
@@ -115,6 +117,7 @@ class _Parser:
                 f"where: {column.field}: {given!r} is no condition; write {{_eq: 1}}, or "
                 "{_is_null: true} for null."
             )
+        self._count_empty(given)
         return _all([self._condition(column, name, value) for name, value in given.items()])
 
     def _condition(self, column: Column, operator: str, given: Any) -> Expression:
@@ -130,6 +133,10 @@ class _Parser:
             value = None if given is None else column.scalar.read(given)
             return Comparison(column=column, operator=operator, value=value)
         raise BadValueError(f"where: {column.field}: {operator}: {given!r} is no condition of it.")
+
+    def _count_empty(self, parts: Collection[Any]) -> None:
+        """Count what is true or false of itself, too: it is part of the statement."""
+        self._count(0 if parts else 1)
 
     def _count(self, terms: int) -> None:
         self._left -= terms

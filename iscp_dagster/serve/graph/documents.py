@@ -18,6 +18,7 @@ from graphql import (
     parse,
     validate,
 )
+from graphql.validation.validate import ValidationAbortedError
 
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve.graph.schemas import Ready
@@ -72,6 +73,9 @@ def checked(
     except RecursionError:
         raise refused(TOO_COMPLEX, "The document is nested too deeply.") from None
     if errors:
+        # Too many errors, and too many comparisons of fields, end in the same way.
+        if len(errors) == 1 and isinstance(errors[0], ValidationAbortedError):
+            raise refused(TOO_COMPLEX, "The document names the same fields too often; ask once.")
         raise DocumentError(errors[0].message, [coded(each, VALIDATION) for each in errors])
     operation = get_operation_ast(document, operation_name)
     if operation is None:

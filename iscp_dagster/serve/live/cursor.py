@@ -26,6 +26,12 @@ _FORMAT = 1
 _PACKED = 2
 _SIGN = 4
 _SHOWN = 40
+_UNREADABLE = (
+    *(ValueError, TypeError, LookupError, ArithmeticError, RecursionError),
+    zlib.error,
+)
+"""What reading a text that nobody wrote may raise."""
+_NUMBERS = range(-(2**63), 2**63)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +120,7 @@ def read(text: str, origin: Origin) -> Cursor:
         )
     try:
         return _cursor(json.loads(_unpacked(body) if kind == _PACKED else body))
-    except (ValueError, TypeError, KeyError, zlib.error):
+    except _UNREADABLE:
         raise _malformed(text) from None
 
 
@@ -154,13 +160,20 @@ def _plain(cursor: Cursor) -> list[Any]:
 def _cursor(plain: list[Any]) -> Cursor:
     groups, row, *others = [*plain, None][:2] + plain[2:]
     named = {
-        str(tenant): Position(int(version), int(ordinal))
+        str(tenant): _position(version, ordinal)
         for version, ordinal, tenants in groups
         for tenant in tenants
     }
-    common, newest = (Position(others[0], others[1]), int(others[2])) if others else (None, 0)
+    common, newest = (_position(others[0], others[1]), int(others[2])) if others else (None, 0)
     key = None if row is None else tuple(map(str, row))
     return Cursor(named=named, others=common, newest=newest, row=key)
+
+
+def _position(version: Any, ordinal: Any) -> Position:
+    found = Position(int(version), int(ordinal))
+    if found.version < START.version or not all(each in _NUMBERS for each in found):
+        raise ValueError("no position")
+    return found
 
 
 def _digest(said: bytes) -> bytes:

@@ -66,7 +66,7 @@ class GraphQLOverHTTP:
             media = media_type(request.headers.get("accept"))
             viewer = await self._viewer(request)
             asked = await self._asked(request)
-            return await self._executed(viewer, asked, request.method, media)
+            return await self._executed(viewer, asked, _method(request), media)
         except RefusedError as refused:
             return _refusal(refused, media)
 
@@ -81,7 +81,7 @@ class GraphQLOverHTTP:
             raise RefusedError(500, INTERNAL, said(error)[0]) from error
 
     async def _asked(self, request: Request) -> Asked:
-        if request.method == "GET":
+        if _method(request) == "GET":
             return of_url(request.query_params)
         check_content(request.headers.get("content-type"))
         with anyio.move_on_after(_BODY_SECONDS):
@@ -135,6 +135,11 @@ class GraphQLOverHTTP:
                 {"Allow": "POST"} if method == "GET" else None,
             )
         return _told(executed(ready, found, asking, asked.variables))
+
+
+def _method(request: Request) -> str:
+    """The method; HEAD asks for a GET without its body."""
+    return "GET" if request.method == "HEAD" else request.method
 
 
 def _told(result: ExecutionResult) -> tuple[int, dict[str, Any]]:

@@ -73,6 +73,7 @@ def test_an_answer_has_the_media_type_that_was_accepted(shop_client):
         (f"{{ {'shop_tickets { id } ' * 30} }}", "QUERY_TOO_COMPLEX"),
         (f"{{ {' '.join(f'a{i}: _tables' for i in range(3000))} }}", "QUERY_TOO_COMPLEX"),
         (f"{{ a(b: {'[' * 1500}{']' * 1500}) }}", "QUERY_TOO_COMPLEX"),
+        (f"{{ shop_tickets {{ {'id ' * 900} }} }}", "QUERY_TOO_COMPLEX"),
     ],
 )
 def test_a_refused_document_is_400_or_as_plain_json_200(shop_client, query, said):
@@ -142,6 +143,8 @@ def test_a_get_reads_and_changes_nothing(shop_client):
     assert found == {"data": {"shop_tickets": [{"customer": "acme"}]}}
     assert got(one, variables="{").status_code == 400
     assert shop_client.get("/graphql", headers=MINE).status_code == 400
+    head = shop_client.head("/graphql", params={"query": IDS}, headers=MINE)
+    assert (head.status_code, head.content) == (200, b"")
     assert shop_client.put("/graphql", headers=MINE).status_code == 405
     assert shop_client.get("/health").text == "ok\n"
 

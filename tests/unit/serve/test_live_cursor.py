@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iscp_dagster.serve.live.cursor import MOST_NAMED, Cursor, Origin, cursor_of, read, written
+from iscp_dagster.serve.live.cursor import (
+    _FORMAT,
+    MOST_NAMED,
+    Cursor,
+    Origin,
+    _digest,
+    cursor_of,
+    read,
+    written,
+)
 from iscp_dagster.serve.live.errors import PositionExpiredError, PositionInvalidError
 from iscp_dagster.serve.live.positions import START, Position, is_kept
 
@@ -47,6 +56,24 @@ def test_a_damaged_cursor_is_invalid(data):
         assert at == len(text) - 1
     except PositionInvalidError:
         pass
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"[" * 100_000,
+        b'[[[1, -1, ["acme"]]], null, 5]',
+        b'[[[Infinity, -1, ["acme"]]]]',
+        b'[[[1e40, -1, ["acme"]]]]',
+        b'[[[-2, -1, ["acme"]]]]',
+        b'[[[1, -9223372036854775809, ["acme"]]]]',
+    ],
+)
+def test_a_cursor_that_says_what_no_server_says_is_invalid(said):
+    whole = bytes([_FORMAT]) + b"".join(ORIGIN.signs) + said
+    text = base64.urlsafe_b64encode(whole + _digest(whole)).decode().rstrip("=")
+    with pytest.raises(PositionInvalidError):
+        read(text, ORIGIN)
 
 
 def test_a_cursor_of_another_table_is_invalid_and_of_an_earlier_life_expired():

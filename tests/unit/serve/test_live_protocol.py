@@ -16,6 +16,7 @@ from iscp_dagster.serve.live.transport.protocol import (
     Send,
     Start,
     Stop,
+    too_slow,
 )
 
 ASK = {"type": "subscribe", "id": "a", "payload": {"query": "subscription { x }"}}
@@ -133,6 +134,11 @@ def test_one_operation_too_many_is_told_so_and_the_others_go_on():
     assert (told.message["type"], told.message["id"]) == ("error", "b")
     assert told.message["payload"][0]["extensions"] == {"code": "TOO_MANY_SUBSCRIPTIONS"}
     assert conversation.running == (1,)
+
+
+def test_a_position_is_whole_in_a_reason_or_not_there():
+    assert too_slow("SUBSCRIBER_TOO_SLOW", "p" * 103) == f"SUBSCRIBER_TOO_SLOW {'p' * 103}"
+    assert too_slow("SUBSCRIBER_TOO_SLOW", "p" * 104) == "SUBSCRIBER_TOO_SLOW"
 
 
 def test_a_reason_fits_a_close_frame():

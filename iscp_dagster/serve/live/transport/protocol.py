@@ -202,6 +202,12 @@ def cut(reason: str) -> str:
     return reason.encode()[:MOST_REASON].decode(errors="ignore")
 
 
+def too_slow(name: str, position: str) -> str:
+    """Return the reason to close with; half a position would lead nowhere, and is left out."""
+    whole = f"{name} {position}"
+    return whole if len(whole.encode()) <= MOST_REASON else name
+
+
 def _read(frame: str | bytes) -> Mapping[str, Any]:
     if isinstance(frame, bytes):
         raise _BadRequestError("Messages are text frames, not binary ones")

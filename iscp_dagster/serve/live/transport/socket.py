@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +41,7 @@ from iscp_dagster.serve.live.transport.protocol import (
     Conversation,
     Send,
     Start,
+    too_slow,
 )
 from iscp_dagster.serve.reads.caps import Asking, Caps
 
@@ -106,29 +114,38 @@ class Sockets:
             await asyncio.gather(*ends, return_exceptions=True)
 
     async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(self.bounds.check_seconds)
-            await self.check_tokens()
-            for connection in self.open:
-                connection.check_stuck()
+        looking = asyncio.create_task(self.check_tokens())
+        try:
+            while True:
+                await asyncio.sleep(self.bounds.check_seconds)
+                for connection in self.open:
+                    connection.check_stuck()
+                # A user's function may take long; meanwhile slow clients are not kept.
+                if looking.done():
+                    looking = asyncio.create_task(self.check_tokens())
+        finally:
+            looking.cancel()
 
     async def check_tokens(self) -> None:
         """End the connections whose token was withdrawn, or names other tenants now."""
+        if self.access.open:
+            return
+        tokens = {each.token for each in self.open if each.viewer is not None}
+        known = dict(zip(tokens, await asyncio.gather(*map(self._known, tokens)), strict=True))
         for connection in list(self.open):
-            if not self.access.open and not await self._still(connection):
-                await connection.do(connection.conversation.refused("The token was withdrawn"))
+            seen = known.get(connection.token)
+            if connection.viewer is not None and seen and connection.viewer not in seen:
+                connection.refuse("The token was withdrawn")
 
-    async def _still(self, connection: Connection) -> bool:
-        if connection.viewer is None:
-            return True
+    async def _known(self, token: str | None) -> Sequence[Viewer | None]:
+        """Who has the token now, or None; empty if that cannot be told now."""
         try:
-            now = await asyncio.to_thread(self.access.viewer, connection.token)
+            return [await asyncio.to_thread(self.access.viewer, token)]
         except UnauthenticatedError:
-            return False
+            return [None]
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything
             LOGGER.warning("Tokens cannot be looked up now: %s", type(error).__name__)
-            return True
-        return now == connection.viewer
+            return []
 
 
 @dataclass(eq=False, kw_only=True)
@@ -281,12 +298,16 @@ class Connection:
                 yield answer
 
     def _losing(self, serial: int) -> Callable[[str], None]:
-        def lost(position: str) -> None:
-            task = asyncio.create_task(self._drop(serial, position))
-            self._others.add(task)
-            task.add_done_callback(self._others.discard)
+        return lambda position: self._meanwhile(self._drop(serial, position))
 
-        return lost
+    def refuse(self, reason: str) -> None:
+        """End the connection, without waiting for a client that does not read."""
+        self._meanwhile(self.do(self.conversation.refused(reason)))
+
+    def _meanwhile(self, doing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(doing)
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
 
     async def _drop(self, serial: int, position: str) -> None:
         """Tell a client that is too slow its position, and end the connection, if it still can."""
@@ -296,7 +317,7 @@ class Connection:
             position=position,
         )
         failed = self.conversation.failed(serial, errors_of(error))
-        closed = self.conversation.close(OVERLOADED, f"{error.name} {position}")
+        closed = self.conversation.close(OVERLOADED, too_slow(error.name, position))
         # A message that waits for the client to read was not sent, and the position is before it.
         for each in list(self._tasks):
             self._stop(each)

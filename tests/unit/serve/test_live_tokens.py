@@ -1,0 +1,81 @@
+"""Tokens of open connections are looked up again, whatever their clients and the function do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from history import until
+
+from iscp_dagster.serve.access import UnauthenticatedError, Viewer
+from iscp_dagster.serve.live.service import Listening
+from iscp_dagster.serve.live.transport.socket import Connection, SocketBounds, Sockets
+
+ACME = Viewer(tenants=frozenset({"acme"}))
+
+
+class Deaf:
+    """A websocket whose client reads nothing, not even that it is closed."""
+
+    def __init__(self):
+        self.closed = []
+
+    async def close(self, code, reason):
+        self.closed.append((code, reason))
+        await asyncio.Event().wait()
+
+
+class Tokens:
+    open = False
+
+    def __init__(self, withdrawn=()):
+        self.withdrawn, self.asked, self.go = set(withdrawn), [], threading.Event()
+        self.go.set()
+
+    def viewer(self, token):
+        self.asked.append(token)
+        self.go.wait(20)
+        if token in self.withdrawn:
+            raise UnauthenticatedError("unknown")
+        return ACME
+
+
+def connected(sockets, token):
+    connection = Connection(sockets=sockets, websocket=Deaf())
+    connection.token, connection.viewer = token, ACME
+    sockets.open.add(connection)
+    return connection
+
+
+def test_clients_that_do_not_read_do_not_put_off_the_end_of_others():
+    async def scenario():
+        tokens = Tokens(withdrawn={"old"})
+        sockets = Sockets(schemas=None, access=tokens)
+        ending = [connected(sockets, "old") for _ in range(3)]
+        staying = connected(sockets, "new")
+        await asyncio.wait_for(sockets.check_tokens(), 5)
+        told = [(4403, "The token was withdrawn")]
+        await until(lambda: all(each.websocket.closed == told for each in ending))
+        assert staying.websocket.closed == []
+        assert sorted(tokens.asked) == ["new", "old"]
+
+    asyncio.run(scenario())
+
+
+def test_a_function_that_hangs_does_not_keep_slow_clients():
+    async def scenario():
+        tokens = Tokens()
+        tokens.go.clear()
+        bounds = SocketBounds(stuck_seconds=0.0, check_seconds=0.01)
+        sockets = Sockets(schemas=None, access=tokens, bounds=bounds)
+        lost = []
+        slow = connected(sockets, "one")
+        async with sockets.beside():
+            await until(lambda: tokens.asked)
+            listening = Listening(viewer=ACME, on_lost=lost.append)
+            slow._waiting[1] = (asyncio.get_running_loop().time() - 1, listening)
+            await until(lambda: lost)
+            tokens.go.set()
+            slow.websocket.close = lambda *_: asyncio.sleep(0)
+
+    asyncio.run(scenario())

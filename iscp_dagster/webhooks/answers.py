@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
 from enum import Enum
 
@@ -84,12 +84,15 @@ class Health:
     in_a_row: int = 0
     """Refusals since an attempt was answered in another way."""
     failing_since: datetime | None = None
-    """None: the last attempt was accepted."""
+    """The first of the failures since one was accepted; None: there was none."""
 
     def after(self, answer: Answer, now: datetime) -> Health:
         """The health once this answer is counted, too."""
         if answer.accepted:
             return Health()
+        if answer.status in WRONG:
+            # It speaks of the event alone, and no other attempt need follow for days.
+            return replace(self, in_a_row=0)
         return Health(
             in_a_row=self.in_a_row + 1 if answer.pauses else 0,
             failing_since=self.failing_since or now,
@@ -143,6 +146,8 @@ def seconds_asked(header: str | None, now: datetime) -> float | None:
         return float(text)
     try:
         date = parsedate_to_datetime(text)
+        # The oldest form has no zone; all of HTTP's dates are in UTC.
+        date = date if date.tzinfo else date.replace(tzinfo=timezone.utc)
         return max(0.0, (date.astimezone(now.tzinfo) - now).total_seconds())
     except (TypeError, ValueError, OverflowError, IndexError):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import pytest
@@ -79,6 +80,16 @@ def test_answers_lead_to_what_the_golden_file_says():
     assert table() == (GOLDEN / "answers.txt").read_text(encoding="utf-8")
 
 
+@pytest.fixture
+def far_west(monkeypatch):
+    """Let this machine's time zone be another than that of HTTP."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "America/Los_Angeles")
+        time.tzset()
+        yield
+    time.tzset()
+
+
 @given(
     status=st.integers(100, 799) | st.none(),
     attempt=st.integers(1, 1_000),
@@ -106,6 +117,16 @@ def test_nothing_is_tried_at_once_or_after_the_longest_wait_and_nothing_else_is_
         assert 1 <= wait <= RULES.longest * 1.2
 
 
+def test_an_event_that_is_not_accepted_begins_no_failing_of_its_endpoint():
+    """No attempt need follow for days; the next one's failure would disable it at once."""
+    after = Health().after(Answer(status=422), NOON)
+    assert after == Health()
+    later = NOON + timedelta(days=6)
+    assert after.after(Answer(status=503), later) == Health(failing_since=later)
+    failing = Health(in_a_row=2, failing_since=NOON)
+    assert failing.after(Answer(status=422), later) == Health(failing_since=NOON)
+
+
 def test_an_accepted_answer_clears_what_the_endpoint_was_blamed_for():
     health = Health(in_a_row=2, failing_since=NOON)
     assert health.after(Answer(status=200), NOON) == Health()
@@ -114,7 +135,15 @@ def test_an_accepted_answer_clears_what_the_endpoint_was_blamed_for():
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [("7", 7.0), (" 7 ", 7.0), ("Wed, 18 Jun 2025 14:00:30 +0200", 30.0), ("1e3", None)],
+    [
+        ("7", 7.0),
+        (" 7 ", 7.0),
+        ("Wed, 18 Jun 2025 14:00:30 +0200", 30.0),
+        ("Wed, 18 Jun 2025 12:00:30 -0000", 30.0),
+        ("Wednesday, 18-Jun-25 12:00:30 GMT", 30.0),
+        ("Wed Jun 18 12:00:30 2025", 30.0),
+        ("1e3", None),
+    ],
 )
-def test_a_wait_is_read_as_seconds_or_as_a_date(header, seconds):
+def test_a_wait_is_read_as_seconds_or_as_a_date(header, seconds, far_west):
     assert seconds_asked(header, NOON) == seconds

@@ -75,7 +75,7 @@ def record(
         elect(connection, lanes)
         connection.execute(sa.insert(ISCP_ATTEMPTS), [_attempt(endpoint.name, e) for e in results])
     delivered = any(each.answer.accepted for each in results)
-    _keep_health(connection, endpoint, now if delivered else endpoint.delivered_at)
+    _keep_health(connection, endpoint, {"delivered_at": now} if delivered else {})
 
 
 def _ended(
@@ -127,12 +127,12 @@ def _attempt(endpoint: str, result: Result) -> dict[str, Any]:
 
 
 def _keep_health(
-    connection: sa.Connection, endpoint: EndpointState, delivered_at: datetime | None
+    connection: sa.Connection, endpoint: EndpointState, delivered: dict[str, Any]
 ) -> None:
     """Write what the attempts amount to, unless a person changed the endpoint meanwhile."""
     # A person's pause stands; it is written with a higher `seq`.
     unchanged = (ENDPOINTS.name == endpoint.name, ENDPOINTS.seq == endpoint.seq)
-    values = _values(endpoint) | {"delivered_at": delivered_at}
+    values = _values(endpoint) | delivered
     connection.execute(sa.update(ISCP_ENDPOINTS).where(*unchanged).values(values))
 
 

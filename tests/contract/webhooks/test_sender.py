@@ -318,3 +318,21 @@ def test_what_could_not_be_recorded_is_recorded_once_the_database_is_back(outbox
             return receiver.ids
 
     assert asyncio.run(scene()) == ["alarm-0"]
+
+
+@ON_ONE
+def test_when_something_was_delivered_last_is_kept_though_others_fail(outbox, watch):
+    answers = [200, 422, 503]
+
+    async def scene():
+        async with receiving(lambda _: reply(answers.pop(0))) as receiver:
+            async with running(sender(outbox, receiver)):
+                for number in range(3):
+                    put(outbox, event(number))
+                    await until(lambda n=number: outbox.show(f"alarm-{n}")[1])
+                    watch.move(1)
+            return outbox.endpoints()["alerts"]
+
+    state = asyncio.run(scene())
+    assert state.delivered_at == watch() - timedelta(seconds=3)
+    assert state.health.failing_since == watch() - timedelta(seconds=1)

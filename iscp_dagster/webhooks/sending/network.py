@@ -15,15 +15,17 @@ MOST_READ = 20_000
 """Bytes of an answer that are read, headers included."""
 _HELD = 65_536
 CONNECT_SECONDS = 3.0
-"""How long one of several addresses may keep silent before the next one is tried."""
+"""The longest that one of several addresses may keep silent before the next one is tried."""
 _HEADERS_END = re.compile(rb"\n\r?\n")
 
 
 class VettedBackend(httpcore.AsyncNetworkBackend):
     """Connects to addresses that were vetted for this attempt, whatever the host's name says."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], timeout: float) -> None:
         self._addresses = addresses
+        # Each of several is tried within the attempt's `timeout`, with time left for the answer.
+        self._patience = min(CONNECT_SECONDS, timeout / (len(addresses) + 1))
 
     async def connect_tcp(
         self,
@@ -39,7 +41,7 @@ class VettedBackend(httpcore.AsyncNetworkBackend):
             last = address == self._addresses[-1]
             try:
                 connecting = _connected(address, port)
-                return await asyncio.wait_for(connecting, None if last else CONNECT_SECONDS)
+                return await asyncio.wait_for(connecting, None if last else self._patience)
             except (OSError, asyncio.TimeoutError) as error:
                 failed = f"{host} ({address}): {_told(error)}"
         raise httpcore.ConnectError(failed)
@@ -199,6 +201,9 @@ class _Protocol(asyncio.Protocol):
         await self._writable.wait()
 
     async def start_tls(self, context: ssl.SSLContext, host: str | None) -> None:
+        # Bytes that came in the open would pass for an answer that came through TLS.
+        if self.buffer:
+            raise OSError("the receiver sent something before TLS began")
         loop = asyncio.get_running_loop()
         transport = await loop.start_tls(self._transport, self, context, server_hostname=host)
         if transport is None:

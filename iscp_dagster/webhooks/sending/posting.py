@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httpcore
 
@@ -49,7 +49,7 @@ class Poster:
         self._port = parts.port or _PORTS[parts.scheme]
         self._secrets = secrets_of(endpoint, environ)
         self._allowed = _networks(endpoint)
-        self._url = httpcore.URL(endpoint.url)
+        self._url = _requested(parts)
         self._timeout = endpoint.timeout
         self._resolver = resolver
         self._clock = clock
@@ -91,7 +91,7 @@ class Poster:
             self._url.origin,
             ssl_context=self._tls,
             keepalive_expiry=IDLE_SECONDS,
-            network_backend=VettedBackend(addresses),
+            network_backend=VettedBackend(addresses, self._timeout),
         )
         return await self._answer(fresh, request)
 
@@ -174,6 +174,17 @@ def _networks(endpoint: Endpoint) -> tuple[Network, ...]:
         return tuple(map(parsed, endpoint.allow))
     except ValueError as error:
         raise ConfigError(f"Endpoint {endpoint.name!r}: allow=[...]: {error}.") from None
+
+
+def _requested(parts: SplitResult) -> httpcore.URL:
+    """The URL with all of its path; httpcore would read `;v=1` as something else, and drop it."""
+    query = f"?{parts.query}" if parts.query else ""
+    return httpcore.URL(
+        scheme=parts.scheme,
+        host=parts.hostname or "",
+        port=parts.port,
+        target=f"{parts.path or '/'}{query}",
+    )
 
 
 def _host_header(url: httpcore.URL) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import datetime as dt
+import socket
 import ssl
 import threading
 
+import httpcore
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -18,7 +20,7 @@ from standardwebhooks.webhooks import Webhook
 from iscp_dagster import Endpoint
 from iscp_dagster.model.clock import utc_now
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.webhooks.sending.network import MOST_READ
+from iscp_dagster.webhooks.sending.network import MOST_READ, VettedBackend
 from iscp_dagster.webhooks.sending.posting import Poster
 from iscp_dagster.webhooks.sending.resolving import Resolver
 
@@ -56,6 +58,18 @@ def test_an_event_is_posted_so_that_the_package_standardwebhooks_verifies_it():
     assert first.headers["content-type"] == "application/json"
     # One connection is kept for both.
     assert first.connection == second.connection
+
+
+def test_the_whole_path_is_asked_for():
+    async def scene():
+        async with receiving() as receiver:
+            for path in ("", "?a=b", "/hook;v=1/x;w=2?a=b;c", "/%C3%A4"):
+                sending = poster(f"http://127.0.0.1:{receiver.port}{path}")
+                await sending.post("event-1", b"{}")
+                await sending.aclose()
+            return [each.path for each in receiver.requests]
+
+    assert asyncio.run(scene()) == ["/", "/?a=b", "/hook;v=1/x;w=2?a=b;c", "/%C3%A4"]
 
 
 @pytest.mark.parametrize(
@@ -232,6 +246,26 @@ def test_a_name_that_leads_to_one_refused_address_is_refused(answers, told):
     assert connections == 0
 
 
+def test_an_address_that_keeps_silent_leaves_time_for_the_next_one():
+    async def scene():
+        async with receiving() as receiver:
+            with socket.socket() as silent, socket.socket() as waiting, socket.socket() as full:
+                silent.bind(("127.0.0.2", receiver.port))
+                silent.listen(0)
+                # Whoever comes after them is not answered at all.
+                for each in (waiting, full):
+                    each.setblocking(False)
+                    each.connect_ex(("127.0.0.2", receiver.port))
+                url = f"http://hooks.example:{receiver.port}/"
+                resolver = resolving(["127.0.0.2", "127.0.0.1"])
+                sending = poster(url, resolver=resolver, timeout=1.5)
+                answer = await sending.post("event-1", b"{}")
+                await sending.aclose()
+                return answer.status
+
+    assert asyncio.run(scene()) == 200
+
+
 def test_a_name_that_leads_elsewhere_later_is_vetted_anew_though_a_connection_is_kept():
     resolver = resolving(["127.0.0.1"], ["127.0.0.2"], ["10.0.0.1"])
 
@@ -318,6 +352,24 @@ def tls(tmp_path_factory):
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(file)
     return server, ssl.create_default_context(cafile=str(file))
+
+
+def test_what_comes_before_tls_is_no_answer(tls):
+    """Who sits on the way could else acknowledge events without the receiver's key."""
+    _, client = tls
+
+    async def scene():
+        async with receiving() as receiver:
+            backend = VettedBackend(["127.0.0.1"], 5.0)
+            stream = await backend.connect_tcp("hooks.example", receiver.port)
+            await until(lambda: receiver.writers)
+            receiver.writers[0].write(reply(200))
+            await until(lambda: stream.get_extra_info("is_readable"))
+            with pytest.raises(httpcore.ConnectError, match=r"hooks.example: .* before TLS began"):
+                await stream.start_tls(client, "hooks.example")
+            await stream.aclose()
+
+    asyncio.run(scene())
 
 
 def test_host_name_and_sni_stay_though_the_address_is_connected_to(tls):

@@ -68,6 +68,11 @@ class Endpoint:
     def _check_url(self) -> None:
         said = f"Endpoint {self.name!r}: its url"
         parts = _split(self.url)
+        if parts is None and "@" in str(self.url):
+            raise ConfigError(
+                f"{said} is no address of http or https in ASCII, and has an @, before which may "
+                "be a password; write one such as https://example.com/hook."
+            )
         if parts is None:
             raise ConfigError(
                 f"{said} {self.url!r} is no address of http or https in ASCII; write one such as "
@@ -104,12 +109,13 @@ class Endpoint:
                 self._refuse(option, value, "a number above 0")
         if not self.retries or not all(map(_is_positive, self.retries)):
             self._refuse("retries", list(self.retries), "a list of seconds above 0")
-        if isinstance(self.jitter, bool) or not 0 <= self.jitter < 1:
+        if not _is_number(self.jitter) or not 0 <= self.jitter < 1:
             self._refuse("jitter", self.jitter, "a number from 0 to less than 1")
 
     def _check_network(self, network: Any) -> None:
         try:
-            ip_network(network)
+            # As a number it would be an address, too.
+            ip_network(str(network))
         except ValueError as error:
             raise ConfigError(
                 f"Endpoint {self.name!r}: allow has {network!r}, which is no network: {error}. "
@@ -132,5 +138,9 @@ def _split(url: Any) -> SplitResult | None:
     return parts if usable else None
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 2**31
+    return _is_number(value) and 0 < value < 2**31

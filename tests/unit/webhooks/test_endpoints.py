@@ -36,9 +36,11 @@ def test_an_endpoint_needs_a_url_and_a_secret():
         ({"failing_days": -1}, "failing_days=-1 is not a number above 0"),
         ({"retries": []}, r"retries=\[\] is not a list of seconds above 0"),
         ({"retries": [5, 0]}, r"retries=\[5, 0\] is not a list of seconds above 0"),
+        ({"jitter": "0.2"}, "jitter='0.2' is not a number from 0 to less than 1"),
         ({"jitter": 1}, "jitter=1 is not a number from 0 to less than 1"),
         ({"pending": True}, "pending=True is not a whole number"),
         ({"allow": ["10.0.0.1/8"]}, "allow has '10.0.0.1/8', which is no network: .*host bits set"),
+        ({"allow": [167772161]}, "allow has 167772161, which is no network"),
         ({"allow": ["internal"]}, "allow has 'internal', which is no network"),
     ],
 )
@@ -52,6 +54,9 @@ def test_a_bad_endpoint_is_refused(changes, why):
     [
         {"url": "https://user:hunter2@example.com/"},
         {"url": "https://hunter2@example.com/"},
+        {"url": "https://user:hunter2@example.com:99999/"},
+        {"url": "https://user:hunter2@bücher.example/"},
+        {"url": "user:hunter2@example.com/"},
         {"secrets": ["whsec_hunter2"]},
         {"secrets": ["aHVudGVyMg==hunter2"]},
     ],

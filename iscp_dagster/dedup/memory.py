@@ -24,10 +24,10 @@ class _Entry:
 class MemoryStore(Store):
     """A Store of at most `most` events; beyond that, new ones are refused and none is forgotten.
 
-    `clock` gives seconds since the epoch.
+    `clock` gives seconds; by default it never jumps, whatever is done to the time of day.
     """
 
-    def __init__(self, most: int = MOST, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, most: int = MOST, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._clock = clock
         self._moved = threading.Condition()

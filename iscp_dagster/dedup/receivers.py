@@ -105,7 +105,8 @@ class Deduplicator:
             )
         self._store, self._window, self._lease = store, window.total_seconds(), lease
         self._wait, self._clock = wait, clock
-        self._forgot = clock()
+        # At the first claim: processes that are short-lived must forget, too.
+        self._forgot = clock() - self._window / _SHARE
 
     def claim(self, event_id: str) -> Claim:
         """Claim an event, for a `with` statement; waits while another delivery is handled.

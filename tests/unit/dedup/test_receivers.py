@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import pytest
@@ -53,6 +54,21 @@ def test_old_events_are_forgotten_as_new_ones_come():
         with deduplicator.claim(f"e{day}"):
             pass
     assert 7 <= len(store) <= 8
+
+
+def test_receivers_that_live_shortly_forget_old_events_too():
+    now = [0.0]
+    store = MemoryStore(clock=lambda: now[0])
+    for day in range(20):
+        now[0] = day * 86_400.0
+        # Each stands for a process that ends after one event.
+        with Deduplicator(store, clock=lambda: now[0]).claim(f"e{day}"):
+            pass
+    assert 7 <= len(store) <= 8
+
+
+def test_memory_forgets_nothing_though_the_time_of_day_jumps():
+    assert MemoryStore()._clock is time.monotonic
 
 
 POSITIONS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 120)), max_size=20)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,6 +24,8 @@ Lane = tuple[str, str]
 """An endpoint, and the digest of a trigger, tenant and key."""
 
 ROWS_PER_STATEMENT = 1_000
+BODIES_PER_STATEMENT = 16_000_000
+"""Characters of bodies; PostgreSQL takes 256 MB of JSON at once."""
 _PLACE = sa.column("place", sa.BigInteger)
 _NAMES = [column.key for column in OUTBOX if column.key != "number"]
 
@@ -105,10 +106,17 @@ def numbers(connection: sa.Connection, chosen: Iterable[int]) -> sa.Select[Any]:
     return sa.select(given(connection.dialect, [OUTBOX.number], rows))
 
 
-def portions(rows: Iterable[Any]) -> Iterator[list[Any]]:
+def portions(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """The rows, as many at a time as a statement takes."""
-    rest = iter(rows)
-    while some := list(islice(rest, ROWS_PER_STATEMENT)):
+    some: list[dict[str, Any]] = []
+    size = 0
+    for row in rows:
+        size += len(row["body"])
+        if some and (len(some) == ROWS_PER_STATEMENT or size > BODIES_PER_STATEMENT):
+            yield some
+            some, size = [], len(row["body"])
+        some.append(row)
+    if some:
         yield some
 
 

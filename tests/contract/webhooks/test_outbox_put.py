@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from events import event
 
 from iscp_dagster.joblog.sql.engine import transaction
+from iscp_dagster.webhooks import putting
 from iscp_dagster.webhooks.pending import OutboxFullError
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, State
 
@@ -67,3 +68,13 @@ def test_a_body_of_any_size_comes_back_byte_by_byte(outbox):
     with outbox.engine.connect() as connection:
         bodies = connection.scalars(sa.select(ISCP_OUTBOX.c.body).order_by(OUTBOX.number)).all()
     assert [body.encode() for body in bodies] == [each.body for each in many]
+
+
+def test_large_bodies_are_put_few_at_a_time(outbox, monkeypatch):
+    """PostgreSQL takes 256 MB of JSON at once, and events of any size must get in."""
+    monkeypatch.setattr(putting, "BODIES_PER_STATEMENT", 2 * len(event(1).body))
+    sent = []
+    sa.event.listen(outbox.engine, "before_cursor_execute", lambda *said: sent.append(said[2]))
+    put(outbox, *map(event, range(1, 6)))
+    assert [row[0] for row in held(outbox)] == [f"alarm-{number}" for number in range(1, 6)]
+    assert sum(each.startswith("INSERT INTO iscp_outbox") for each in sent) == 3

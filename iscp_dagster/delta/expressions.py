@@ -33,18 +33,33 @@ APART = re.compile(
 """Texts, quoted names and comments."""
 WORD = re.compile(r"\b(?P<word>[A-Za-z_]\w*)\b(?P<call>\s*\()?(?P<argument>\s*\))?")
 NOW_LITERAL = re.compile(
-    r"\b(date|timestamp(_ntz|_ltz)?)\s*['\"]\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE
+    r"\b(date|timestamp(_ntz|_ltz)?)\s*r?['\"]\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE
 )
+QUOTED_CALL = re.compile(r"`(?P<name>\w+)`(?=\s*\()")
 SUBQUERY = re.compile(r"\(\s*(select|values|table|from|with)\b", re.IGNORECASE)
-CLOCKS = frozenset(
+CLOCK_WORDS = frozenset(
     {
-        *("now", "curdate", "current_date", "current_time", "current_timestamp", "localtimestamp"),
-        *("getdate", "current_timezone", "current_user", "session_user", "user", "version"),
-        *("current_database", "current_schema", "current_catalog", "reflect", "java_method"),
-        *("input_file_name", "spark_partition_id", "monotonically_increasing_id", "try_reflect"),
+        *("current_date", "current_time", "current_timestamp", "localtimestamp", "user"),
+        *("current_user", "session_user", "current_catalog", "current_database", "current_schema"),
+        *("current_path",),
     }
 )
+"""Functions that need no parentheses, and whose value is not that of the row."""
+CLOCKS = CLOCK_WORDS | {
+    *("now", "curdate", "getdate", "current_timezone", "version", "aes_encrypt"),
+    *("reflect", "java_method", "try_reflect"),
+    *("input_file_name", "spark_partition_id", "monotonically_increasing_id"),
+}
 """Functions whose value is not that of the row; Spark takes most of them for deterministic."""
+WINDOWS = "puts rows into windows of time, but each row is looked at alone"
+CALLS: Mapping[str, str] = MappingProxyType(
+    {
+        "window": WINDOWS,
+        "session_window": WINDOWS,
+        "identifier": "hides a name in identifier(); write the name itself",
+    }
+)
+"""Functions that Spark takes, and why they cannot be used."""
 FAULTS: Mapping[str, str] = MappingProxyType(
     {
         "AGGREGATE_FUNCTION_WITH_NONDETERMINISTIC_EXPRESSION": (
@@ -56,6 +71,8 @@ FAULTS: Mapping[str, str] = MappingProxyType(
     }
 )
 """What Spark's conditions mean here, by how they begin."""
+CONTEXTS = ("SQL", "DataFrame")
+"""What PySpark has a logger for errors in."""
 UNKNOWN = "UNRESOLVED_COLUMN"
 OVER = "window function"
 
@@ -160,13 +177,15 @@ def _in_silence() -> Iterator[None]:
     """Keep PySpark from printing the server's stack for an error that is reported in our words."""
     from pyspark.logger import PySparkLogger
 
-    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+    loggers = [PySparkLogger.getLogger(f"{each}QueryContextLogger") for each in CONTEXTS]
+    levels = [each.level for each in loggers]
+    for each in loggers:
+        each.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
 
 
 def _check_alone(spark: Any, held: Sequence[DeltaField], said: Said) -> None:
@@ -210,16 +229,23 @@ def _unknown(name: str, held: Sequence[DeltaField]) -> str:
 
 def _check_words(held: Sequence[DeltaField], said: Said) -> None:
     """Refuse subqueries, and functions whose value is not that of the row."""
-    if clock := NOW_LITERAL.search(said.text):
+    uncommented = APART.sub(lambda found: found["quoted"] or " ", said.text)
+    if clock := NOW_LITERAL.search(uncommented):
         raise _refusal(said, f"depends on the time it is evaluated ({clock[0]}…)")
     columns = {each.name.casefold() for each in held}
-    bare = APART.sub(lambda found: "''" if found["quoted"] else " ", said.text)
+    bare = APART.sub(
+        lambda found: "''" if found["quoted"] else " ", QUOTED_CALL.sub(r"\g<name>", uncommented)
+    )
     if SUBQUERY.search(bare):
         raise _refusal(said, "has a subquery, but only the row is looked at")
     for found in WORD.finditer(bare):
         word, called = found["word"].casefold(), bool(found["call"])
+        if called and word in CALLS:
+            raise _refusal(said, CALLS[word])
+        within = bare[: found.start()].rstrip().endswith(".")
+        alone = not called and not within and word in CLOCK_WORDS and word not in columns
         timed = word == "unix_timestamp" and bool(found["argument"])
-        if timed or (word in CLOCKS and (called or word not in columns)):
+        if alone or timed or (called and word in CLOCKS):
             fault = f"calls {word}, whose value is not the row's; it must depend on the row alone"
             raise _refusal(said, fault)
 

@@ -61,7 +61,7 @@ def _number_text(value: Decimal | float) -> str:
     if value == 0:
         return "0"
     if isinstance(value, float):
-        return repr(value)
+        return repr(value).removesuffix(".0")
     text = format(value, "f")
     return text.rstrip("0").rstrip(".") if "." in text else text
 

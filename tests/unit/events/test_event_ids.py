@@ -83,6 +83,7 @@ def test_one_commit_of_two_tenants_gives_two_ids():
         (None, [Decimal("-0.00")], "0"),
         (None, [-0.0], "0"),
         (None, [0.1], "0.1"),
+        (None, [7.0], "7"),
         (None, [date(2024, 1, 15)], "2024-01-15"),
         (None, [datetime.fromisoformat("2024-01-15")], "2024-01-15T00:00:00.000000"),
         (

@@ -17,6 +17,7 @@ from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.types.stored import Stored
 from iscp_dagster.clickhouse.types.wire import respells, selected
+from iscp_dagster.delta.comparing import EXACT_JSON, comparable
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.reader import Selection, snapshot
 from iscp_dagster.delta.transitions import ViewRead, base
@@ -45,14 +46,6 @@ ROWS_A_SLICE = 250_000
 """Rows of an index for each Spark task that reads it."""
 MOST_SLICES = 16
 """The most tasks that read an index, as ClickHouse scans all its keys for each."""
-
-
-EXACT_JSON = {
-    "ignoreNullFields": "false",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
-"""Options of `to_json` under which different rows become different texts."""
 
 
 class MovingError(IscpError):
@@ -288,7 +281,7 @@ def _counted(held: Any, served: Any, source: SourceTable, selection: Selection) 
     tenant = column(source.tenant).cast("string") if source.tenant else F.lit(DEFAULT_TENANT)
 
     def times(frame: Any, name: str) -> Any:
-        row = F.to_json(F.struct("*"), EXACT_JSON)
+        row = F.to_json(F.struct("*"), dict(EXACT_JSON))
         told = frame.select(tenant.alias("tenant"), row.alias("row"))
         return told.groupBy("tenant", "row").agg(F.count("*").alias(name))
 
@@ -309,7 +302,4 @@ def _keys(identity: Sequence[str]) -> list[Any]:
 
 
 def _comparable(number: int, field: Any) -> Any:
-    value = column(field.name)
-    # Spark compares no maps; their text has keys and values in order.
-    compared = value.cast("string") if "map<" in field.dataType.simpleString() else value
-    return compared.alias(f"c{number}")
+    return comparable(column(field.name), field.dataType.simpleString()).alias(f"c{number}")

@@ -21,6 +21,7 @@ from iscp_dagster.delta.checks import (
     UPSERT,
     is_reserved,
 )
+from iscp_dagster.delta.comparing import comparable
 from iscp_dagster.delta.reader import Selection, feed, of_tenants, stamps, table_at
 from iscp_dagster.delta.variants import as_text, has_variant
 from iscp_dagster.model.declared.images import (
@@ -187,7 +188,7 @@ def _netted(rows: Any, read: ViewRead) -> Any:
     selection = read.selection
     others = [name for name in read.output if name not in selection.identity]
     kinds = {name: str(type_) for name, type_ in read.types.items()}
-    values = [_comparable(name, kinds[name]).alias(f"c{n}") for n, name in enumerate(others)]
+    values = [comparable(column(name), kinds[name]).alias(f"c{n}") for n, name in enumerate(others)]
     here = F.struct(F.col(VERSION).alias("v"), F.col(UPSERT).alias("up"), *values)
     window = Window.partitionBy(*columns(selection.identity)).orderBy(VERSION, UPSERT)
     rows = _folded(rows, selection)
@@ -205,6 +206,10 @@ def _netted(rows: Any, read: ViewRead) -> Any:
     paired = F.when(upsert, beside(older, F.lit(False))).otherwise(beside(newer, F.lit(True)))
     twin = beside(older, upsert) | beside(newer, upsert)
     left = known & upsert & ~paired & F.coalesce(older["up"], F.lit(False))
+    # Rows without their key are told while some are there at the end of the range: no reader takes
+    # them. Once they are gone, nothing is left to tell.
+    whole = window.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    lasting = F.last(UPSERT).over(whole) | (F.sum(F.when(upsert, 1).otherwise(-1)).over(whole) > 0)
     other = F.when(upsert, older).otherwise(newer)
     changed = [
         F.when(~value.eqNullSafe(other[f"c{n}"]), F.lit(name))
@@ -222,11 +227,10 @@ def _netted(rows: Any, read: ViewRead) -> Any:
         (upsert & ~paired & older.isNull()).alias(FRESH),
         F.when(paired, int(ChangeKind.UPDATE)).otherwise(kind).cast("tinyint").alias(CHANGE),
         F.when(paired, fields.cast(NO_FIELDS)).otherwise(F.array().cast(NO_FIELDS)).alias(FIELDS),
-        known.alias(LOWER),
+        (known | (lasting & upsert)).alias(LOWER),
     )
-    # A row without its key that is gone was never in an index.
     here = (F.col(CHANGE) != int(ChangeKind.UPDATE)) | (F.size(FIELDS) > 0) | F.col(REPEATS)
-    return rows.filter(here & (F.col(UPSERT) | F.col(LOWER)))
+    return rows.filter(here & F.col(LOWER))
 
 
 def _numbered(rows: Any, read: ViewRead, tenant: list[Any]) -> Any:
@@ -265,9 +269,4 @@ def _folded(rows: Any, selection: Selection) -> Any:
 
 
 def _values(names: Sequence[str], kinds: dict[str, str]) -> list[Any]:
-    return [_comparable(name, kinds[name]) for name in names]
-
-
-def _comparable(name: str, kind: str) -> Any:
-    """The column; for maps, which Spark does not compare, their text."""
-    return column(name).cast("string") if "map<" in kind else column(name)
+    return [comparable(column(name), kinds[name]) for name in names]

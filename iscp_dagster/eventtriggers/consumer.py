@@ -125,7 +125,8 @@ class _Consuming:
     def consume(self) -> None:
         its, retriever = self.its, self.retriever
         self._recall()
-        rows = gathered(retriever, its.source.tenant, its.rule.condition)
+        rule = its.rule
+        rows = gathered(retriever, its.source.tenant, rule.condition, rule.columns)
         outcomes = self._outcomes(rows, its.clock())
         with its.log.writing() as connection:
             left = self._left()
@@ -186,11 +187,16 @@ class _Consuming:
         return found
 
     def _evaluated(self, connection: Any, tenant: str, rows: pa.Table | None) -> Evaluated:
-        its, source = self.its, self.its.source
-        named = None if source.tenant is None else tenant
-        changes = [] if rows is None else stamped(rows, named, source.keys, its.rule.condition)
+        its = self.its
+        named = None if its.source.tenant is None else tenant
+        changes = [] if rows is None else self._stamped(rows, named)
         active = self._active(connection, tenant, changes)
         return its.rule.evaluated(changes, self.held.get(tenant), active, self._read(tenant))
+
+    def _stamped(self, rows: pa.Table, tenant: str | None) -> list[Stamped]:
+        its = self.its
+        name = f"{its.source.name}/{its.rule.trigger.name}"
+        return stamped(rows, tenant, its.source.keys, its.rule.condition, name=name)
 
     def _active(self, connection: Any, tenant: str, changes: Sequence[Stamped]) -> frozenset[str]:
         """The active rows among those that changed."""

@@ -66,6 +66,12 @@ class Rule:
         return hashlib.sha256(told.encode()).hexdigest()[:32]
 
     @property
+    def columns(self) -> frozenset[str]:
+        """The columns that its events have; none: all."""
+        asked = self.trigger.columns
+        return frozenset((*self.identity, *asked)) if asked else frozenset()
+
+    @property
     def bounds(self) -> Mapping[str, int]:
         """How many of its events may wait for each of its endpoints."""
         return {each.name: each.pending for each in self.trigger.to if isinstance(each, Endpoint)}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from iscp_dagster.clickhouse.write.fitting import refuse_nulls
 from iscp_dagster.clickhouse.write.tenantwise import named, parted
 from iscp_dagster.events.changes import (
     AFTER,
@@ -27,6 +28,7 @@ from iscp_dagster.events.changes import (
 from iscp_dagster.events.hysteresis import Condition
 from iscp_dagster.model.consumers import DataRetriever
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
+from iscp_dagster.model.errors import KeyColumnError, SchemaError
 
 OWNER = "_owner"
 """Holds the tenant as partitions name it, whatever the type of its column."""
@@ -38,15 +40,19 @@ def its_own(columns: Sequence[str]) -> list[str]:
 
 
 def gathered(
-    retriever: DataRetriever, tenant: str | None, condition: Condition
+    retriever: DataRetriever, tenant: str | None, condition: Condition, columns: Collection[str]
 ) -> Mapping[str, pa.Table]:
     """By tenant, the image rows that may fire or move the active set; reads to the end.
 
-    All of them are held in memory, since an update's images may come in different batches.
+    Of the view's columns they have those of `columns`; none named: all. All rows are held in
+    memory, since an update's images may come in different batches.
     """
     found: list[pa.Table] = []
     while (rows := retriever.marked()) is not None:
         some = rows.filter(_may_be_active(rows, condition))
+        if columns:
+            kept = SYSTEM.union(columns)
+            some = some.select([each for each in some.column_names if each in kept])
         if some.num_rows:
             found.append(some)
     if not found:
@@ -67,19 +73,60 @@ def _may_be_active(rows: pa.Table, condition: Condition) -> pa.ChunkedArray:
 
 
 def stamped(
-    rows: pa.Table, tenant: str | None, keys: Sequence[str], condition: Condition
+    rows: pa.Table, tenant: str | None, keys: Sequence[str], condition: Condition, *, name: str
 ) -> list[Stamped]:
     """One tenant's changes in order; `tenant` is None for a table without a tenant column.
 
-    Without hysteresis, only those that begin or cease to match. Raises HalfChangeError.
+    Without hysteresis, only those that begin or cease to match. Raises HalfChangeError, and
+    KeyColumnError, which says that the trigger of this `name` cannot take a row.
     """
     rows = rows if condition.unmatch else _transitions(rows)
+    for key in keys:
+        refuse_nulls(name, rows, key, keys)
+    rows = _in_utf8(rows, keys, name)
     if FIELDS not in rows.column_names:
         rows = rows.append_column(FIELDS, pa.nulls(rows.num_rows))
     if tenant is not None:
         rows = rows.append_column(OWNER, pa.repeat(pa.scalar(tenant), rows.num_rows))
     owner = None if tenant is None else OWNER
-    return in_order(changes_of(rows.to_pylist(), keys=keys, tenant=owner))
+    try:
+        listed = rows.to_pylist()
+    except UnicodeDecodeError:
+        raise SchemaError(
+            f"{name}: a text within an array, map or struct is not UTF-8, and JSON has no other "
+            "text. Correct it in the source, or leave the column out of the trigger's columns=."
+        ) from None
+    return in_order(changes_of(listed, keys=keys, tenant=owner))
+
+
+def _in_utf8(rows: pa.Table, keys: Sequence[str], name: str) -> pa.Table:
+    """The rows with U+FFFD for the bytes of a snapshot's texts that are not UTF-8.
+
+    JSON has no other text, and the change feed says the same. Raises KeyColumnError for a key.
+    """
+    for at, field in enumerate(rows.schema):
+        if not _has_bytes(rows[field.name]):
+            continue
+        if field.name in keys:
+            raise KeyColumnError(
+                f"{name}: key column {field.name!r} has a text that is not UTF-8, and an event's "
+                "key is JSON. Correct it in the source, or declare another key."
+            )
+        listed = rows[field.name].cast(pa.binary()).to_pylist()
+        texts = [each if each is None else each.decode(errors="replace") for each in listed]
+        rows = rows.set_column(at, field, pa.chunked_array([pa.array(texts, field.type)]))
+    return rows
+
+
+def _has_bytes(values: pa.ChunkedArray) -> bool:
+    """Whether one of the texts is not UTF-8."""
+    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+        return False
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        return True
+    return False
 
 
 def _transitions(rows: pa.Table) -> pa.Table:

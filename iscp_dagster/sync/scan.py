@@ -171,6 +171,8 @@ def _attempt(
         tenant_column=None if workers or len(reader.tenants) == 1 else reader.source.tenant,
         apart=None if staged or reader.source.keys else reader.source.tenant,
         stamp=(to.version, to.micros) if staged else None,
+        # What happened to a row is worth more than bytes that are no text, which U+FFFD replaces.
+        exact=None if wanted.transitions is None else reader.source.keys,
     )
     try:
         # Get the session once: each call checks whether it is still there.

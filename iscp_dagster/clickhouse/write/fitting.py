@@ -25,7 +25,7 @@ from iscp_dagster.model.errors import KeyColumnError, SchemaError
 def fitted(target: Target, chunk: pa.Table) -> pa.Table:
     """Return the chunk as `target` stores it. Raises KeyColumnError, SchemaError for misfits."""
     for column in (*target.keys, *([target.tenant] if target.tenant else [])):
-        _refuse_nulls(target, chunk, column)
+        refuse_nulls(target.name, chunk, column, target.keys)
     chunk = _without_gone_strangers(target, chunk)
     rows = _with_times(chunk.select([*target.columns, *SYSTEM_COLUMNS]))
     for column in target.columns:
@@ -114,11 +114,12 @@ def _with_times(rows: pa.Table) -> pa.Table:
     return _with_column(rows, TIMESTAMP, column)
 
 
-def _refuse_nulls(target: Target, chunk: pa.Table, column: str) -> None:
+def refuse_nulls(name: str, chunk: pa.Table, column: str, keys: Sequence[str]) -> None:
+    """Raise KeyColumnError if a row lacks its key; `name` is who cannot take it."""
     if chunk[column].null_count:
-        row = chunk.filter(pc.is_null(chunk[column])).slice(0, 1).select(list(target.keys))
+        row = chunk.filter(pc.is_null(chunk[column])).slice(0, 1).select(list(keys))
         raise KeyColumnError(
-            f"{target.name}: key column {column!r} is null in row {row_shown(row)}; "
+            f"{name}: key column {column!r} is null in row {row_shown(row)}; "
             "every row needs its key. Fill it in the source, or declare another key."
         )
 

@@ -101,6 +101,8 @@ class Writer:
     apart: str | None = None
     """The column that rows are sorted by; each chunk has one value of it, so one tenant's rows."""
     stamp: tuple[int, int] | None = None
+    exact: Sequence[str] | None = None
+    """The columns whose texts must have the source's bytes; None: all."""
     sleep: Callable[[float], None] = time.sleep
 
     def __call__(self, partition: int, batches: Iterable[pa.RecordBatch]) -> list[Receipt]:
@@ -162,7 +164,7 @@ class Writer:
         if self.stamp is not None:
             rows = stamped(rows, self.stamp)
         else:
-            refuse_replaced(rows)
+            refuse_replaced(rows if self.exact is None else rows.select(list(self.exact)))
         return combined(without_gone_nulls(rows, self.keys))
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -175,6 +175,11 @@ def test_keys_written_twice_and_keys_inserted_while_they_exist_are_marked(spark,
     assert marked == {(1, 1), (1, 2), (2, 6)}
     fresh = {(row["k"], row["v"]) for row in found if row["_fresh"]}
     assert {(2, 5), (3, 7)} <= fresh
+    assert {row["v"] for row in found if row["k"] is None} == {1, 2}
+    # Rows without a key are told only while some are there.
+    sql("DELETE FROM {t} WHERE k IS NULL")
+    found = images(spark, read, Moment(0), Moment(3)).collect()
+    assert {row["k"] for row in found} == {1, 2, 3}
     # Rows that the view does not have do not count.
     outside = replace(read, transitions=Transitions(stages=(Stage(where="v > 5"),)))
     found = images(spark, outside, Moment(0), Moment(2)).collect()
@@ -196,6 +201,12 @@ FAULTS = {
     "now() > '2020-01-01'": "calls now, whose value is not the row's",
     "current_date = DATE'2020-01-01'": "calls current_date, whose value is not the row's",
     "note > timestamp 'now'": "depends on the time it is evaluated",
+    "note > timestamp /* of */ r'now'": "depends on the time it is evaluated",
+    "`now`() > note": "calls now, whose value is not the row's",
+    "IDENTIFIER('now')() > note": "hides a name in identifier()",
+    "current_path() = note": "calls current_path, whose value is not the row's",
+    "window(note, '5 minutes').start > note": "puts rows into windows of time",
+    "*": "is not Spark SQL that can be evaluated here: [WRONG_NUM_ARGS",
     "_version > 1": "names _version, which is beside the row and not in it",
     "_timestamp > 1": "names _timestamp, which is beside the row and not in it",
     "_change = 1": "names _change, which is beside the row and not in it",
@@ -225,6 +236,8 @@ def test_expressions_that_cannot_be_used_have_one_clear_error_each(spark, table,
         check(Stage(columns=(("n", "NULL"),)))
     with pytest.raises(ConfigError, match="unmatch= of trigger 'warm' `tags` is of type map"):
         check(conditions=[Condition(name="warm", match="k > 1", unmatch="tags")])
+    within = Stage(columns=(("s", "named_struct('user', note, 'version', k)"),))
+    assert check(within, Stage(where="s.user = 'x' AND s . version > 1")) != ()
     good = "note LIKE '%select now()%' AND extract(YEAR FROM DATE'1999-01-01') > 1 -- rand()"
     assert check(Stage(where=good)) == ()
     assert "org.apache" not in "".join(capfd.readouterr())

@@ -6,6 +6,7 @@ BASE rows, which are a snapshot's. Beside the view's columns each has the column
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -17,6 +18,7 @@ CHANGE, IMAGE, FIELDS, ORDINAL = IMAGE_COLUMNS = ("_change", "_image", "_fields"
 """What happened; which side of it; the changed columns of an UPDATE; the place in its commit."""
 MATCH, UNMATCH = CONDITION_COLUMNS = ("_match", "_unmatch")
 """Whether the image meets a trigger's conditions."""
+_CAPITAL = re.compile("[A-Z]")
 BEFORE, AFTER = 0, 1
 """The values of IMAGE."""
 
@@ -59,8 +61,11 @@ class Condition:
     unmatch: str | None = None
 
     def column(self, which: str) -> str:
-        """The frame's column for MATCH or UNMATCH; several triggers share a frame."""
-        return f"{which}_{self.name}"
+        """The frame's column for MATCH or UNMATCH; several triggers share a frame.
+
+        Spark ignores the case of names, so capitals are marked; no source is expected to use `$`.
+        """
+        return f"{which}${_CAPITAL.sub(lambda found: f'${found[0].lower()}', self.name)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,11 @@ from iscp_dagster.model.specs import check_priority
 
 FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
 """What Delta's change feed has beside the table's columns."""
-TAKEN = frozenset((*SYSTEM_COLUMNS, *IMAGE_COLUMNS, *CONDITION_COLUMNS, *FEED_COLUMNS))
+MARKS = ("_repeats", "_fresh")
+"""What a reader of changes has beside them."""
+OF_READERS = "_iscp_"
+"""How other columns of readers begin."""
+TAKEN = frozenset((*SYSTEM_COLUMNS, *IMAGE_COLUMNS, *CONDITION_COLUMNS, *FEED_COLUMNS, *MARKS))
 """Names that no column of a view can have, in lower case."""
 
 Definition = list[dict[str, Any]]
@@ -118,7 +122,7 @@ def check_calculated(where: str, columns: Mapping[str, str], available: Sequence
     held = {column.casefold(): column for column in available}
     for name in columns:
         folded = name.casefold()
-        if folded in TAKEN:
+        if folded in TAKEN or folded.startswith(OF_READERS):
             said = f"{folded!r}, a column that every change has"
         elif folded in held:
             said = f"{held[folded]!r}, a column of what it is of"

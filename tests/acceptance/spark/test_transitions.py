@@ -134,9 +134,9 @@ def test_images_say_which_conditions_they_meet(spark, table):
         amount = each["amount"]
         hot = amount is not None and amount > 140
         cold = (amount is not None and amount < 60) or len(each["tags"]) > 1
-        assert each["_match_hot"] is hot
-        assert each["_unmatch_hot"] is (amount is not None and amount < 120)
-        assert (each["_match_cold"], each["_unmatch_cold"]) == (cold, not cold)
+        assert each["_match$hot"] is hot
+        assert each["_unmatch$hot"] is (amount is not None and amount < 120)
+        assert (each["_match$cold"], each["_unmatch$cold"]) == (cold, not cold)
         met.add((amount is None, hot, cold))
     assert met >= {(True, False, False), (False, True, False), (False, False, True)}
 

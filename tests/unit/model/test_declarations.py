@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from iscp_dagster import Changes, Endpoint, Mirror, SourceTable, Trigger, View
+from iscp_dagster.delta.checks import RESERVED
 from iscp_dagster.model.declared.attach import Declared, UnfitError, attached, endpoints_of
 from iscp_dagster.model.declared.lineage import in_order, parents
 from iscp_dagster.model.declared.tables import check_declared_once
@@ -148,13 +149,14 @@ def test_a_view_that_means_nothing_is_refused_with_one_error(wrong, said):
         replace(BIG, **wrong)
 
 
-@pytest.mark.parametrize("name", sorted(TAKEN))
+@pytest.mark.parametrize("name", [*sorted(TAKEN), "_iscp_upsert"])
 def test_a_calculated_column_hides_no_column_that_every_change_has(name):
     for spelt in (name, name.upper()):
         said = f"View 'big': the calculated column {spelt!r} would hide {name!r}, a column that "
         with pytest.raises(ConfigError, match=said):
             replace(BIG, columns={spelt: "1"})
     assert {"_version", "_timestamp", "_deleted", "_change", "_image", "_commit_version"} <= TAKEN
+    assert {*TAKEN, *(each for each in RESERVED if each.startswith("_iscp_"))} >= RESERVED
 
 
 def test_a_table_without_a_key_has_no_changes():

@@ -42,6 +42,11 @@ def test_triggers_on_one_view_share_its_reading():
     assert view.with_conditions([hot, cold]) == view.with_conditions([cold, hot])
     assert view.with_conditions([hot]).view == view
     assert len({each.column(which) for each in (hot, cold) for which in ("_match", "_un")}) == 4
+    names = ("Alert", "alert", "ALERT", "a_lert", "AlerT")
+    made = {Condition(name=name, match="a > 1").column("_match").lower() for name in names}
+    # Spark ignores the case of names, and a source may have a column `_match_alert`.
+    assert len(made) == len(names)
+    assert "_match_alert" not in made
 
 
 def test_a_changes_index_says_its_view_in_its_definition_and_refuses_what_would_lose_changes():

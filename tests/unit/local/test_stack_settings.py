@@ -188,6 +188,7 @@ def test_where_declared_tables_lie_is_asked_where_a_store_may_be_meant(
 def test_a_port_that_is_lost_while_jars_are_fetched_gives_way(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
     monkeypatch.setenv("ISCP_SPARK_PORT", str(free_port()))
+    monkeypatch.setenv("ISCP_GRAPHQL_PORT", str(free_port()))
     got: list[StackSettings] = []
     monkeypatch.setattr(control, "_foreground", lambda settings: got.append(settings) or 0)
     with ExitStack() as others:
@@ -201,11 +202,13 @@ def test_a_port_that_is_lost_while_jars_are_fetched_gives_way(tmp_path, monkeypa
     before, after = got
     assert before.clickhouse_port != after.clickhouse_port
     assert (before.spark_port, before.dagster_port) == (after.spark_port, after.dagster_port)
+    assert before.graphql_port == after.graphql_port
     asked = plan.options(after)
     assert "--clickhouse-port" not in asked
-    assert asked[-4:] == [
+    assert asked[-6:] == [
         *("--spark-port", str(after.spark_port)),
         *("--dagster-port", str(after.dagster_port)),
+        *("--graphql-port", str(after.graphql_port)),
     ]
     now = StackState(
         condition=Condition.READY,

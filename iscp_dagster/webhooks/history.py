@@ -23,6 +23,8 @@ from iscp_dagster.webhooks.tables import (
     State,
 )
 
+_MOST_NANOS = 2**63 - 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
@@ -61,7 +63,9 @@ def conditions(chosen: Chosen) -> list[sa.ColumnElement[bool]]:
         "event_id": OUTBOX.event_id,
     }
     named = {column: getattr(chosen, name) for name, column in columns.items()}
-    where: list[Any] = [column == value for column, value in named.items() if value is not None]
+    where: list[Any] = [
+        column == _encodable(value) for column, value in named.items() if value is not None
+    ]
     if chosen.state is not None:
         where.append(_in_state(chosen.state))
     if chosen.source_from is not None:
@@ -152,7 +156,13 @@ def _in_state(state: str) -> sa.ColumnElement[bool]:
 
 
 def _nanos(at: datetime) -> int:
-    return SourceTimestamp.of(at, version=0).nanos
+    # Years before 1678 and after 2261 are beyond what the column holds, and so is no event.
+    return min(max(SourceTimestamp.of(at, version=0).nanos, -_MOST_NANOS), _MOST_NANOS)
+
+
+def _encodable(text: str) -> str:
+    """The text as a database takes it; an argument of bytes that are no UTF-8 finds nothing."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _attempt(row: sa.Row[Any]) -> Attempt:

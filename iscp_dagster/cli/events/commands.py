@@ -115,7 +115,8 @@ def replay(
     if as_json:
         write({"trigger": trigger, "events": sent})
     else:
-        line(f"{sent:,} events of {trigger} are sent again.")
+        many = f"{sent:,} events of {trigger} are"
+        line(f"{f'1 event of {trigger} is' if sent == 1 else many} sent again.")
 
 
 def _opened() -> Deliveries:

@@ -83,11 +83,13 @@ def ping(name: EndpointName, *, as_json: AsJson = False) -> None:
     wanted = deliveries.endpoint(name)
     answer = asyncio.run(service.ping(wanted, deliveries.environ))
     if as_json:
-        said = {"endpoint": name, "status": answer.status, "answer": answer.text}
-        write(said | {"accepted": answer.accepted})
+        found = {"endpoint": name, "status": answer.status, "answer": answer.text}
+        write(found | {"accepted": answer.accepted})
     else:
         how = "no answer" if answer.status is None else f"answered {answer.status}"
-        line(f"{name}: {how}{f': {answer.text}' if answer.text else ''}")
+        # A receiver's answer must not look like another line of ours.
+        said = " ".join(answer.text.split())
+        line(f"{name}: {how}{f': {said}' if said else ''}")
     raise typer.Exit(0 if answer.accepted else 1)
 
 

@@ -38,4 +38,4 @@ Until = Annotated[
     str | None,
     typer.Option("--to", help=f"Changes committed before: {TIME}", show_default=False),
 ]
-Limit = Annotated[int, typer.Option(min=1, help="The most events to list.")]
+Limit = Annotated[int, typer.Option(min=1, max=1_000_000, help="The most events to list.")]

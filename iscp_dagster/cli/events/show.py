@@ -71,7 +71,7 @@ def endpoints(found: Sequence[Standing]) -> None:
     _print(table)
     for each in found:
         if each.state.reason:
-            line(f"{each.state.name} is {each.state.state}: {each.state.reason}")
+            line(f"{each.state.name} is {each.state.state}: {' '.join(each.state.reason.split())}")
         if not each.declared:
             line(f"{each.state.name} is no longer declared")
     if not found:

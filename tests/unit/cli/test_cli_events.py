@@ -207,6 +207,23 @@ def test_an_event_is_shown_with_its_body_and_each_answer(iscp, outbox, watch):
     assert whole["deliveries"][0]["source_timestamp"] == event(1).source_timestamp.text
 
 
+@pytest.mark.parametrize("year", ["0001-01-01", "1969-12-31", "9999-12-31"])
+def test_events_are_chosen_by_any_time(iscp, outbox, year):
+    put(outbox, event(1))
+    assert ids(iscp, "--from", year) == ([] if year.startswith("9") else ["alarm-1"])
+    assert ids(iscp, "--to", year) == (["alarm-1"] if year.startswith("9") else [])
+    assert iscp("events", "list", "--limit", 10**30)[0] == 2
+
+
+def test_an_argument_that_is_no_utf_8_finds_nothing(iscp, outbox):
+    put(outbox, event(1))
+    assert ids(iscp, "--tenant", "\udcff") == []
+    for verb in ("show", "resend"):
+        code, said = iscp("events", verb, "\udcff")
+        assert (code, len(said.splitlines())) == (1, 1)
+        assert "There is no event" in said
+
+
 @pytest.mark.parametrize("verb", ["show", "resend"])
 def test_an_unknown_event_is_one_message(iscp, verb):
     code, said = iscp("events", verb, "nothing")
@@ -229,10 +246,12 @@ def test_a_dead_letter_is_sent_again_under_its_id(iscp, outbox):
 def test_a_replay_of_a_time_range_has_the_same_ids(iscp, outbox):
     put(outbox, *map(event, range(1, 5)), event(9, trigger="other"))
     attempt(outbox, 204, DELIVERED)
-    since, to = ((NOON + timedelta(seconds=n)).isoformat() for n in (2, 4))
+    since, since_too, to = ((NOON + timedelta(seconds=n)).isoformat() for n in (2, 3, 4))
     said = printed(iscp, "events", "replay", "alarm", "--from", since, "--to", to)
     assert said == "2 events of alarm are sent again.\n"
     assert ids(iscp, "--state", "pending") == ["alarm-3", "alarm-2"]
+    told = printed(iscp, "events", "replay", "alarm", "--from", since, "--to", since_too)
+    assert told == "1 event of alarm is sent again.\n"
     told = found(iscp, "events", "replay", "alarm", "--from", since)
     assert told == {"trigger": "alarm", "events": 3}
     assert iscp("events", "replay", "alarm")[0] == 2
@@ -305,6 +324,17 @@ def test_a_ping_shows_the_answer_and_fails_unless_it_is_accepted(iscp, receiver,
     told = {"endpoint": "spare", "status": 401, "answer": "", "accepted": False}
     assert (code, json.loads(said)) == (1, told)
     assert outbox.listed() == []
+
+
+def test_no_text_of_others_looks_like_a_line_of_its_own(iscp, outbox, monkeypatch):
+    async def answered(*_):
+        return Answer(status=500, text="no\nalerts: answered 204")
+
+    monkeypatch.setattr("iscp_dagster.webhooks.service.ping", answered)
+    said = iscp("endpoint", "ping", "alerts")
+    assert said == (1, "alerts: answered 500: no alerts: answered 204\n")
+    outbox.pause("alerts", "a deploy\nspare is active")
+    assert "alerts is paused: a deploy spare is active\n" in printed(iscp, "endpoint", "list")
 
 
 def test_without_a_log_the_commands_say_what_to_set(monkeypatch, capsys, tmp_path):

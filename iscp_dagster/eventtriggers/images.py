@@ -26,6 +26,7 @@ from iscp_dagster.events.changes import (
     in_order,
 )
 from iscp_dagster.events.hysteresis import Condition
+from iscp_dagster.eventtriggers.still import moving
 from iscp_dagster.model.consumers import DataRetriever
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
@@ -49,7 +50,7 @@ def gathered(
     """
     found: list[pa.Table] = []
     while (rows := retriever.marked()) is not None:
-        some = rows.filter(_may_be_active(rows, condition))
+        some = moving(rows.filter(_may_be_active(rows, condition)), tenant, condition)
         if columns:
             kept = SYSTEM.union(columns)
             some = some.select([each for each in some.column_names if each in kept])

@@ -1,0 +1,57 @@
+"""What a trigger need not hold: updates that leave a row where it was."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from imagerows import GONE, SCHEMA, Trades
+
+from iscp_dagster.events.hysteresis import Condition
+from iscp_dagster.eventtriggers.still import moving
+
+HYSTERESIS = Condition(unmatch=True)
+
+
+def amounts(before, after, **more):
+    """Return the images that are kept of one update between these amounts."""
+    hysteresis = more.pop("hysteresis", True)
+    trades = Trades([{("acme", 1): before}, {("acme", 1): after}], hysteresis=hysteresis)
+    rows = pa.Table.from_pylist(trades.tail(0, 1), SCHEMA)
+    return moving(rows, "desk", Condition(unmatch=hysteresis))["amount"].to_pylist()
+
+
+@pytest.mark.parametrize(("before", "after"), [(600, 700), (450, None), (100, 200)])
+def test_an_update_between_images_alike_is_dropped(before, after):
+    assert amounts(before, after) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(600, 450), (450, 600), (450, 100), (100, 450), (600, 100), (100, 600)]
+)
+def test_one_that_may_move_its_row_is_kept(before, after):
+    assert amounts(before, after) == [before, after]
+
+
+def test_without_hysteresis_only_match_counts():
+    assert amounts(450, 100, hysteresis=False) == []
+    assert amounts(600, 100, hysteresis=False) == [600, 100]
+
+
+@given(st.lists(st.sampled_from([100, 450, 600, GONE]), min_size=2, max_size=8), st.integers(0, 99))
+def test_images_of_different_changes_are_no_pair(amounts, cut):
+    """Whatever is cut off or missing, no half of an update and no other row is dropped."""
+    commits = [{(desk, 1): each for desk in ("acme", "globex")} for each in amounts]
+    rows = Trades(commits).tail(0, len(commits) - 1)
+    some = rows[:cut] + rows[cut + 1 :]
+    kept = moving(pa.Table.from_pylist(some, SCHEMA), "desk", HYSTERESIS).to_pylist()
+
+    def place(row):
+        return row["desk"], row["_version"], row["_ordinal"], row["_change"]
+
+    dropped = [row for row in some if row not in kept]
+    assert [row for row in some if row in kept] == kept
+    assert {row["_change"] for row in dropped} <= {2}
+    for row in dropped:
+        assert sum(place(each) == place(row) for each in dropped) == 2

@@ -12,7 +12,7 @@ from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.tables.ddl import table_name
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.clickhouse.types.typetext import ChType, parsed
 from iscp_dagster.events.changes import Change, Operation, Stamped
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.serve.columns import BINARY, Column, column
@@ -26,6 +26,8 @@ BEGIN = int(Operation.BEGIN)
 _TOO_LARGE = {158, 307, 396}
 """ClickHouse's codes for answers beyond the limits."""
 Result = TypeVar("Result")
+_UTC = "UTC"
+_FLOATS = frozenset({"Float32", "Float64", "BFloat16"})
 MOST_GROUPS = 50
 """Groups of tenants at the same place, in one query."""
 _SYSTEM = {
@@ -211,20 +213,35 @@ class Images:
 
     @property
     def _key(self) -> str:
-        """The key as texts in JSON; what may be bytes is in base64."""
-        texts = [f"toString({ident(name)})" for name in self._identity]
-        held = [
-            f"base64Encode({text_})" if self._keeps_bytes(name) else text_
-            for name, text_ in zip(self._identity, texts, strict=True)
-        ]
-        return f"array({', '.join(held)})"
+        """The key as texts in JSON, each of which tells values apart: see `_key_column`."""
+        return f"array({', '.join(self._key_column(name) for name in self._identity)})"
 
-    def _read_key(self, name: str, value: str) -> str:
-        bytes_ = f"base64Decode({value})" if self._keeps_bytes(name) else value
-        return f"CAST({bytes_}, {text(self.types[name])})"
+    def _key_column(self, name: str) -> str:
+        """One column as a text; what may be bytes is in base64, and times are in UTC."""
+        quoted, type_ = ident(name), parsed(self.types[name])
+        if type_.name in BINARY:
+            return f"base64Encode(toString({quoted}))"
+        return f"toString({f'toTimeZone({quoted}, {text(_UTC)})' if _is_time(type_) else quoted})"
 
-    def _keeps_bytes(self, name: str) -> bool:
-        return parsed(self.types[name]).name in BINARY
+    def _key_value(self, name: str, value: str) -> str:
+        """What `_key_column` made a text of."""
+        type_ = parsed(self.types[name])
+        if type_.name in BINARY:
+            value = f"base64Decode({value})"
+        kept = f"{type_.name}({', '.join([*map(str, type_.numbers), text(_UTC)])})"
+        return f"CAST({value}, {text(kept if _is_time(type_) else str(type_))})"
+
+    def _compared_sides(self, name: str, value: str) -> list[tuple[str, str]]:
+        """What is compared, one after the other, to have the column's order; NaN comes last."""
+        sides = ident(name), self._key_value(name, value)
+        if parsed(self.types[name]).name not in _FLOATS:
+            return [sides]
+        doubles = [f"toFloat64({each})" for each in sides]
+        nans, others = (
+            [how.format(each) for each in doubles]
+            for how in ("isNaN({0})", "if(isNaN({0}), 0, {0})")
+        )
+        return [(nans[0], nans[1]), (others[0], others[1])]
 
     @property
     def _all(self) -> list[Column]:
@@ -250,8 +267,9 @@ class Images:
     def _compared(self, operator: str, row: tuple[str, ...], bound: Parameters) -> str:
         """Compare keys in their order; ClickHouse does not look up tuples in its primary index."""
         held = [
-            (ident(name), self._read_key(name, bound.bind("String", value)))
+            sides
             for name, value in zip(self._identity, row, strict=True)
+            for sides in self._compared_sides(name, bound.bind("String", value))
         ]
         parts = []
         for place, (name, value) in enumerate(held):
@@ -353,6 +371,10 @@ def _between(after: Position, upto: Position) -> str:
 
 def _upto(position: Position) -> str:
     return f"(`_version`, `_ordinal`) <= ({position.version:d}, {position.ordinal:d})"
+
+
+def _is_time(type_: ChType) -> bool:
+    return type_.name in {"DateTime", "DateTime64"}
 
 
 def _array(values: Sequence[str] | Sequence[int]) -> Any:

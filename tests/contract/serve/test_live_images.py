@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
-
 import pytest
 from history import FakeIndex
 from imagetable import ImageTable
@@ -121,40 +119,64 @@ def test_thousands_of_tenants_may_each_be_elsewhere(both):
     assert {each["tenant"] for each in rows[0]} == set(TENANTS)
 
 
-def test_keys_that_are_bytes_are_paged_and_texts_that_are_no_utf8_are_mended(clickhouse_url):
+HOUR = 1_729_989_000
+"""Seconds at 00:30 UTC, as the summer of 2024 ended in Berlin: 02:30 there, and then again."""
+
+
+@pytest.mark.parametrize(
+    ("type_", "keys", "shown"),
+    [
+        (
+            "String",
+            ["unhex('00')", "unhex('80')", "unhex('fe')", "unhex('ff')", "unhex('ffff')"],
+            ["AA==", "gA==", "/g==", "/w==", "//8="],
+        ),
+        ("Float64", ["-inf", "0.5", "inf", "nan"], ["-Infinity", 0.5, "Infinity", "NaN"]),
+        ("BFloat16", ["-1", "0.5", "nan"], [-1, 0.5, "NaN"]),
+        (
+            "DateTime('Europe/Berlin')",
+            [f"toDateTime({HOUR + each})" for each in (0, 3600)],
+            ["2024-10-27T00:30:00Z", "2024-10-27T01:30:00Z"],
+        ),
+        (
+            "DateTime64(3, 'Europe/Berlin')",
+            [f"fromUnixTimestamp64Milli({HOUR + each}001)" for each in (0, 3600)],
+            ["2024-10-27T00:30:00.001Z", "2024-10-27T01:30:00.001Z"],
+        ),
+    ],
+)
+def test_no_key_is_lost_between_two_pages(clickhouse_url, type_, keys, shown):
     endpoint = Endpoint.parse(clickhouse_url)
-    client = endpoint.client()
-    client.command("CREATE DATABASE IF NOT EXISTS live_bytes")
-    client.command(
-        "CREATE TABLE live_bytes.`t__rows` (tenant String, k String, said String, _change Int8, "
-        "_image Int8, _fields Array(String), _ordinal Int64, _version Int64, "
-        "_timestamp DateTime64(6, 'UTC'), _deleted UInt8) ENGINE = MergeTree ORDER BY (tenant, k)"
+    endpoint.client().command("CREATE DATABASE IF NOT EXISTS live_keys")
+    endpoint.client().command(
+        f"CREATE OR REPLACE TABLE live_keys.t__rows (tenant String, k {type_}, said String, "
+        "_change Int8, _image Int8, _fields Array(String), _ordinal Int64, _version Int64, "
+        "_timestamp DateTime64(6, 'UTC')) ENGINE = MergeTree ORDER BY (tenant, k)"
     )
-    keys = [b"\x00", b"\x80", b"\xfe", b"\xff", b"\xff\xff"]
-    values = ", ".join(
-        f"('acme', unhex('{key.hex()}'), unhex('61ff62'), 0, 1, [], 0, 3, 3, 0)" for key in keys
-    )
-    client.command(f"INSERT INTO live_bytes.`t__rows` VALUES {values}")
-    columns = [
-        column("tenant", parsed("String")),
-        column("k", parsed("String"), binary=True),
-        column("said", parsed("String")),
-    ]
+    rows = ", ".join(f"('acme', {key}, unhex('61ff62'), 0, 1, [], 0, 3, 3)" for key in keys)
+    endpoint.client().command(f"INSERT INTO live_keys.t__rows VALUES {rows}")
     images = Images(
         endpoint=endpoint,
-        database="live_bytes",
+        database="live_keys",
         view="t",
-        columns=columns,
+        columns=[
+            column("k", parsed(type_), binary=type_ == "String"),
+            column("said", parsed("String")),
+        ],
         keys=["k"],
-        types={"tenant": "String", "k": "String"},
+        types={"tenant": "String", "k": type_},
         tenant="tenant",
     )
     found, row = [], ()
-    while row is not None:
-        page = images.standing({"acme": Position.after(3)}, row, 1)
+    for _ in range(len(keys) + 2):
+        page = images.standing({"acme": Position.after(3)}, row or (), 1)
         found += [stamped[0].after for _, stamped in page.rows]
         row = page.upto
-    assert [b64decode(each["k"]) for each in found] == keys
+        if row is None:
+            break
+    assert row is None
+    assert [each["k"] for each in found] == shown
+    # Bytes that are no UTF-8 would spoil a whole answer.
     assert {each["said"] for each in found} == {"a\ufffdb"}
 
 

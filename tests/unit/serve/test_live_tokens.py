@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from history import until
 
@@ -58,6 +59,27 @@ def test_clients_that_do_not_read_do_not_put_off_the_end_of_others():
         await until(lambda: all(each.websocket.closed == told for each in ending))
         assert staying.websocket.closed == []
         assert sorted(tokens.asked) == ["new", "old"]
+
+    asyncio.run(scenario())
+
+
+def test_readings_that_take_long_do_not_put_off_who_connects():
+    async def scenario():
+        go, loop = threading.Event(), asyncio.get_running_loop()
+        with ThreadPoolExecutor(1) as few:
+            loop.set_default_executor(few)
+            reading = loop.run_in_executor(None, go.wait, 20)
+            connection = Connection(
+                sockets=Sockets(schemas=None, access=Tokens()), websocket=Deaf()
+            )
+            connection.websocket.headers = {}
+            try:
+                connecting = asyncio.create_task(connection._admit({"token": "one"}))
+                await until(lambda: connection.viewer == ACME)
+            finally:
+                go.set()
+                connecting.cancel()
+                await asyncio.gather(reading, connecting, return_exceptions=True)
 
     asyncio.run(scenario())
 

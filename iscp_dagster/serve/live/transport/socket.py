@@ -13,6 +13,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,6 +47,8 @@ from iscp_dagster.serve.live.transport.protocol import (
 from iscp_dagster.serve.reads.caps import Asking, Caps
 
 LOGGER = logging.getLogger(__name__)
+_THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="iscp-tokens")
+"""Those of tokens alone: readings that take long must not hold up who connects."""
 Errors = Sequence[Mapping[str, Any]]
 
 
@@ -137,10 +140,15 @@ class Sockets:
             if connection.viewer is not None and seen and connection.viewer not in seen:
                 connection.refuse("The token was withdrawn")
 
+    async def viewer(self, token: str | None) -> Viewer:
+        """Who has the token. Raises what the access raises."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_THREADS, self.access.viewer, token)
+
     async def _known(self, token: str | None) -> Sequence[Viewer | None]:
         """Who has the token now, or None; empty if that cannot be told now."""
         try:
-            return [await asyncio.to_thread(self.access.viewer, token)]
+            return [await self.viewer(token)]
         except UnauthenticatedError:
             return [None]
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything
@@ -236,7 +244,7 @@ class Connection:
     async def _admit(self, payload: Mapping[str, Any]) -> None:
         self.token = token_of(payload, self.websocket.headers.get("authorization"))
         try:
-            self.viewer = await asyncio.to_thread(self.sockets.access.viewer, self.token)
+            self.viewer = await self.sockets.viewer(self.token)
         except UnauthenticatedError:
             await self.do(self.conversation.refused())
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything

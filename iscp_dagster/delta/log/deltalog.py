@@ -189,9 +189,13 @@ class DeltaLog:
         return next((version for version, _ in changes.get(tenant, ()) if version > after), None)
 
     def first_metadata(self, after: int, upto: int) -> int | None:
-        """The first version in (after, upto] that restates schema or properties, or is not held."""
+        """The first version in (after, upto] that restates schema or properties, or is not held.
+
+        One that only turns on in-commit timestamps is none: it reads no row differently, and what
+        needs them can begin there.
+        """
         for version, commit in enumerate(self.commits(after, upto), start=after + 1):
-            if commit is None or commit.metadata is not None:
+            if commit is None or (commit.metadata and not self._only_times(version)):
                 return version
         return None
 
@@ -355,6 +359,18 @@ class DeltaLog:
             if commit is None or commit.metadata or commit.reader_features is not None:
                 return None
         return replace(self._facts[later], version=version)
+
+    def _only_times(self, version: int) -> bool:
+        """Whether the table as of `version` differs from that before in commit times alone."""
+        try:
+            before, now = self.facts(version - 1), self.facts(version)
+        except SourceError:
+            return False
+        return (before.fields, before.reader_features, before.metadata.but_times) == (
+            now.fields,
+            now.reader_features,
+            now.metadata.but_times,
+        )
 
     def _stands(self, mark: LogMark, within: float = STANDS_SECONDS) -> bool:
         """Whether the mark's commit is the same file, or was less than `within` seconds ago."""

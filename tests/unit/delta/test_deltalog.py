@@ -567,6 +567,17 @@ class TestFeed:
             ReadKind.TAIL,
         ]
 
+    def test_in_commit_timestamps_that_are_turned_on_restate_nothing(self, table):
+        on = {"delta.enableInCommitTimestamps": "true"}
+        since = {"delta.inCommitTimestampEnablementVersion": "1"}
+        name = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
+        table.commit(table.metadata(properties=FEED | on | since)).commit()
+        assert table.log().first_metadata(0, 2) is None
+        table.commit(table.metadata([TENANT, KEY, name], properties=FEED | on | since))
+        assert table.log().first_metadata(0, 3) == 3
+        table.commit(table.metadata([TENANT, KEY, name], properties=on | since))
+        assert table.log().first_metadata(3, 4) == 4
+
     def test_a_dropped_column_breaks_a_range_but_at_its_start(self, table):
         table.commit().commit(table.metadata([TENANT])).commit()
         assert self.gone(table, 0, 3) == "column 'k' was dropped at version 2"

@@ -95,6 +95,23 @@ def test_only_the_tenants_of_the_new_commits_iterate_and_the_others_move_in_memo
     assert runner.look(look.cursor).dispatches == []
 
 
+def test_a_new_job_begins_where_in_commit_timestamps_were_turned_on(deployment, source):
+    """An idle tenant's others were built before; as of then, changes cannot be told apart."""
+    commit(source, "eu")
+    (mirror, _) = source.indexes
+    carry_out(deployment, Runner(deployment, [replace(source, indexes=(mirror,))]).look(None))
+    log = Path(source.path, "_delta_log")
+    actions = map(json.loads, (log / f"{0:020d}.json").read_text().splitlines())
+    (stated,) = (each for each in actions if "metaData" in each)
+    stated["metaData"]["configuration"] |= {
+        "delta.enableInCommitTimestamps": "true",
+        "delta.inCommitTimestampEnablementVersion": "1",
+    }
+    info = {"commitInfo": {"inCommitTimestamp": 4_000_000_000_000, "timestamp": 0}}
+    (log / f"{1:020d}.json").write_text("\n".join(map(json.dumps, (info, stated))))
+    assert due(Runner(deployment, [source]).look(None)) == [("eu", ["vector"], -1, 1)]
+
+
 def test_a_job_that_is_taken_after_it_was_planned_is_left_out_and_the_others_are_queued(
     deployment, source
 ):

@@ -37,9 +37,11 @@ from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS, DAGSTE
 from iscp_dagster.planning.problems import problem_of
 from iscp_dagster.upkeep.outbox import outbox_of
 from iscp_dagster.upkeep.position import Position, positions
+from iscp_dagster.webhooks.recording import EndpointState
 
 _DAGSTER_SECONDS = 20.0
 _SHOWN = 3
+_SENDERS = "for the stack's sender, see `iscp logs graphql`; start your own (`iscp send`)"
 _DAGSTER = f"""{{ instance {{ daemonHealth {{ allDaemonStatuses {{ daemonType required
       lastHeartbeatTime }} }} }}
   workspaceOrError {{ ... on PythonError {{ message }} ... on Workspace {{ locationEntries {{ name
@@ -196,15 +198,33 @@ def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
             yield Finding(what=what, problem=_line(problem_of(source, error).message), code=code)
         else:
             yield _behind(what, found, limit, now)
-    yield from endpoints(deployed)
+    yield from endpoints(deployed, limit)
 
 
-def endpoints(deployed: Jobs) -> Iterator[Finding]:
-    """The endpoints of webhooks that were served, and why nothing is sent to one."""
+def endpoints(deployed: Jobs, limit: float) -> Iterator[Finding]:
+    """The endpoints of webhooks, and why nothing is sent to one, or nothing was accepted by it for
+    `limit` seconds.
+    """
     outbox = outbox_of(deployed.deployment)
-    for name, each in (outbox.endpoints() if outbox else {}).items():
-        problem = "" if each.active else f"is {each.state}: {_line(each.reason)}"
-        yield _checked(f"endpoint {name}", problem, f"`iscp endpoint resume {name}`")
+    if outbox is None:
+        return
+    states, now = outbox.endpoints(), deployed.deployment.clock()
+    triggers = [each for source in deployed.sources for each in source.triggers]
+    names = sorted({*states, *(name for each in triggers for name in each.endpoints)})
+    served, waiting = outbox.served(names), outbox.waiting(names)
+    for name in names:
+        what, state = f"endpoint {name}", states.get(name, EndpointState(name=name))
+        since = state.health.failing_since
+        if not state.active:
+            problem = f"is {state.state}: {_line(state.reason)}"
+            yield _checked(what, problem, f"`iscp endpoint resume {name}`")
+        elif name not in served and name in waiting:
+            yield _checked(what, "no sender serves it, and events wait for it", _SENDERS)
+        elif name in waiting and since and (now - since).total_seconds() > limit:
+            problem = f"has accepted nothing since {since:%Y-%m-%d %H:%M:%S} UTC"
+            yield _checked(what, problem, f"`iscp events list --endpoint {name} --state pending`")
+        else:
+            yield Finding(what=what, note="" if name in served else "no sender serves it")
 
 
 def _missing(deployed: Jobs, source: SourceTable, what: str, error: NoTableError) -> Finding:

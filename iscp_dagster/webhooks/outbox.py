@@ -139,6 +139,17 @@ class Outbox:
         with self.writing() as connection:
             return recording.change(connection, endpoint, ACTIVE, "", self.clock())
 
+    def served(self, endpoints: Collection[str]) -> frozenset[str]:
+        """The endpoints that a sender serves at present."""
+        with self.reading() as connection:
+            over = leases.lapsed(connection, [_lease(each) for each in endpoints], leases.NOW)
+        return frozenset(each for each in endpoints if not over.get(_lease(each), True))
+
+    def waiting(self, endpoints: Collection[str]) -> frozenset[str]:
+        """The endpoints for which events wait; quick, however many there are."""
+        with self.reading() as connection:
+            return frozenset(each for each in endpoints if claims.due(connection, each))
+
     # What a sender does.
 
     def hold(self, endpoints: Collection[str], owner: str, seconds: float) -> frozenset[str]:

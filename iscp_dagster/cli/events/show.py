@@ -122,8 +122,10 @@ def _facts(facts: dict[str, str]) -> None:
 
 def _table(*names: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    lines = max(name.count("\n") for name in names)
     for name in names:
-        table.add_column(name, overflow="fold")
+        # Heads stand at the bottom of theirs, and values at the top of their cells.
+        table.add_column(name + "\n" * (lines - name.count("\n")), overflow="fold")
     return table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from iscp_dagster.cli.checkup import endpoints
 from iscp_dagster.demo.receiver import Receiver
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.variables import HOME, LOG_URL
-from iscp_dagster.webhooks.answers import Answer, Outcome, Verdict
+from iscp_dagster.webhooks.answers import Answer, Health, Outcome, Verdict
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.recording import Result
 
@@ -139,8 +140,8 @@ def test_events_are_listed_with_their_attempts_and_next_try(iscp, outbox):
     put(outbox, event(1))
     attempt(outbox, 503, again(outbox, 300))
     said = printed(iscp, "events", "list").splitlines()
-    assert said[0].split() == ["event", "state", "recorded"]
-    assert said[1].split()[-5:] == ["type", "endpoint", "attempts", "next", "try"]
+    assert said[0].split() == ["event", "type", "endpoint", "state", "recorded"]
+    assert said[1].split() == ["trigger,", "key", "attempts", "next", "try"]
     assert said[2].split() == ["alarm-1", "MATCH", "alerts", "pending", "06-18", "12:00:01"]
     assert said[3].split() == ["alarm", "acme/1", "1", "06-18", "12:21:40"]
     assert said[-1] == "1 event"
@@ -289,17 +290,55 @@ def test_an_endpoint_is_paused_and_resumed(iscp, outbox):
     assert "paused by " in found(iscp, "endpoint", "pause", "spare")["reason"]
 
 
+def health(outbox, *used):
+    triggers = [SimpleNamespace(endpoints=used)]
+    deployed = SimpleNamespace(
+        deployment=SimpleNamespace(log=SqlLog(outbox.engine), clock=outbox.clock),
+        sources=[SimpleNamespace(triggers=triggers)],
+    )
+    return "\n".join(map(str, endpoints(deployed, 600.0))).splitlines()
+
+
 def test_health_names_the_endpoints_to_which_nothing_is_sent(outbox):
     outbox.hold(["alerts", "spare"], "sender", 60)
     outbox.pause("spare", "20 attempts in a row were refused")
-    deployed = SimpleNamespace(
-        deployment=SimpleNamespace(log=SqlLog(outbox.engine), clock=outbox.clock)
-    )
-    told = "\n".join(map(str, endpoints(deployed))).splitlines()
-    assert told == [
+    assert health(outbox) == [
         "endpoint alerts: ok",
         "endpoint spare: is paused: 20 attempts in a row were refused",
         "  next: `iscp endpoint resume spare`",
+    ]
+
+
+def test_health_names_the_endpoints_that_no_sender_serves(outbox):
+    outbox.hold(["spare"], "sender", 60)
+    assert health(outbox, "alerts") == [
+        "endpoint alerts: no sender serves it",
+        "endpoint spare: ok",
+    ]
+    put(outbox, event(1))
+    assert health(outbox, "alerts")[:2] == [
+        "endpoint alerts: no sender serves it, and events wait for it",
+        "  next: for the stack's sender, see `iscp logs graphql`; start your own (`iscp send`)",
+    ]
+    outbox.hold(["alerts"], "sender", 60)
+    assert health(outbox, "alerts") == ["endpoint alerts: ok", "endpoint spare: ok"]
+
+
+def test_health_names_an_endpoint_that_has_been_failing_for_long(outbox, watch):
+    outbox.hold(["alerts"], "sender", 60)
+    failing = replace(outbox.endpoints()["alerts"], health=Health(failing_since=outbox.clock()))
+    outbox.record(failing, [])
+    watch.move(700)
+    # Nothing waits for it, so that nothing may be wrong any more.
+    assert health(outbox) == ["endpoint alerts: ok"]
+    outbox.record(replace(failing, health=Health(failing_since=outbox.clock())), [])
+    put(outbox, event(1))
+    watch.move(600)
+    assert health(outbox) == ["endpoint alerts: ok"]
+    watch.move(1)
+    assert health(outbox) == [
+        "endpoint alerts: has accepted nothing since 2025-06-18 12:28:20 UTC",
+        "  next: `iscp events list --endpoint alerts --state pending`",
     ]
 
 

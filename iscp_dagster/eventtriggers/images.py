@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -90,14 +91,30 @@ def stamped(
     if tenant is not None:
         rows = rows.append_column(OWNER, pa.repeat(pa.scalar(tenant), rows.num_rows))
     owner = None if tenant is None else OWNER
-    try:
-        listed = rows.to_pylist()
-    except UnicodeDecodeError:
-        raise SchemaError(
-            f"{name}: a text within an array, map or struct is not UTF-8, and JSON has no other "
-            "text. Correct it in the source, or leave the column out of the trigger's columns=."
-        ) from None
+    listed = _listed(rows, name)
     return in_order(changes_of(listed, keys=keys, tenant=owner))
+
+
+def _listed(rows: pa.Table, name: str) -> list[dict[str, Any]]:
+    """The rows as Python has them. Raises SchemaError for a value that it does not have."""
+    try:
+        listed: list[dict[str, Any]] = rows.to_pylist()
+    except (ValueError, OverflowError) as error:
+        culprit = next(each for each in rows.column_names if not _is_listed(rows[each]))
+        raise SchemaError(
+            f"{name}: column {culprit!r} has a value that an event cannot have: a time before the "
+            "year 1 or after 9999, or, within an array, map or struct, a text that is not UTF-8. "
+            "Correct it in the source, or leave the column out of the trigger's columns=."
+        ) from error
+    return listed
+
+
+def _is_listed(values: pa.ChunkedArray) -> bool:
+    try:
+        values.to_pylist()
+    except (ValueError, OverflowError):
+        return False
+    return True
 
 
 def _in_utf8(rows: pa.Table, keys: Sequence[str], name: str) -> pa.Table:

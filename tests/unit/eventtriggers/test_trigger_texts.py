@@ -1,4 +1,4 @@
-"""Rows of a snapshot whose texts are not UTF-8, and rows without a key: each has one clear end."""
+"""Values that an event cannot have, and rows without a key: each has one clear end."""
 
 from __future__ import annotations
 
@@ -37,10 +37,19 @@ def test_a_text_that_is_no_utf_8_reads_as_in_the_change_feed():
     assert change.row == {"id": 7, "note": "a\ufffdb"}
 
 
-def test_one_within_an_array_says_which_trigger_cannot_take_it():
-    nested = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), texts(BYTES))
-    with pytest.raises(SchemaError, match=r"^shop.trades/large: a text within an array"):
-        told(changed(rows(id=pa.array([7]), notes=nested)), "id")
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), texts(BYTES)),
+        pa.array([10**18]).cast(pa.timestamp("us", tz="UTC")),
+        pa.array([10**18]).cast(pa.timestamp("us")),
+        pa.array([10**7], pa.int32()).cast(pa.date32()),
+        pa.array([-(10**6)], pa.int32()).cast(pa.date32()),
+    ],
+)
+def test_a_value_that_python_does_not_have_is_told_with_trigger_and_column(values):
+    with pytest.raises(SchemaError, match=r"^shop.trades/large: column 'odd' has a value that"):
+        told(changed(rows(id=pa.array([7]), odd=values)), "id")
 
 
 def test_a_key_is_refused_that_is_no_utf_8_or_null():

@@ -89,7 +89,8 @@ class Stream(httpcore.AsyncNetworkStream):
     @property
     def clean(self) -> bool:
         """Whether nothing came beyond the answer, so that another request may be sent."""
-        return not self.protocol.buffer and not self.protocol.ended and self._body == 0
+        held = self.protocol.buffer or self.protocol.ended or self.protocol.full
+        return not held and self._body == 0
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         del timeout
@@ -147,8 +148,7 @@ class _Protocol(asyncio.Protocol):
         self._transport: Any = None
         self._failed: Exception | None = None
         self._news = asyncio.Event()
-        self._writable = asyncio.Event()
-        self._writable.set()
+        self.full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -170,13 +170,13 @@ class _Protocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended, self._failed = True, exc
         self._news.set()
-        self._writable.set()
 
     def pause_writing(self) -> None:
-        self._writable.clear()
+        self.full = True
 
     def resume_writing(self) -> None:
-        self._writable.set()
+        self.full = False
+        self._news.set()
 
     async def some(self) -> bytearray:
         """What has come; empty once the other side has ended."""
@@ -195,10 +195,13 @@ class _Protocol(asyncio.Protocol):
         return taken
 
     async def write(self, data: bytes) -> None:
-        if self.ended and self._failed is not None:
-            raise httpcore.WriteError(str(self._failed))
+        if self.ended:
+            raise httpcore.WriteError(str(self._failed or "the receiver ended the connection"))
         self._transport.write(data)
-        await self._writable.wait()
+        # A receiver may answer before it has read all; then it need not read the rest.
+        while self.full and not self.buffer and not self.ended:
+            self._news.clear()
+            await self._news.wait()
 
     async def start_tls(self, context: ssl.SSLContext, host: str | None) -> None:
         # Bytes that came in the open would pass for an answer that came through TLS.

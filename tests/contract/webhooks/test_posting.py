@@ -154,6 +154,37 @@ def test_redirects_are_not_followed_and_what_the_answer_asks_is_told():
     assert (answer.status, answer.retry_after, followed) == (307, "120", [])
 
 
+@pytest.mark.parametrize("lingers", [True, False])
+def test_an_answer_counts_though_the_receiver_has_not_read_the_whole_event(lingers):
+    """Who takes no large bodies answers 413 at once, and may never read the rest."""
+
+    async def scene():
+        answered, over = asyncio.Event(), asyncio.Event()
+
+        async def refuse(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(reply(413, b"too large"))
+            if lingers:
+                writer.write_eof()
+                while await reader.read(65_536):
+                    pass
+            else:
+                await answered.wait()
+            writer.transport.abort()
+            over.set()
+
+        server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        answer = await poster(f"http://127.0.0.1:{port}/").post("event-1", b"x" * 20_000_000)
+        answered.set()
+        await over.wait()
+        server.close()
+        return answer
+
+    answer = asyncio.run(scene())
+    assert (answer.status, answer.text) == (413, "too large")
+
+
 def test_at_most_20_kb_of_an_answer_are_read():
     """A long body is left unread; headers without an end are no answer."""
     sent = [reply(200, b"y" * 1_000_000), b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 10_000]

@@ -39,7 +39,8 @@ _SAID = {
 def told(error: GraphQLError) -> dict[str, Any]:
     """Return an error for the answer; logs what it does not tell."""
     cause = error.original_error
-    if cause is None:
+    # GraphQL's own errors, also of a variable's value, are made for clients.
+    if cause is None or isinstance(cause, GraphQLError):
         error.extensions = {"code": INPUT, **(error.extensions or {})}
         return dict(error.formatted)
     message, code = said(cause)

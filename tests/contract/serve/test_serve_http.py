@@ -102,6 +102,21 @@ def test_a_field_that_fails_has_a_code_and_no_data(shop_client, query, said):
 
 
 @pytest.mark.parametrize(
+    ("type_", "asked", "value", "said"),
+    [
+        ("Int", "limit: $given", "many", "Int cannot represent non-integer value: 'many'"),
+        ("shop_tickets_bool_exp", "where: $given", {"id": {"_eq": "x"}}, "'x' is no whole number"),
+        ("shop_tickets_bool_exp", "where: $given", {"no": {"_eq": 1}}, "Field 'no' is not defined"),
+    ],
+)
+def test_a_variable_of_another_type_is_told(shop_client, type_, asked, value, said):
+    query = f"query($given: {type_}) {{ shop_tickets({asked}) {{ id }} }}"
+    (error,) = ask(shop_client, query, "of-both", given=value)["errors"]
+    assert error["extensions"] == {"code": "BAD_USER_INPUT"}
+    assert said in error["message"]
+
+
+@pytest.mark.parametrize(
     ("content", "headers", "status"),
     [
         ("{", {}, 400),

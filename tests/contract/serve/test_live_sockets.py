@@ -9,12 +9,14 @@ import pytest
 from history import until
 from imagetable import ImageTable, reach, register
 from liveserver import BIG, client, serving
+from websockets.asyncio.client import connect
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.events.changes import Operation
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.serve.access import FileAccess
 from iscp_dagster.serve.live.transport.socket import SocketBounds
+from iscp_dagster.serve.web.app import PATH
 
 QUERY = f"""subscription($where: {BIG}_bool_exp, $after: String, $snapshot: Boolean!) {{
   told: {BIG}(where: $where, after: $after, snapshot: $snapshot) {{
@@ -222,6 +224,10 @@ def test_a_foreign_page_is_refused(table):
         with pytest.raises(Exception, match="403"):
             async with client(running, origin="https://evil.example"):
                 pass
+        # A name that a page has bound to this machine's address.
+        rebound = connect(f"ws://evil.example{PATH}", host="127.0.0.1", port=running.port)
+        with pytest.raises(Exception, match="403"):
+            await rebound
 
     with serving(table.log, table.images.endpoint) as running:
         run(lambda: scenario(running))

@@ -166,13 +166,15 @@ def _writing(claims: Iterable[Claim]) -> list[Claim]:
 
 def _planned(reader: Reader, group: Sequence[Claim]) -> dict[ReadPlan, list[Claim]]:
     """How to read the claims' step, which may differ by tenant."""
-    plans = replace(reader, tenants=tenants_of(group)).plans(group[0].step.range)
-    by_tenant = {tenant: plan for plan, some in plans.items() for tenant in some}
-    tails = [each for each in group if by_tenant[each.key.tenant].kind is ReadKind.TAIL]
+    by_tenant = _by_tenant(replace(reader, tenants=tenants_of(group)), group)
+    plans = {each.key: by_tenant[each.key.tenant] for each in group}
+    plans |= _watched(reader, group, plans)
+    tails = [each for each in group if plans[each.key].kind is ReadKind.TAIL]
     if not reader.source.keys:
         # A repair may have deleted the record of a batch that was begun.
         forgotten = tenants_of([claim for claim in group if claim.previous is None])
-        by_tenant |= dict.fromkeys(forgotten & tenants_of(tails), UNKNOWN)
+        unknown = forgotten & tenants_of(tails)
+        plans |= {each.key: UNKNOWN for each in group if each.key.tenant in unknown}
     histories = {each.key for each in tails if each.consumer.type in OF_IMAGES}
     others = [each for each in tails if each.key not in histories]
     gone = _replaced(reader, others)
@@ -184,8 +186,34 @@ def _planned(reader: Reader, group: Sequence[Claim]) -> dict[ReadPlan, list[Clai
     found: dict[ReadPlan, list[Claim]] = {}
     for claim in group:
         lost = own[claim.key.job_name] if claim.key in histories else gone
-        plan = REPLACED if claim.key.tenant in lost else by_tenant[claim.key.tenant]
+        plan = REPLACED if claim.key.tenant in lost else plans[claim.key]
         found.setdefault(plan, []).append(claim)
+    return found
+
+
+def _by_tenant(reader: Reader, claims: Sequence[Claim]) -> dict[str, ReadPlan]:
+    plans = reader.plans(claims[0].step.range)
+    return {tenant: plan for plan, some in plans.items() for tenant in some}
+
+
+def _watched(
+    reader: Reader, group: Sequence[Claim], plans: Mapping[JobKey, ReadPlan]
+) -> dict[JobKey, ReadPlan]:
+    """How to read for views and triggers where others need a snapshot: what only an index lacks is
+    no gap for them.
+    """
+    found: dict[JobKey, ReadPlan] = {}
+    for type_ in OF_IMAGES:
+        claims = [
+            each
+            for each in group
+            if each.consumer.type == type_ and plans[each.key].kind is ReadKind.SNAPSHOT
+        ]
+        if claims and not claims[0].step.range.initial:
+            infos = tuple(dict.fromkeys(each.consumer for each in claims))
+            alone = replace(reader, tenants=tenants_of(claims), consumers=infos)
+            by_tenant = _by_tenant(alone, claims)
+            found |= {each.key: by_tenant[each.key.tenant] for each in claims}
     return found
 
 

@@ -191,7 +191,12 @@ class Reader:
         return [name for name in names if name in wanted]
 
     def _filled_by_none(self, range_: Range) -> str:
-        """Why unchanged rows would not be null in an added column; empty: they would."""
+        """Why unchanged rows would not be null in an added column; empty: they would.
+
+        It concerns indexes alone.
+        """
+        if self.consumers and not any(map(is_index, self.consumers)):
+            return ""
         for each in self._gained(range_):
             if not holds_nulls(each.type):
                 return f"column {each.name!r} was added, and ClickHouse has no null for old rows"

@@ -74,8 +74,7 @@ def test_rows_that_one_job_cannot_take_and_commits_that_are_gone_cost_no_other_e
     deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
     table = declared(Table.make(deployment, key="k", columns=COLUMNS))
     insert(table, ("acme", 1, 10, NUMBER), ("globex", 1, 10, NUMBER))
-    first = outcomes_of(table, "acme")
-    assert {each.plan.kind for each in first.values()} == {ReadKind.SNAPSHOT}
+    assert {each.plan.kind for each in outcomes_of(table, "acme").values()} == {ReadKind.SNAPSHOT}
 
     # A value that one view's index cannot hold stops it alone, not the trigger beside it.
     insert(table, ("acme", 2, 900, "no number"), ("globex", 2, 900, NUMBER))
@@ -116,8 +115,7 @@ def test_rows_that_one_job_cannot_take_and_commits_that_are_gone_cost_no_other_e
     # A tenant whose mirror, view and triggers begin in one iteration, two commits late.
     insert(table, ("initech", 1, 900, NUMBER))
     insert(table, ("initech", 2, 300, NUMBER))
-    began = by_job(table.follow(), "initech")
-    assert began.keys() == {*KEPT, "narrow", "beside"}
+    assert by_job(table.follow(), "initech").keys() == {*KEPT, "narrow", "beside"}
     for trigger in ("plain", "beside", "sticky"):
         assert events(table, trigger)[-1] == ("MATCH", '["initech","1"]', 7)
     assert table.query("SELECT k, amount FROM {big} WHERE tenant = 'initech' ORDER BY k") == [
@@ -148,6 +146,13 @@ def test_rows_that_one_job_cannot_take_and_commits_that_are_gone_cost_no_other_e
             ("UNMATCH", f'["{tenant}","1"]', last + 1) for tenant in ("acme", "globex", "initech")
         ]
     assert {each.agrees for each in table.verdicts() if each.index != "narrow"} == {True}
+
+    # What ClickHouse has no null for costs indexes their changes, but triggers no event.
+    table.sql("ALTER TABLE {t} ADD COLUMNS (more ARRAY<INT>)")
+    table.sql(f"INSERT INTO {{t}} VALUES ('acme', 9, 900, '{NUMBER}', map(), array(1))")
+    outcomes_of(table, "acme")
+    for trigger in before:
+        assert events(table, trigger)[-1] == ("MATCH", '["acme","9"]', last + 3)
 
 
 def vacuumed(table):

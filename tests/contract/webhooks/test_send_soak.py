@@ -23,7 +23,7 @@ from iscp_dagster import Endpoint
 
 alerts = Endpoint(
     "alerts", url="http://127.0.0.1:{port}/", secrets=["ALERTS_SECRET"], allow=["127.0.0.1/32"],
-    retries=[0.2], concurrency=16, batch={batch},
+    retries=[0.2] * 1000, concurrency=16, batch={batch},
 )
 """
 RECEIVER = """

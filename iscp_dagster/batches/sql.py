@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateTable
 
 from iscp_dagster.batches.compare import by_id, checked, layout_text, settled, state_id
@@ -20,7 +19,7 @@ from iscp_dagster.joblog.sql.engine import (
     transaction,
     use_wal,
 )
-from iscp_dagster.joblog.sql.given import given
+from iscp_dagster.joblog.sql.given import given, insert_into
 from iscp_dagster.joblog.sql.statements import portions
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.errors import FenceError
@@ -127,8 +126,8 @@ def _insert(connection: sa.Connection, writes: Sequence[StateWrite]) -> list[Sta
     """Insert the writes; returns those that another transaction inserted first."""
     if not writes:
         return []
-    kind = sqlite if connection.dialect.name == "sqlite" else postgresql
-    insert = kind.insert(ISCP_STATES).on_conflict_do_nothing().returning(_COLUMNS.state_id)
+    new = insert_into(connection.dialect, ISCP_STATES)
+    insert = new.on_conflict_do_nothing().returning(_COLUMNS.state_id)
     done = set(connection.scalars(insert, [_to_row(write) for write in writes]))
     return [write for write in writes if state_id(write.key) not in done]
 

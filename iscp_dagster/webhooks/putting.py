@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.sql.given import given
+from iscp_dagster.joblog.sql.given import given, insert_into, without_nul
 from iscp_dagster.webhooks.pending import OutboxFullError, PendingEvent
 from iscp_dagster.webhooks.tables import (
     HAS_ENDED,
@@ -17,7 +17,6 @@ from iscp_dagster.webhooks.tables import (
     ISCP_OUTBOX,
     OUTBOX,
     State,
-    insert_into,
 )
 
 Lane = tuple[str, str]
@@ -132,7 +131,7 @@ def _insert(connection: sa.Connection, rows: list[dict[str, Any]]) -> Iterator[t
         columns = [OUTBOX[name] for name in _NAMES]
         new = given(connection.dialect, [*columns, _PLACE], placed)
         chosen = sa.select(*(new.c[name] for name in _NAMES)).where(sa.true())
-        insert = insert_into(connection, ISCP_OUTBOX).from_select(
+        insert = insert_into(connection.dialect, ISCP_OUTBOX).from_select(
             _NAMES, chosen.order_by(new.c[_PLACE.name])
         )
         done = insert.on_conflict_do_nothing().returning(OUTBOX.trigger_name, OUTBOX.endpoint)
@@ -163,8 +162,8 @@ def _rows(event: PendingEvent) -> Iterator[dict[str, Any]]:
         "lane": event.lane,
         "state": int(State.BEHIND),
         "trigger_name": event.trigger,
-        "tenant": _without_nul(event.tenant),
-        "event_key": _without_nul(event.key),
+        "tenant": without_nul(event.tenant),
+        "event_key": without_nul(event.key),
         "event_type": event.event_type,
         "source_nanos": at.nanos,
         "source_version": at.version,
@@ -179,8 +178,3 @@ def _rows(event: PendingEvent) -> Iterator[dict[str, Any]]:
     }
     for endpoint in event.endpoints:
         yield row | {"endpoint": endpoint}
-
-
-def _without_nul(text: str) -> str:
-    """PostgreSQL keeps no NUL."""
-    return text.replace("\0", "\\0")

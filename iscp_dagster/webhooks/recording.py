@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.sql.given import given
+from iscp_dagster.joblog.sql.given import given, insert_into, without_nul
 from iscp_dagster.webhooks.answers import Answer, Health, Outcome, Verdict
 from iscp_dagster.webhooks.claims import Message
 from iscp_dagster.webhooks.putting import elect, lock, numbers
@@ -21,7 +21,6 @@ from iscp_dagster.webhooks.tables import (
     ISCP_OUTBOX,
     OUTBOX,
     State,
-    insert_into,
 )
 
 ACTIVE = "active"
@@ -120,7 +119,7 @@ def _attempt(endpoint: str, result: Result) -> dict[str, Any]:
         "seconds": result.seconds,
         "events": len(result.message.events),
         "status": result.answer.status,
-        "answer": result.answer.text.replace("\0", "\\0"),
+        "answer": without_nul(result.answer.text),
         "verdict": result.outcome.verdict.value,
         "next_at": result.outcome.next_at,
     }
@@ -154,7 +153,7 @@ def add_endpoints(connection: sa.Connection, names: Sequence[str], now: datetime
         for name in sorted(names)
     ]
     if rows:
-        insert = insert_into(connection, ISCP_ENDPOINTS).on_conflict_do_nothing()
+        insert = insert_into(connection.dialect, ISCP_ENDPOINTS).on_conflict_do_nothing()
         connection.execute(insert, rows)
 
 

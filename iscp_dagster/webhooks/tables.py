@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -107,10 +106,3 @@ OUTBOX, ATTEMPTS, ENDPOINTS = ISCP_OUTBOX.c, ISCP_ATTEMPTS.c, ISCP_ENDPOINTS.c
 IS_NEXT: sa.ColumnElement[bool] = OUTBOX.state == sa.literal_column("0")
 IS_PENDING: sa.ColumnElement[bool] = OUTBOX.state <= sa.literal_column("1")
 HAS_ENDED: sa.ColumnElement[bool] = OUTBOX.state >= sa.literal_column("2")
-
-
-def insert_into(connection: sa.Connection, table: sa.Table) -> Any:
-    """The dialect's INSERT, which can do nothing where a row exists."""
-    from sqlalchemy.dialects import postgresql, sqlite
-
-    return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
-from iscp_dagster.joblog.sql.given import given
+from iscp_dagster.joblog.sql.given import given, insert_into, without_nul
 from iscp_dagster.joblog.sql.statements import portions
 from iscp_dagster.joblog.sql.tables import METADATA
 from iscp_dagster.model.jobs import JobKey
@@ -112,7 +111,7 @@ def keep(
         gone = _ROWS.digest.in_(sa.select(digests))
         connection.execute(sa.delete(ISCP_ACTIVE).where(*_is(ISCP_ACTIVE, job), gone))
     for some in portions(sorted(added)):
-        rows = [_columns(job) | {"digest": _digest(k), "event_key": _shown(k)} for k in some]
+        rows = [_columns(job) | {"digest": _digest(k), "event_key": without_nul(k)} for k in some]
         _put(connection, ISCP_ACTIVE, rows)
     keep_sets(connection, {job: held})
 
@@ -147,11 +146,6 @@ def _values(held: ActiveSet) -> dict[str, Any]:
     }
 
 
-def _shown(key: str) -> str:
-    """The key without NUL, which PostgreSQL does not keep; the digest tells keys apart."""
-    return key.replace("\0", "\\0")
-
-
 def _columns(job: JobKey) -> dict[str, str]:
     return {"tenant": job.tenant, "table_id": job.table_id, "job_name": job.job_name}
 
@@ -170,11 +164,10 @@ def _of(
 
 def _put(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
     """Insert the rows, or overwrite those of their keys."""
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
     columns = [table.c[name] for name in rows[0]]
     # SQLite takes `ON CONFLICT` after a SELECT only behind a WHERE.
     chosen = sa.select(given(connection.dialect, columns, rows)).where(sa.true())
-    insert = dialect.insert(table).from_select(list(rows[0]), chosen)
+    insert = insert_into(connection.dialect, table).from_select(list(rows[0]), chosen)
     key = [column.key for column in table.primary_key]
     rest = {name: insert.excluded[name] for name in rows[0] if name not in key}
     connection.execute(

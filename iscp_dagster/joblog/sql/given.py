@@ -1,4 +1,4 @@
-"""The caller's rows as a table in a statement, so that one statement takes any number."""
+"""What the caller gives a statement: its rows as a table, in the form that the database keeps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import JSONB
 
 
@@ -28,6 +29,16 @@ def given(
     value = sa.func.json_each(sent).table_valued("value", name="each").c.value
     found = [sa.func.json_extract(value, f"$.{each.name}").label(each.name) for each in named]
     return sa.select(*found).subquery("given")
+
+
+def insert_into(dialect: sa.Dialect, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+    """The database's INSERT, which can say what to do where a row exists."""
+    return sqlite.insert(table) if dialect.name == "sqlite" else postgresql.insert(table)
+
+
+def without_nul(text: str) -> str:
+    """The text with backslash and zero for each NUL, since PostgreSQL keeps none."""
+    return text.replace("\0", "\\0")
 
 
 def _plain(value: Any, dialect: sa.Dialect) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
+from iscp_dagster.joblog.sql.given import insert_into
 from iscp_dagster.joblog.sql.statements import COLUMNS, IS_ACTIVE, LIVE, lock, portions
 from iscp_dagster.joblog.sql.tables import ISCP_LEASES, Seconds
 from iscp_dagster.model.jobs import Job
@@ -22,7 +22,7 @@ def keep(connection: sa.Connection, names: Iterable[str], seconds: float, now: N
     rows = [{"name": name, "owner": ""} for name in sorted(set(names))]
     if rows:
         until = now + seconds
-        insert = _insert(connection).values(until=until)
+        insert = insert_into(connection.dialect, ISCP_LEASES).values(until=until)
         again = insert.on_conflict_do_update(index_elements=["name"], set_={"until": until})
         connection.execute(again, rows)
 
@@ -37,7 +37,7 @@ def take(
     # In order, so that two callers never wait for each other.
     for some in portions(sorted(set(names))):
         rows = [{"name": name, "owner": owner, "until": until} for name in some]
-        insert = _insert(connection).values(rows)
+        insert = insert_into(connection.dialect, ISCP_LEASES).values(rows)
         mine = insert.on_conflict_do_update(
             index_elements=["name"], set_={"owner": owner, "until": until}, where=free
         )
@@ -73,9 +73,3 @@ def lapsed(connection: sa.Connection, names: Collection[str], now: Now) -> dict[
 def forget(connection: sa.Connection, older: float, now: Now) -> int:
     """Delete leases that ran out more than `older` seconds ago; returns how many."""
     return connection.execute(sa.delete(ISCP_LEASES).where(LEASES.until < now - older)).rowcount
-
-
-def _insert(connection: sa.Connection) -> sqlite.Insert | postgresql.Insert:
-    if connection.dialect.name == "sqlite":
-        return sqlite.insert(ISCP_LEASES)
-    return postgresql.insert(ISCP_LEASES)

@@ -586,7 +586,7 @@ class SqlLog:
 
         # In the order of keys, so that two callers never wait for each other.
         fresh = {key: self._fresh(fitting(first[key], adopt=True)) for key in sorted(first)}
-        insert = insert_unless_live(self.engine.dialect.name, revive=revive)
+        insert = insert_unless_live(self.engine.dialect, revive=revive)
         found = connection.execute(insert, [to_row(job) for job in fresh.values()])
         created = sorted(JobKey(tenant=a, table_id=t, job_name=j) for a, t, j in found)
         for key in created:

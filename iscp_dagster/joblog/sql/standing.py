@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
+from iscp_dagster.joblog.sql.given import insert_into
 from iscp_dagster.joblog.sql.tables import ISCP_STANDING
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import JobSpec
@@ -25,7 +25,6 @@ def is_of(name: JobID) -> sa.ColumnElement[bool]:
 
 def insert_standing(connection: sa.Connection, name: JobID, spec: JobSpec, now: datetime) -> bool:
     """Insert it unless there is one; returns whether it did."""
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
     values = {
         "db_name": name.db,
         "table_name": name.table,
@@ -33,7 +32,7 @@ def insert_standing(connection: sa.Connection, name: JobID, spec: JobSpec, now: 
         "job_spec": spec.to_json(),
         "create_at": now,
     }
-    insert = dialect.insert(ISCP_STANDING).values(values).on_conflict_do_nothing()
+    insert = insert_into(connection.dialect, ISCP_STANDING).values(values).on_conflict_do_nothing()
     return bool(connection.execute(insert.returning(STANDING.job_name)).all())
 
 

@@ -8,10 +8,9 @@ from itertools import islice
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from iscp_dagster.joblog.history import Entry
-from iscp_dagster.joblog.sql.given import given
+from iscp_dagster.joblog.sql.given import given, insert_into
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, ISCP_LOG_EVENTS, entry_to_row, from_row, to_row
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
@@ -32,9 +31,9 @@ LIVE = COLUMNS.drop_at.is_(None)
 IS_ACTIVE = COLUMNS.job_state.in_([int(state) for state in ACTIVE])
 
 
-def insert_unless_live(dialect: str, *, revive: bool) -> sa.Executable:
+def insert_unless_live(dialect: sa.Dialect, *, revive: bool) -> sa.Executable:
     """Insert rows, or with `revive` replace dropped ones; returns the keys of the new rows."""
-    insert = sqlite.insert(ISCP_LOG) if dialect == "sqlite" else postgresql.insert(ISCP_LOG)
+    insert = insert_into(dialect, ISCP_LOG)
     if not revive:
         return insert.on_conflict_do_nothing().returning(*KEY)
     names = {column.key for column in COLUMNS} - {column.key for column in KEY}

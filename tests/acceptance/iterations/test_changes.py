@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from typing import Any
 
 import pytest
-from dealings import TENANTS, Dealings, dealings, seen
+from dealings import TENANTS, Dealings, all_of, big, dealings, huge, seen
 from following import following
 from mortal import Life, dies
 from nearspark import NearSpark
@@ -41,20 +40,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 BEGIN = 4
 """The version as of which the tests' histories begin."""
-
-
-def all_of(row):
-    return row
-
-
-def big(row):
-    amount = row["amount"]
-    return row | {"gross": amount * Decimal("1.19")} if amount and amount > 100 else None
-
-
-def huge(row):
-    row = big(row)
-    return row | {"shout": row["note"].upper()} if row and row["gross"] > 150 else None
 
 
 VIEWS = {"changes": all_of, "big": big, "huge": huge}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from decimal import Decimal
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from dealings import dealings, seen
+from dealings import all_of, big, dealings, huge, seen
 
 from iscp_dagster.delta.expressions import analyzed
 from iscp_dagster.delta.log.deltalog import DeltaLog
@@ -26,20 +25,6 @@ BIG = Stage(where="amount > 100", columns=(("gross", "amount * 1.19"),))
 HUGE = Stage(where="gross > 150", columns=(("shout", "upper(note)"),))
 HOT = Condition(name="hot", match="amount > 140", unmatch="amount < 120")
 COLD = Condition(name="cold", match="amount < 60 OR size(tags) > 1")
-
-
-def all_of(row):
-    return row
-
-
-def big(row):
-    amount = row["amount"]
-    return row | {"gross": amount * Decimal("1.19")} if amount and amount > 100 else None
-
-
-def huge(row):
-    row = big(row)
-    return row | {"shout": row["note"].upper()} if row and row["gross"] > 150 else None
 
 
 def amounts(row):

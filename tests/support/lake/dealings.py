@@ -35,6 +35,23 @@ View = Callable[[Row], Row | None]
 """The row as the view has it; None: it is not in the view."""
 
 
+def all_of(row: Row) -> Row | None:
+    """A table's own changes: each row as it is."""
+    return row
+
+
+def big(row: Row) -> Row | None:
+    """The view of the tests: `amount > 100`, with `gross`."""
+    amount = row["amount"]
+    return row | {"gross": amount * Decimal("1.19")} if amount and amount > 100 else None
+
+
+def huge(row: Row) -> Row | None:
+    """The view of `big`: `gross > 150`, with `shout`."""
+    held = big(row)
+    return held | {"shout": held["note"].upper()} if held and held["gross"] > 150 else None
+
+
 @dataclass
 class Dealings:
     """The table's state by version, while its statements are run or looked up."""

@@ -7,11 +7,13 @@ import sys
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from typing import Any
 
 import dagster as dg
 import pytest
+import sqlalchemy as sa
 from dagster._core.definitions.assets.job.asset_job import IMPLICIT_ASSET_JOB_NAME
 from dagster._core.definitions.data_version import (
     DATA_VERSION_TAG,
@@ -28,6 +30,7 @@ from dagster._core.remote_origin import (
     RemoteRepositoryOrigin,
 )
 from dagster._grpc.impl import get_external_sensor_execution
+from events import NOON, event
 from shipping import ANYWAY
 from stackfixture import clean_environment
 from tables import COLUMNS, FEED, NUMBERS, Table, deployment_at, rows
@@ -57,6 +60,8 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.runs.named import DISPATCH_TAG
+from iscp_dagster.webhooks.outbox import Outbox
+from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, State
 
 pytestmark = [
     pytest.mark.slow,
@@ -156,8 +161,8 @@ class Location:
     def tick(self) -> Any:
         """Evaluate both sensors once, and record their reports as the daemon does."""
         result = self.ticks()
-        for event in result.asset_events:
-            self.instance.report_runless_asset_event(event)
+        for told in result.asset_events:
+            self.instance.report_runless_asset_event(told)
         return result
 
     def run(self, keys, partition, tags=None, *, fails=False, job_name=None) -> Any:
@@ -936,6 +941,21 @@ def test_runs_are_pruned_and_each_partition_keeps_its_latest_materialization(loc
     assert {key: instance.get_materialized_partitions(key) for key in location.keys} == before
     assert instance.get_dynamic_partitions(name) == ["a", "b"]
     assert location.status("a") == location.status("b") == {StaleStatus.FRESH}
+
+
+def test_events_that_ended_are_collected_after_their_days_and_none_by_a_dry_run(locate):
+    location = locate()
+    outbox = Outbox(location.table.deployment.log.engine)
+    with outbox.writing() as connection:
+        outbox.put(connection, [event(1), event(2)])
+        ended = {"state": int(State.DELIVERED), "ended_at": NOON}
+        connection.execute(sa.update(ISCP_OUTBOX).where(OUTBOX.number == 1).values(**ended))
+    days = (datetime.now(timezone.utc) - NOON) / timedelta(days=1)
+    for kept, dry_run, left in ((days - 1, True, 2), (days + 1, False, 2), (days - 1, False, 1)):
+        config = {"dry_run": dry_run, "events_days": kept}
+        ops = {"ops": {"iscp_collect_garbage_op": {"config": config}}}
+        assert location.job("iscp_collect_garbage", ops).success
+        assert len(outbox.listed()) == left
 
 
 def test_garbage_is_collected_a_day_after_with_its_data(locate):

@@ -22,3 +22,7 @@ EVENT_IDS = "ISCP_EVENT_IDS"
 """How ids of events are made: algorithm, prefix and form."""
 WEBHOOK_SECRET = "ISCP_WEBHOOK_SECRET"  # noqa: S105 - the variable's name
 """The secret that signs webhooks to receivers on this machine; the stack makes one."""
+INVOCATIONS_URL = "ISCP_INVOCATIONS_URL"
+"""The address of the runtime of invocations."""
+INVOCATIONS_TOKEN = "ISCP_INVOCATIONS_TOKEN"  # noqa: S105 - the variable's name
+"""The bearer token that the runtime of invocations asks for, and that programs send it."""

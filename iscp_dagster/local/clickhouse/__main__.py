@@ -11,14 +11,14 @@ from pathlib import Path
 
 from iscp_dagster.local.clickhouse.engine.confine import Reach, confine
 from iscp_dagster.local.clickhouse.http.auth import DEFAULT_USER, Account
-from iscp_dagster.local.web.admission import (
+from iscp_dagster.model.errors import ConfigError, IscpError
+from iscp_dagster.web.admission import (
     HOSTS_VARIABLE,
     Admission,
     allowed_hosts,
     names_in,
     origins_in,
 )
-from iscp_dagster.model.errors import ConfigError, IscpError
 
 ORIGINS_VARIABLE = "ISCP_CLICKHOUSE_ORIGINS"
 PATHS_VARIABLE = "ISCP_CLICKHOUSE_PATHS"

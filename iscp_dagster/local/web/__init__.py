@@ -1,1 +1,1 @@
-"""Guards servers on the loopback address against foreign web pages."""
+"""Dagster's webserver behind the guard."""

@@ -16,8 +16,8 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from iscp_dagster.local.web.admission import Admission, Guard, allowed_hosts
 from iscp_dagster.local.web.reading import beyond_reading
+from iscp_dagster.web.admission import Admission, Guard, allowed_hosts
 
 _NOT_ALLOWED = 405
 

@@ -15,11 +15,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from iscp_dagster.local.web.admission import Admission, Guard, allowed_hosts
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.serve.access import Access, OpenAccess
 from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.web.graphql_http import Bounds, GraphQLOverHTTP
+from iscp_dagster.web.admission import Admission, Guard, allowed_hosts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

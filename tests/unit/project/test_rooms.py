@@ -30,6 +30,7 @@ ROOMS = (
         "clickhouse",
         "joblog",
         "webhooks",
+        "web",
         "eventtriggers",
         "batches",
         "sync",

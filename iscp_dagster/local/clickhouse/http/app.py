@@ -10,13 +10,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from iscp_dagster.local.web.admission import Guard
+from iscp_dagster.web.admission import Guard
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from iscp_dagster.local.web.admission import Admission
+    from iscp_dagster.web.admission import Admission
 
 _OK = "Ok.\n"
 _METHODS = ("GET", "HEAD", "POST", "OPTIONS")

@@ -18,8 +18,8 @@ from iscp_dagster.local.clickhouse.engine.slots import Slots
 from iscp_dagster.local.clickhouse.http.app import build_app
 from iscp_dagster.local.clickhouse.http.exchange import Exchange
 from iscp_dagster.local.clickhouse.http.handler import QueryHandler
-from iscp_dagster.local.web.admission import Admission
 from iscp_dagster.model.errors import SetupError
+from iscp_dagster.web.admission import Admission
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

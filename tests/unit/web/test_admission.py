@@ -10,9 +10,9 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from iscp_dagster.local.web.admission import Admission, Guard, names_in, origins_in
 from iscp_dagster.local.web.reading import LONGEST, beyond_reading
 from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.web.admission import Admission, Guard, names_in, origins_in
 
 LINK = {
     "Sec-Fetch-Site": "cross-site",

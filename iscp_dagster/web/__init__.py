@@ -1,0 +1,1 @@
+"""Guards servers on this machine against foreign web pages."""

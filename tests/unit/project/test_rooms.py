@@ -31,6 +31,7 @@ ROOMS = (
         "joblog",
         "webhooks",
         "web",
+        "invocations",
         "eventtriggers",
         "batches",
         "sync",

@@ -1,0 +1,1 @@
+"""Durable, journaled invocations of handlers: the protocol, both of its sides, and the runtime."""

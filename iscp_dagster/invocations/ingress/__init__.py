@@ -1,0 +1,1 @@
+"""HTTP of the runtime: who invokes handlers, completes awakeables, and administers invocations."""

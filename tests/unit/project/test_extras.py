@@ -33,7 +33,10 @@ from iscp_dagster.local.web.dagster_webserver import main as webserver
 for name in iscp_dagster.__all__:
     getattr(iscp_dagster, name)
 for each in pkgutil.walk_packages(iscp_dagster.__path__, "iscp_dagster."):
-    if each.name.split(".")[1] not in {"local", "serve", "demo", "definitions", "web"}:
+    room, within = (each.name.split(".") + [""])[1:3]
+    if room in {"local", "serve", "demo", "definitions", "web", "jobservices"}:
+        continue
+    if (room, within) not in {("invocations", "ingress"), ("invocations", "serving")}:
         import_module(each.name)
 table = iscp_dagster.SourceTable("shop.orders", key="id", indexes=[iscp_dagster.Mirror()])
 resources = iscp_dagster.resources_from_environment()

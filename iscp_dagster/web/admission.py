@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.websockets import WebSocketClose
 
 from iscp_dagster.model.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -86,12 +86,20 @@ class Admission:
         return bool(name) and (name == address or (name == "localhost" and _loops(address)))
 
 
+def _plainly(status: int, reason: str, headers: Mapping[str, str]) -> Response:
+    return PlainTextResponse(f"{reason}\n", status_code=status, headers=headers)
+
+
 @dataclass(frozen=True)
 class Guard:
-    """The ASGI middleware: answers refused requests with 403 before reading any of them."""
+    """The ASGI middleware: answers refused requests with 403 before reading any of them.
+
+    `told` makes the answer from status, reason and headers; by default it is plain text.
+    """
 
     app: ASGIApp
     admission: Admission
+    told: Callable[[int, str, Mapping[str, str]], Response] = _plainly
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reason = self.admission.refusal(scope) if scope["type"] in {"http", "websocket"} else ""
@@ -101,8 +109,7 @@ class Guard:
             # A websocket that is closed before it is accepted is answered with 403 (ASGI doc).
             await WebSocketClose()(scope, receive, send)
         else:
-            headers = {"Connection": "close"}
-            refused = PlainTextResponse(f"{reason}\n", status_code=_FORBIDDEN, headers=headers)
+            refused = self.told(_FORBIDDEN, reason, {"Connection": "close"})
             await refused(scope, receive, send)
 
 
@@ -126,6 +133,11 @@ def origins_in(text: str) -> frozenset[str]:
 def allowed_hosts(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
     """The names that `ISCP_ALLOWED_HOSTS` allows besides the server's address."""
     return names_in(environ.get(HOSTS_VARIABLE, ""))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server that listens on this address is reached from this machine alone."""
+    return host == "localhost" or _loops(host)
 
 
 def _is_own(origin: str, hosts: list[str]) -> bool:

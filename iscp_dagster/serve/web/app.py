@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -19,7 +18,7 @@ from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.serve.access import Access, OpenAccess
 from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.web.graphql_http import Bounds, GraphQLOverHTTP
-from iscp_dagster.web.admission import Admission, Guard, allowed_hosts
+from iscp_dagster.web.admission import Admission, Guard, allowed_hosts, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -72,18 +71,9 @@ async def _healthy(_request: Request) -> Response:
 
 def check_host(host: str, access: Access) -> None:
     """Reject another address than this machine's own without tokens. Raises ConfigError."""
-    if access.open and not _is_loopback(host):
+    if access.open and not is_loopback(host):
         raise ConfigError(
             f"--host {host!r} is not an address of this machine alone, and no tokens are "
             "configured: everybody who reaches it would see every tenant. Name a file of tokens "
             "with --tokens, or listen on 127.0.0.1."
         )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

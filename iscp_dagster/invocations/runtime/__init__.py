@@ -1,0 +1,1 @@
+"""The runtime: drives the handlers of service deployments, durably."""

@@ -1,0 +1,72 @@
+"""Service deployments: the addresses that serve services, as discovery found them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class ServiceKind(str, Enum):
+    """As in the manifest."""
+
+    SERVICE = "SERVICE"
+    OBJECT = "VIRTUAL_OBJECT"
+    WORKFLOW = "WORKFLOW"
+
+    @property
+    def keyed(self) -> bool:
+        return self is not ServiceKind.SERVICE
+
+
+class HandlerKind(str, Enum):
+    """As in the manifest; a plain service's handlers are SHARED."""
+
+    EXCLUSIVE = "EXCLUSIVE"
+    SHARED = "SHARED"
+    WORKFLOW = "WORKFLOW"
+
+
+class Mode(str, Enum):
+    """As in the manifest."""
+
+    FULL_DUPLEX = "BIDI_STREAM"
+    REQUEST_RESPONSE = "REQUEST_RESPONSE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handler:
+    """One handler of a service."""
+
+    name: str
+    kind: HandlerKind = HandlerKind.SHARED
+    described: Any = None
+    """The manifest's own entry (input, output, documentation, metadata); JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """One service, with the deployment that serves its new invocations."""
+
+    name: str
+    kind: ServiceKind
+    handlers: tuple[Handler, ...]
+    deployment: str = ""
+    """The deployment's id; empty: what registers it."""
+
+    def handler(self, name: str) -> Handler | None:
+        return next((each for each in self.handlers if each.name == name), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """An address that serves services."""
+
+    id: str
+    url: str
+    """Ends without a slash."""
+    mode: Mode = Mode.REQUEST_RESPONSE
+    versions: tuple[int, int] = (1, 3)
+    """The least and the greatest version of the service protocol."""
+    registered: int = 0
+    """Milliseconds since 1970."""

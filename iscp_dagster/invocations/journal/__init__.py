@@ -1,0 +1,1 @@
+"""Both sides of an invocation as pure functions from events to events."""

@@ -1,0 +1,103 @@
+"""What goes wrong: terminal failures, reports of failed attempts, and breaches of the protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iscp_dagster.invocations.protocol.pb.protocol_pb2 import ErrorMessage
+from iscp_dagster.invocations.protocol.pb.protocol_pb2 import Failure as FailureMessage
+from iscp_dagster.model.errors import IscpError
+
+INTERNAL = 500
+TOO_LARGE = 413
+JOURNAL_MISMATCH = 570
+PROTOCOL_VIOLATION = 571
+CANCELLED = 409
+WITH_DELAY = 2
+"""The first version of the protocol whose errors say when to try again."""
+
+
+class ProtocolError(IscpError):
+    """The other side sent what the protocol does not allow; the stream ends."""
+
+    code = 10_710
+    status = PROTOCOL_VIOLATION
+    """The code of the ErrorMessage."""
+
+
+class JournalMismatchError(ProtocolError):
+    """A handler's code takes other steps than its journal records."""
+
+    code = 10_720
+    status = JOURNAL_MISMATCH
+
+
+class MessageTooLargeError(ProtocolError):
+    """A message or a journal is larger than its receiver allows."""
+
+    code = 10_730
+    status = TOO_LARGE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """A terminal failure: the output of an invocation, or the result of an entry."""
+
+    code: int = INTERNAL
+    message: str
+
+    @classmethod
+    def read(cls, message: FailureMessage) -> Failure:
+        return cls(code=message.code, message=message.message)
+
+    def written(self) -> FailureMessage:
+        return FailureMessage(code=self.code, message=self.message)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ErrorReport:
+    """Why an attempt ended without a result; the runtime tries again.
+
+    `index`, `name` and `kind` (a type's code) tell the entry that failed, `retry_after` (ms)
+    when to try again whatever the runtime's policy says; protocol version 1 lacks the latter.
+    """
+
+    code: int = INTERNAL
+    message: str
+    description: str = ""
+    index: int | None = None
+    name: str | None = None
+    kind: int | None = None
+    retry_after: int | None = None
+
+    @classmethod
+    def of(cls, error: ProtocolError, index: int | None = None) -> ErrorReport:
+        return cls(code=error.status, message=str(error), index=index)
+
+    @classmethod
+    def read(cls, message: ErrorMessage) -> ErrorReport:
+        given = {each.name: value for each, value in message.ListFields()}
+        return cls(
+            code=message.code,
+            message=message.message,
+            description=message.description,
+            index=given.get("related_entry_index"),
+            name=given.get("related_entry_name"),
+            kind=given.get("related_entry_type"),
+            retry_after=given.get("next_retry_delay"),
+        )
+
+    def written(self, version: int = WITH_DELAY) -> ErrorMessage:
+        """The message in this version of the protocol."""
+        return ErrorMessage(
+            code=self.code,
+            message=self.message,
+            description=self.description,
+            related_entry_index=self.index,
+            related_entry_name=self.name,
+            related_entry_type=self.kind,
+            next_retry_delay=self.retry_after if version >= WITH_DELAY else None,
+        )
+
+
+UNKNOWN = ErrorReport(message="The stream ended without a last message; the reason is unknown.")

@@ -1,0 +1,302 @@
+"""A client of the runtime of invocations: its ingress, and its administration."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+import httpx
+
+from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError, WaitError
+from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+ID_HEADER = "x-restate-id"
+"""The header that names the invocation that an answer is of."""
+NOT_READY = 470
+"""The status of an output that is not there yet."""
+_JSON = "application/json"
+_HERE = {"localhost", "127.0.0.1", "::1"}
+_SECONDS = 30.0
+"""How long one request may take; what takes longer is asked for again."""
+_OVERLOADED = {408, 429, 502, 503, 504}
+_TEXT = 2_000
+"""Characters of an answer that is not ours, for a message."""
+
+
+class InvocationFailedError(IscpError):
+    """A handler ended an invocation with a terminal failure: its `status`, and its reason."""
+
+    code = 10_620
+
+    def __init__(self, invocation: str, status: int, reason: str) -> None:
+        super().__init__(
+            f"The invocation {invocation} failed with {status}: {reason}. See `iscp invocations "
+            f"show {invocation}`."
+        )
+        self.invocation, self.status, self.reason = invocation, status, reason
+
+
+class InvocationRefusedError(IscpError):
+    """The runtime did not carry out a request: its HTTP `status`, and its reason."""
+
+    code = 10_630
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"The runtime of invocations refused with {status}: {reason}")
+        self.status, self.reason = status, reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """An invocation that the runtime keeps; not `is_new` if its idempotency key had made it."""
+
+    id: str
+    is_new: bool
+
+
+class Client:
+    """Talks to one runtime. Safe to use from several threads; close it, or use it in a `with`.
+
+    Each method raises UnavailableError while the runtime does not answer, and
+    InvocationRefusedError for what it refuses.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str = "",
+        *,
+        transport: httpx.BaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.url, self._clock = _checked(url), clock
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=httpx.Timeout(_SECONDS, connect=5.0),
+            transport=transport,
+            # A proxy from the environment does not serve this machine itself.
+            trust_env=urlsplit(url).hostname not in _HERE,
+        )
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Self:
+        """The client of the deployment's runtime. Raises ConfigError if there is none."""
+        url = environ.get(INVOCATIONS_URL, "")
+        if not url:
+            raise ConfigError(
+                f"{INVOCATIONS_URL} is not set, and no stack is up. Start one with `iscp up`, or "
+                "name the address of your `iscp invocations serve`."
+            )
+        return cls(url, environ.get(INVOCATIONS_TOKEN, ""))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def call(
+        self,
+        service: str,
+        handler: str,
+        argument: Any = None,
+        *,
+        key: str | None = None,
+        idempotency_key: str | None = None,
+        seconds: float | None = None,
+    ) -> Any:
+        """Invoke a handler and return its output. Raises InvocationFailedError.
+
+        It is sent first and waited for then, so that neither takes a connection that must live as
+        long as the invocation; WaitError if it has not ended after `seconds`.
+        """
+        sent = self.send(service, handler, argument, key=key, idempotency_key=idempotency_key)
+        return self.attach(sent.id, seconds=seconds)
+
+    def send(
+        self,
+        service: str,
+        handler: str,
+        argument: Any = None,
+        *,
+        key: str | None = None,
+        idempotency_key: str | None = None,
+        delay: float = 0.0,
+    ) -> Sent:
+        """Have a handler invoked, after `delay` seconds, and return when that is durable.
+
+        Without `idempotency_key`, a request that is repeated makes another invocation.
+        """
+        place = _path(service, *(() if key is None else (key,)), handler, "send")
+        headers = {} if idempotency_key is None else {"idempotency-key": idempotency_key}
+        content = None if argument is None else json.dumps(argument).encode()
+        if content is not None:
+            headers["content-type"] = _JSON
+        milliseconds = {"delay": f"{round(delay * 1_000)}"} if delay > 0 else {}
+        answer = self._asked("POST", place, content=content, headers=headers, params=milliseconds)
+        told = answer.json()
+        return Sent(id=told["invocationId"], is_new=told["status"] == "Accepted")
+
+    def attach(self, invocation: str, *, seconds: float | None = None) -> Any:
+        """Wait for an invocation's end and return its output. Raises InvocationFailedError.
+
+        WaitError if it has not ended after `seconds`; None: however long it takes.
+        """
+        until = None if seconds is None else self._clock() + seconds
+        while True:
+            left = _SECONDS if until is None else min(_SECONDS, until - self._clock())
+            if left <= 0:
+                raise WaitError(f"The invocation {invocation} has not ended in {seconds:g} s.")
+            try:
+                place = _path("restate", "invocation", invocation, "attach")
+                return _output(self._asked("GET", place, timeout=left))
+            except _SlowError:
+                continue
+
+    def output(self, invocation: str) -> Any:
+        """The output of an invocation that has ended. Raises InvocationFailedError, and WaitError
+        if it has not.
+        """
+        try:
+            return _output(self._asked("GET", _path("restate", "invocation", invocation, "output")))
+        except InvocationRefusedError as refused:
+            if refused.status != NOT_READY:
+                raise
+            raise WaitError(f"The invocation {invocation} has not ended yet.") from refused
+
+    def resolve(self, awakeable: str, value: Any = None) -> None:
+        """Complete an awakeable with a value."""
+        content = None if value is None else json.dumps(value).encode()
+        place = _path("restate", "awakeables", awakeable, "resolve")
+        self._asked("POST", place, content=content, headers={"content-type": _JSON})
+
+    def reject(self, awakeable: str, reason: str) -> None:
+        """Complete an awakeable with a failure."""
+        place = _path("restate", "awakeables", awakeable, "reject")
+        headers = {"content-type": "text/plain; charset=utf-8"}
+        self._asked("POST", place, content=reason.encode(), headers=headers)
+
+    def register(self, uri: str, *, force: bool = False) -> Mapping[str, Any]:
+        """Register the services at an address; a second time nothing changes, unless `force`."""
+        return self._told("POST", _path("admin", "deployments"), json={"uri": uri, "force": force})
+
+    def deployments(self) -> list[Mapping[str, Any]]:
+        """The registered addresses and their services."""
+        return list(self._told("GET", _path("admin", "deployments"))["deployments"])
+
+    def services(self) -> list[Mapping[str, Any]]:
+        """The services that can be invoked, with their handlers."""
+        return list(self._told("GET", _path("admin", "services"))["services"])
+
+    def invocations(self, limit: int = 100, **chosen: str | None) -> list[Mapping[str, Any]]:
+        """The latest invocations, by `service`, `handler`, `key` or `status`."""
+        params = {name: value for name, value in chosen.items() if value is not None}
+        asked = {"limit": str(limit), **params}
+        return list(self._told("GET", _path("admin", "invocations"), params=asked)["invocations"])
+
+    def invocation(self, invocation: str) -> Mapping[str, Any]:
+        """An invocation with its journal."""
+        return self._told("GET", _path("admin", "invocations", invocation))
+
+    def cancel(self, invocation: str) -> None:
+        """Cancel an invocation: its handler learns it at what it awaits, and may clean up."""
+        self._change(invocation, "cancel")
+
+    def kill(self, invocation: str) -> None:
+        """End an invocation, and those that it called, at once."""
+        self._change(invocation, "kill")
+
+    def resume(self, invocation: str) -> None:
+        """Have a paused invocation tried again, now."""
+        self._change(invocation, "resume")
+
+    def purge(self, invocation: str) -> None:
+        """Forget an invocation that has ended: its output, its journal, its idempotency key."""
+        self._change(invocation, "purge")
+
+    def _change(self, invocation: str, verb: str) -> None:
+        self._asked("PATCH", _path("admin", "invocations", invocation, verb))
+
+    def _told(self, method: str, path: str, **request: Any) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._asked(method, path, **request).json()
+        return found
+
+    def _asked(self, method: str, path: str, **request: Any) -> httpx.Response:
+        try:
+            answer = self._http.request(method, path, **request)
+        except httpx.ReadTimeout as error:
+            raise _SlowError(self._unanswered("does not answer in time")) from error
+        except httpx.HTTPError as error:
+            raise UnavailableError(self._unanswered(f"does not answer: {error}")) from error
+        if answer.is_success:
+            return answer
+        raise self._problem(answer)
+
+    def _unanswered(self, how: str) -> str:
+        return (
+            f"The runtime of invocations at {self.url} {how}. Start it (`iscp up`, or "
+            f"`iscp invocations serve`), or correct {INVOCATIONS_URL}."
+        )
+
+    def _problem(self, answer: httpx.Response) -> IscpError:
+        code, reason = _reason(answer)
+        if (invocation := answer.headers.get(ID_HEADER)) is not None:
+            return InvocationFailedError(invocation, code, reason)
+        if answer.status_code in _OVERLOADED:
+            said = f"answers {answer.status_code}: {reason}"
+            return UnavailableError(f"The runtime of invocations at {self.url} {said}")
+        return InvocationRefusedError(answer.status_code, reason)
+
+
+class _SlowError(UnavailableError):
+    """No answer has come in the time of one request."""
+
+
+def _checked(url: str) -> str:
+    """The address without a final slash. Raises ConfigError; secrets in it are not told."""
+    parts = urlsplit(url)
+    named = parts.scheme in {"http", "https"} and bool(parts.hostname)
+    if not named or "@" in parts.netloc or parts.query or parts.fragment:
+        raise ConfigError(
+            f"{INVOCATIONS_URL} is not an address of a runtime; write http://host:port, without "
+            f"user, query or fragment, and the token into {INVOCATIONS_TOKEN}."
+        )
+    return url.rstrip("/")
+
+
+def _path(*parts: str) -> str:
+    return "".join(f"/{quote(each, safe='')}" for each in parts)
+
+
+def _output(answer: httpx.Response) -> Any:
+    """The output: JSON's value, or bytes of another content type; None for no bytes."""
+    if not answer.content:
+        return None
+    kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return answer.json() if kind == _JSON else answer.content
+
+
+def _reason(answer: httpx.Response) -> tuple[int, str]:
+    try:
+        told = answer.json()
+        return int(told["code"]), str(told["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer.status_code, " ".join(answer.text[:_TEXT].split())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -34,23 +35,22 @@ _TEXT = 2_000
 class InvocationFailedError(IscpError):
     """A handler ended an invocation with a terminal failure: its `status`, and its reason."""
 
-    code = 10_620
+    code = 10_740
 
-    def __init__(self, invocation: str, status: int, reason: str) -> None:
-        super().__init__(
-            f"The invocation {invocation} failed with {status}: {reason}. See `iscp invocations "
-            f"show {invocation}`."
-        )
+    def __init__(
+        self, message: str, *, invocation: str = "", status: int = 500, reason: str = ""
+    ) -> None:
+        super().__init__(message)
         self.invocation, self.status, self.reason = invocation, status, reason
 
 
 class InvocationRefusedError(IscpError):
     """The runtime did not carry out a request: its HTTP `status`, and its reason."""
 
-    code = 10_630
+    code = 10_750
 
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(f"The runtime of invocations refused with {status}: {reason}")
+    def __init__(self, message: str, *, status: int = 400, reason: str = "") -> None:
+        super().__init__(message)
         self.status, self.reason = status, reason
 
 
@@ -165,11 +165,9 @@ class Client:
             left = _SECONDS if until is None else min(_SECONDS, until - self._clock())
             if left <= 0:
                 raise WaitError(f"The invocation {invocation} has not ended in {seconds:g} s.")
-            try:
+            with suppress(httpx.ReadTimeout):
                 place = _path("restate", "invocation", invocation, "attach")
-                return _output(self._asked("GET", place, timeout=left))
-            except _SlowError:
-                continue
+                return _output(self._answered("GET", place, timeout=left))
 
     def output(self, invocation: str) -> Any:
         """The output of an invocation that has ended. Raises InvocationFailedError, and WaitError
@@ -241,9 +239,16 @@ class Client:
 
     def _asked(self, method: str, path: str, **request: Any) -> httpx.Response:
         try:
-            answer = self._http.request(method, path, **request)
+            return self._answered(method, path, **request)
         except httpx.ReadTimeout as error:
-            raise _SlowError(self._unanswered("does not answer in time")) from error
+            raise UnavailableError(self._unanswered("does not answer in time")) from error
+
+    def _answered(self, method: str, path: str, **request: Any) -> httpx.Response:
+        """The answer to a request that is carried out. Raises httpx.ReadTimeout, and as others."""
+        try:
+            answer = self._http.request(method, path, **request)
+        except httpx.ReadTimeout:
+            raise
         except httpx.HTTPError as error:
             raise UnavailableError(self._unanswered(f"does not answer: {error}")) from error
         if answer.is_success:
@@ -259,15 +264,16 @@ class Client:
     def _problem(self, answer: httpx.Response) -> IscpError:
         code, reason = _reason(answer)
         if (invocation := answer.headers.get(ID_HEADER)) is not None:
-            return InvocationFailedError(invocation, code, reason)
+            told = f"The invocation {invocation} failed with {code}: {reason}"
+            see = f"`iscp invocations show {invocation}` prints its journal."
+            return InvocationFailedError(
+                f"{told.rstrip('.')}. {see}", invocation=invocation, status=code, reason=reason
+            )
         if answer.status_code in _OVERLOADED:
             said = f"answers {answer.status_code}: {reason}"
             return UnavailableError(f"The runtime of invocations at {self.url} {said}")
-        return InvocationRefusedError(answer.status_code, reason)
-
-
-class _SlowError(UnavailableError):
-    """No answer has come in the time of one request."""
+        told = f"The runtime of invocations refused with {answer.status_code}: {reason}"
+        return InvocationRefusedError(told, status=answer.status_code, reason=reason)
 
 
 def _checked(url: str) -> str:

@@ -1,0 +1,62 @@
+"""What a service deployment says of itself: its manifest, checked against its schema."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.alias_generators import to_camel
+
+ServiceName = Annotated[str, StringConstraints(pattern=r"^([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9._-]*$")]
+HandlerName = Annotated[str, StringConstraints(pattern=r"^([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9_]*$")]
+Version = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel)
+
+
+class InputPayload(_Part):
+    """What a handler accepts."""
+
+    required: bool = False
+    content_type: str | None = None
+    json_schema: Any = None
+
+
+class OutputPayload(_Part):
+    """What a handler returns."""
+
+    content_type: str | None = None
+    set_content_type_if_empty: bool = False
+    json_schema: Any = None
+
+
+class Handler(_Part):
+    """One handler of a service; without `ty`, it is the service's usual kind."""
+
+    name: HandlerName
+    documentation: str | None = None
+    ty: Literal["WORKFLOW", "EXCLUSIVE", "SHARED"] | None = None
+    input: InputPayload | None = None
+    output: OutputPayload | None = None
+    metadata: dict[str, str] = Field(default_factory=dict)
+
+
+class Service(_Part):
+    """One service, virtual object or workflow."""
+
+    name: ServiceName
+    documentation: str | None = None
+    ty: Literal["VIRTUAL_OBJECT", "SERVICE", "WORKFLOW"]
+    handlers: list[Handler]
+    metadata: dict[str, str] = Field(default_factory=dict)
+
+
+class Manifest(_Part):
+    """The endpoint's manifest, version 1 or 2 (endpoint_manifest_schema.json)."""
+
+    protocol_mode: Literal["BIDI_STREAM", "REQUEST_RESPONSE"] | None = None
+    min_protocol_version: Version
+    max_protocol_version: Version
+    services: list[Service]

@@ -1,0 +1,96 @@
+"""Real servers of ASGI apps in threads of the test: uvicorn, and hypercorn with HTTP/2."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import hypercorn.asyncio
+import uvicorn
+from hypercorn.config import Config
+
+SECONDS = 20
+
+
+@dataclass
+class Served:
+    url: str
+    stop: object
+
+
+def bound():
+    made = socket.socket()
+    made.bind(("127.0.0.1", 0))
+    made.listen(128)
+    return made, made.getsockname()[1]
+
+
+@contextmanager
+def uvicorn_of(app, **options):
+    """HTTP/1.1: the address of a server that runs until the block ends or `stop()`."""
+    listening, port = bound()
+    settings = {"log_level": "error", "lifespan": "off", "timeout_graceful_shutdown": 1, **options}
+    server = uvicorn.Server(uvicorn.Config(app, **settings))
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+
+    def stop():
+        server.should_exit = True
+        thread.join(SECONDS)
+        listening.close()
+        assert not thread.is_alive()
+
+    try:
+        yield Served(f"http://127.0.0.1:{port}", stop)
+    finally:
+        stop()
+
+
+@contextmanager
+def hypercorn_of(app, *, certificate=None, **options):
+    """HTTP/2 without TLS, or with it: the address of a server that runs until the block ends."""
+    listening, port = bound()
+    config = Config()
+    config.bind = [f"fd://{listening.detach()}"]
+    config.errorlog = None
+    config.graceful_timeout = 1
+    if certificate is not None:
+        config.certfile, config.keyfile = certificate
+    for name, value in options.items():
+        setattr(config, name, value)
+    loop = asyncio.new_event_loop()
+    stopping = asyncio.Event()
+
+    def serve():
+        asyncio.set_event_loop(loop)
+        served = hypercorn.asyncio.serve(app, config, shutdown_trigger=stopping.wait, mode="asgi")
+        loop.run_until_complete(served)
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+
+    def stop():
+        if thread.is_alive():
+            loop.call_soon_threadsafe(stopping.set)
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+
+    scheme = "http" if certificate is None else "https"
+    try:
+        yield Served(f"{scheme}://127.0.0.1:{port}", stop)
+    finally:
+        stop()
+
+
+def run(awaitable, seconds=SECONDS):
+    """Run to the end in a new event loop, within `seconds`."""
+
+    async def bounded():
+        return await asyncio.wait_for(awaitable, seconds)
+
+    return asyncio.run(bounded())

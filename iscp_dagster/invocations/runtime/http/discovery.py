@@ -33,7 +33,7 @@ _OK, _NOT_FOUND = 200, 404
 class DiscoveryError(ConfigError):
     """What answers at the address is no service deployment that this runtime can drive."""
 
-    code = 10_740
+    code = 10_760
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,6 +66,8 @@ class Deployment:
     url: str
     """Ends without a slash."""
     mode: Mode = Mode.REQUEST_RESPONSE
+    http: int = 1
+    """The version of HTTP that it is spoken to with: 1 or 2."""
     versions: tuple[int, int] = (1, 3)
     """The least and the greatest version of the service protocol."""
     registered: int = 0

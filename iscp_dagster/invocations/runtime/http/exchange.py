@@ -119,6 +119,10 @@ class Exchange(Protocol):
         """Wait for the next part of the response's body; empty: it has ended."""
         ...
 
+    def abort(self, why: DeploymentUnreachableError) -> None:
+        """Break it off now; whoever waits for it gets this error."""
+        ...
+
     async def close(self) -> None:
         """Give back, or break off, what is left of it."""
         ...

@@ -63,6 +63,12 @@ class Http2Exchange:
             self._taken(counted)
         return data
 
+    def abort(self, why: DeploymentUnreachableError) -> None:
+        if self._failure is None and not self._closed:
+            self._break_off()
+            self._carrier.flush()
+            self.fail(why)
+
     async def close(self) -> None:
         if self._closed:
             return

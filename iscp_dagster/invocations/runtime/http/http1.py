@@ -121,6 +121,7 @@ class Http1Exchange:
         self._connection: Connection | None = None
         self._whole: bytes | None = None
         self._head: Head | None = None
+        self._aborted: DeploymentUnreachableError | None = None
 
     async def send(self, data: bytes, *, end: bool = False) -> None:
         if self._connection is None and end:
@@ -146,7 +147,13 @@ class Http1Exchange:
             event = await connection.next_event()
         except (OSError, h11.RemoteProtocolError) as error:
             raise self._broken(error) from None
+        self._held()
         return bytes(event.data) if isinstance(event, h11.Data) else b""
+
+    def abort(self, why: DeploymentUnreachableError) -> None:
+        self._aborted = self._aborted or why
+        if self._connection is not None:
+            self._connection.writer.transport.abort()
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -197,6 +204,8 @@ class Http1Exchange:
         return Head(status=event.status_code, headers=headers)
 
     def _held(self) -> Connection:
+        if self._aborted is not None:
+            raise self._aborted
         if self._connection is None:
             raise DeploymentUnreachableError(f"{self._address}: the exchange was closed.")
         return self._connection

@@ -233,3 +233,23 @@ def test_a_closed_exchange_says_so(servers, version):
         return True
 
     assert with_client(work)
+
+
+@BOTH
+def test_who_waits_for_an_aborted_exchange_gets_the_reason(servers, version):
+    async def work(client):
+        exchange = await client.open(
+            Address.parsed(servers[version]), Request(method="POST", path="/late"), version
+        )
+        await exchange.send(b"x")
+        waiting = [asyncio.ensure_future(exchange.head())]
+        await asyncio.sleep(0)
+        exchange.abort(DeploymentUnreachableError("enough"))
+        with pytest.raises(DeploymentUnreachableError, match="enough"):
+            await waiting[0]
+        with pytest.raises(DeploymentUnreachableError, match="enough"):
+            await exchange.receive()
+        await exchange.close()
+        return await exchanged(client, servers[version], version, b"others go on")
+
+    assert with_client(work)[1] == b"others go on"

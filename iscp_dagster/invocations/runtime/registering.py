@@ -1,0 +1,50 @@
+"""From what discovery found to what the store keeps."""
+
+from __future__ import annotations
+
+import secrets
+
+from iscp_dagster.invocations.runtime.http import manifest
+from iscp_dagster.invocations.runtime.http.discovery import Discovered
+from iscp_dagster.invocations.runtime.store.deployments import (
+    Deployment,
+    Handler,
+    HandlerKind,
+    Mode,
+    Service,
+    ServiceKind,
+)
+from iscp_dagster.invocations.runtime.store.operations import Register
+
+USUAL = {
+    ServiceKind.SERVICE: HandlerKind.SHARED,
+    ServiceKind.OBJECT: HandlerKind.EXCLUSIVE,
+    ServiceKind.WORKFLOW: HandlerKind.WORKFLOW,
+}
+"""What a handler is if the manifest does not say."""
+
+
+def registration(found: Discovered, *, now: int, force: bool = False) -> Register:
+    """The operation that has a discovered deployment serve its services."""
+    deployment = Deployment(
+        id=f"dp_{secrets.token_hex(8)}",
+        url=str(found.address),
+        mode=Mode.FULL_DUPLEX if found.duplex else Mode.REQUEST_RESPONSE,
+        http=found.http,
+        versions=(found.manifest.min_protocol_version, found.manifest.max_protocol_version),
+        registered=now,
+    )
+    services = tuple(_service(each) for each in found.manifest.services)
+    return Register(deployment=deployment, services=services, force=force)
+
+
+def _service(each: manifest.Service) -> Service:
+    kind = ServiceKind(each.ty)
+    handlers = tuple(_handler(kind, one) for one in each.handlers)
+    return Service(name=each.name, kind=kind, handlers=handlers)
+
+
+def _handler(kind: ServiceKind, each: manifest.Handler) -> Handler:
+    said = HandlerKind(each.ty) if each.ty and kind.keyed else USUAL[kind]
+    described = each.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return Handler(name=each.name, kind=said, described=described)

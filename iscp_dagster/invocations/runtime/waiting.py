@@ -1,0 +1,52 @@
+"""Who waits in this process for the end of an invocation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+
+from iscp_dagster.invocations.protocol.results import Result
+
+MOST_WATCHED = 1_000
+"""Invocations that are looked for in the database at once."""
+
+
+class Waiting:
+    """Futures by invocation. All methods belong to one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[asyncio.Future[Result]]] = defaultdict(list)
+
+    @contextmanager
+    def future(self, id_: str) -> Iterator[asyncio.Future[Result]]:
+        """Gets the invocation's result when it is told; forgotten at the end of the block."""
+        made: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting[id_].append(made)
+        try:
+            yield made
+        finally:
+            self._forget(id_, made)
+
+    def ended(self, results: Mapping[str, Result]) -> None:
+        """Tell how invocations ended to those who wait for them."""
+        for id_, result in results.items():
+            for each in self._waiting.get(id_, ()):
+                if not each.done():
+                    each.set_result(result)
+
+    def watched(self) -> list[str]:
+        """Invocations to look for, others at each call if there are too many for one."""
+        chosen = list(islice(self._waiting, MOST_WATCHED))
+        if len(self._waiting) > MOST_WATCHED:
+            for each in chosen:
+                self._waiting[each] = self._waiting.pop(each)
+        return chosen
+
+    def _forget(self, id_: str, made: asyncio.Future[Result]) -> None:
+        held = self._waiting[id_]
+        held.remove(made)
+        if not held:
+            del self._waiting[id_]

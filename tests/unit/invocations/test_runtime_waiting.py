@@ -1,0 +1,48 @@
+"""Who waits for the end of an invocation."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from iscp_dagster.invocations.protocol.results import Value
+from iscp_dagster.invocations.runtime import waiting as module
+from iscp_dagster.invocations.runtime.waiting import Waiting
+
+ONE, TWO = Value(value=b"1"), Value(value=b"2")
+
+
+def test_everyone_who_waits_for_an_invocation_is_told():
+    async def inside():
+        waiting = Waiting()
+        with waiting.future("a") as one, waiting.future("a") as two, waiting.future("b") as three:
+            assert sorted(waiting.watched()) == ["a", "b"]
+            waiting.ended({"a": ONE, "unknown": TWO})
+            waiting.ended({"a": TWO})
+            assert (await one, await two, three.done()) == (ONE, ONE, False)
+        return waiting.watched()
+
+    assert asyncio.run(inside()) == []
+
+
+def test_who_gives_up_is_forgotten():
+    async def inside():
+        waiting = Waiting()
+        with pytest.raises(asyncio.TimeoutError), waiting.future("a") as future:
+            await asyncio.wait_for(future, 0)
+        waiting.ended({"a": ONE})
+        return waiting.watched()
+
+    assert asyncio.run(inside()) == []
+
+
+def test_more_than_one_look_asks_for_are_asked_for_in_turn(monkeypatch):
+    monkeypatch.setattr(module, "MOST_WATCHED", 2)
+
+    async def inside():
+        waiting = Waiting()
+        with waiting.future("a"), waiting.future("b"), waiting.future("c"):
+            return [waiting.watched() for _ in range(3)]
+
+    assert asyncio.run(inside()) == [["a", "b"], ["c", "a"], ["b", "c"]]

@@ -20,7 +20,7 @@ WITH_DELAY = 2
 class ProtocolError(IscpError):
     """The other side sent what the protocol does not allow; the stream ends."""
 
-    code = 10_710
+    code = 10_600
     status = PROTOCOL_VIOLATION
     """The code of the ErrorMessage."""
 
@@ -28,14 +28,14 @@ class ProtocolError(IscpError):
 class JournalMismatchError(ProtocolError):
     """A handler's code takes other steps than its journal records."""
 
-    code = 10_720
+    code = 10_610
     status = JOURNAL_MISMATCH
 
 
 class MessageTooLargeError(ProtocolError):
     """A message or a journal is larger than its receiver allows."""
 
-    code = 10_730
+    code = 10_615
     status = TOO_LARGE
 
 

@@ -98,6 +98,12 @@ def frame(message: Message, *, requires_ack: bool = False, completed: bool | Non
     return Frame(code=kind.code, body=body, requires_ack=requires_ack, completed=completed)
 
 
+def custom(code: int, message: Message, *, requires_ack: bool = False) -> Frame:
+    """The frame of a custom entry."""
+    body = message.SerializeToString(deterministic=True)
+    return Frame(code=code, body=body, requires_ack=requires_ack)
+
+
 def encode(sent: Frame) -> bytes:
     """The frame's bytes on the wire."""
     return HEADER.pack(sent.code, sent.flags, len(sent.body)) + sent.body

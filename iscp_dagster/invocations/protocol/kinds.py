@@ -14,6 +14,8 @@ from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 CUSTOM = 0xFC00
 """The lowest type of custom entries."""
 HIGHEST = 0xFFFF
+COMBINATOR = 0xFC02
+"""The custom entry of service endpoints here: which results came first (pb/custom.proto)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -60,7 +60,7 @@ PURE = (
     *(f"clickhouse.kinds.{name}" for name in ("changes", "kind", "mirror", "text", "vector")),
     *(f"serve.live.{name}" for name in ("cursor", "errors", "positions", "transport.protocol")),
     *("clickhouse.tables.staging", "clickhouse.write.tokens"),
-    "invocations.protocol.*",
+    *("invocations.protocol.*", "invocations.journal.*"),
     *("webhooks.answers", "webhooks.sending.addresses", "webhooks.sending.signing"),
 )
 VARIABLES = {value for name, value in vars(variables).items() if name.isupper()}

@@ -1,0 +1,108 @@
+"""What the runtime's frames do to the handler's side of an attempt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from iscp_dagster.invocations.journal import bits
+from iscp_dagster.invocations.journal.handler_events import (
+    Acknowledged,
+    InputClosed,
+    OutEvent,
+    Ready,
+    Received,
+    Recorded,
+    Resolve,
+    Started,
+)
+from iscp_dagster.invocations.journal.handler_state import (
+    Attempt,
+    Phase,
+    Step,
+    added,
+    resolved,
+    suspended,
+)
+from iscp_dagster.invocations.protocol import kinds
+from iscp_dagster.invocations.protocol.failures import ProtocolError
+from iscp_dagster.invocations.protocol.frames import ONEOF, Frame
+from iscp_dagster.invocations.protocol.results import result_of
+
+
+def received(state: Attempt, event: Received) -> Step:
+    got = event.frame
+    if state.known is None:
+        return _started(state, got)
+    if state.phase is Phase.STARTING:
+        return _recorded(state, state.known, got)
+    if got.code == kinds.COMPLETION.code:
+        return _completed(state, got.message())
+    if got.code == kinds.ENTRY_ACK.code:
+        return _acknowledged(state, got.message().entry_index)
+    raise ProtocolError(
+        f"The runtime sent {got.kind} after the replay, when only a Completion or an EntryAck may "
+        "come; the runtime breaks the protocol."
+    )
+
+
+def input_closed(state: Attempt, _: InputClosed) -> Step:
+    if state.phase is Phase.STARTING:
+        known = "unknown many" if state.known is None else state.known
+        raise ProtocolError(
+            f"The stream ended after {state.sent} of {known} entries of the replay; the runtime "
+            "or the connection broke."
+        )
+    return suspended(replace(state, input_closed=True))
+
+
+def _started(state: Attempt, got: Frame) -> Step:
+    if got.code != kinds.START.code:
+        raise ProtocolError(f"The stream begins with {got.kind}; it must begin with a Start.")
+    message = got.message()
+    if not message.known_entries:
+        raise ProtocolError("The Start tells of no entries; an invocation has its Input at least.")
+    return replace(state, known=message.known_entries), (Started(message=message),)
+
+
+def _recorded(state: Attempt, known: int, got: Frame) -> Step:
+    index = state.sent
+    if not got.kind.entry or (index == 0) != (got.code == kinds.INPUT.code):
+        raise ProtocolError(
+            f"The runtime sent {got.kind} as entry {index} of a replay of {known}; a replay "
+            "consists of entries, of which the first and no other is the Input."
+        )
+    state, out = added(state, got), Recorded(index=index, entry=got)
+    if state.sent < known:
+        return state, (out,)
+    return replace(state, phase=Phase.REPLAYING), (out, Ready())
+
+
+def _completed(state: Attempt, message: Any) -> Step:
+    index, variant = message.entry_index, message.WhichOneof(ONEOF)
+    if not bits.has(state.completable, index):
+        raise ProtocolError(
+            f"The runtime completed entry {index}, which was not sent or is not completable."
+        )
+    allowed = {"empty": state.empties, "value": state.values, "failure": state.completable}
+    result = result_of(message)
+    if result is None or not bits.has(allowed[variant], index):
+        raise ProtocolError(f"The runtime completed entry {index} with {variant or 'no result'}.")
+    if not bits.has(state.open, index):
+        # It cannot become another: the first result stands.
+        return state, ()
+    state = replace(state, open=state.open & ~bits.bit(index))
+    return resolved(state, index), (Resolve(index=index, result=result),)
+
+
+def _acknowledged(state: Attempt, index: int) -> Step:
+    """Entries are stored in order: an ack of one says that those before it are stored."""
+    if index >= state.sent:
+        raise ProtocolError(f"The runtime acknowledged entry {index}, of {state.sent} that it has.")
+    told = tuple(bits.each(state.unacked & bits.up_to(index)))
+    state = replace(state, unacked=state.unacked & ~bits.up_to(index))
+    out: list[OutEvent] = []
+    for each in told:
+        state = resolved(state, each)
+        out.append(Acknowledged(index=each))
+    return state, tuple(out)

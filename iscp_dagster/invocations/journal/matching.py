@@ -1,0 +1,71 @@
+"""Does an entry that a handler issues in a replay match the one that the journal records?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from iscp_dagster.invocations.protocol import kinds
+from iscp_dagster.invocations.protocol.failures import JournalMismatchError
+from iscp_dagster.invocations.protocol.frames import Frame
+
+_RESULT = frozenset({"empty", "value", "failure"})
+_BESIDES: Mapping[int, frozenset[str]] = {
+    kinds.INPUT.code: frozenset({"headers", "value"}),
+    # The output that is recorded stands.
+    kinds.OUTPUT.code: _RESULT,
+    kinds.RUN.code: _RESULT,
+    # Times are of the first attempt, and headers may tell of the attempt.
+    kinds.SLEEP.code: _RESULT | {"wake_up_time"},
+    kinds.CALL.code: _RESULT | {"headers"},
+    kinds.ONE_WAY_CALL.code: frozenset({"headers", "invoke_time"}),
+}
+"""Fields that may differ, besides the name (which identifies a Run alone)."""
+_SHOWN = (
+    *("name", "key", "service_name", "handler_name", "id", "invocation_id", "call_entry_index"),
+    *("idempotency_key",),
+)
+
+
+def check(index: int, issued: Frame | None, recorded: Frame, where: str = "") -> None:
+    """Raise JournalMismatchError unless the entries are the same but for results and times.
+
+    `issued` is None if the handler ended instead; `where` tells the handler's line.
+    """
+    if issued is not None and matches(issued, recorded):
+        return
+    at = f" at {where}" if where else ""
+    found = f"issues {described(issued)}" if issued is not None else "ends"
+    raise JournalMismatchError(
+        f"Entry {index} of the journal is {described(recorded)}, but the handler {found}{at}. A "
+        "handler must take the same steps in each attempt: restore the code that the invocation "
+        "began with, or kill the invocation."
+    )
+
+
+def matches(issued: Frame, recorded: Frame) -> bool:
+    """Raises ProtocolError for a malformed entry."""
+    if issued.code != recorded.code:
+        return False
+    return issued.kind.custom or _identity(issued) == _identity(recorded)
+
+
+def described(entry: Frame) -> str:
+    """The entry for people: its type and what identifies it, as in `Call service_name='A'`."""
+    if entry.kind.custom:
+        return f"{entry.kind.name} 0x{entry.code:04X}"
+    held = {each.name: value for each, value in entry.message().ListFields()}
+    shown = [f"{name}={_short(held[name])}" for name in _SHOWN if held.get(name)]
+    return " ".join((entry.kind.name, *shown))
+
+
+def _identity(entry: Frame) -> list[tuple[str, Any]]:
+    besides = _BESIDES.get(entry.code, _RESULT if entry.kind.completable else frozenset())
+    fields = [(each.name, value) for each, value in entry.message().ListFields()]
+    names = entry.code == kinds.RUN.code
+    return [each for each in fields if each[0] not in besides and (names or each[0] != "name")]
+
+
+def _short(value: Any) -> str:
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    return repr(text[:80] if isinstance(text, str) else text)

@@ -143,11 +143,12 @@ class Client:
     ) -> Sent:
         """Have a handler invoked, after `delay` seconds, and return when that is durable.
 
+        The argument is sent as JSON; bytes are sent as they are, as JSON that is written already.
         Without `idempotency_key`, a request that is repeated makes another invocation.
         """
         place = _path(service, *(() if key is None else (key,)), handler, "send")
         headers = {} if idempotency_key is None else {"idempotency-key": idempotency_key}
-        content = None if argument is None else json.dumps(argument).encode()
+        content = _written(argument)
         if content is not None:
             headers["content-type"] = _JSON
         milliseconds = {"delay": f"{round(delay * 1_000)}"} if delay > 0 else {}
@@ -182,7 +183,7 @@ class Client:
 
     def resolve(self, awakeable: str, value: Any = None) -> None:
         """Complete an awakeable with a value."""
-        content = None if value is None else json.dumps(value).encode()
+        content = _written(value)
         place = _path("restate", "awakeables", awakeable, "resolve")
         self._asked("POST", place, content=content, headers={"content-type": _JSON})
 
@@ -290,6 +291,10 @@ def _checked(url: str) -> str:
 
 def _path(*parts: str) -> str:
     return "".join(f"/{quote(each, safe='')}" for each in parts)
+
+
+def _written(value: Any) -> bytes | None:
+    return value if value is None or isinstance(value, bytes) else json.dumps(value).encode()
 
 
 def _output(answer: httpx.Response) -> Any:

@@ -1,0 +1,190 @@
+"""`/admin/…`: registers addresses, shows invocations with their journals, and ends them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from iscp_dagster.invocations.ingress import facts
+from iscp_dagster.invocations.ingress.addresses import service_address
+from iscp_dagster.invocations.ingress.backend import Backend
+from iscp_dagster.invocations.ingress.bodies import fields
+from iscp_dagster.invocations.ingress.invoking import unknown
+from iscp_dagster.invocations.ingress.refusals import (
+    BAD,
+    BAD_GATEWAY,
+    NOT_FOUND,
+    PLAIN,
+    UNPROCESSABLE,
+    RefusedError,
+)
+from iscp_dagster.invocations.runtime.store.deployments import Deployment, Service
+from iscp_dagster.invocations.runtime.store.operations import (
+    Cancel,
+    Kill,
+    Operation,
+    Pause,
+    Purge,
+    Register,
+    Resume,
+    Unregister,
+)
+from iscp_dagster.invocations.runtime.store.outcomes import Done, Refused
+from iscp_dagster.invocations.runtime.store.views import Chosen, Status
+from iscp_dagster.model.errors import IscpError
+
+CHANGES: Mapping[str, type[Cancel | Kill | Pause | Purge | Resume]] = {
+    "cancel": Cancel,
+    "kill": Kill,
+    "pause": Pause,
+    "purge": Purge,
+    "resume": Resume,
+}
+RESERVED = frozenset({"admin", "restate", "services"})
+"""Names that no service may have: they begin paths of the server's own."""
+MOST = 10_000
+_OK, _CREATED = 200, 201
+_FILTERS = {"status", "service", "handler", "key", "limit", "before"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admin:
+    """Answers administration."""
+
+    backend: Backend
+
+    def routes(self) -> list[Route]:
+        """Below `/admin`."""
+        return [
+            Route("/admin/deployments", self.register, methods=["POST"]),
+            Route("/admin/deployments", self.deployments),
+            Route("/admin/deployments/{id}", self.unregister, methods=["DELETE"]),
+            Route("/admin/services", self.services),
+            Route("/admin/invocations", self.invocations),
+            Route("/admin/invocations/{id}", self.invocation),
+            Route("/admin/invocations/{id}/{change}", self.change, methods=["PATCH", "POST"]),
+        ]
+
+    async def register(self, request: Request) -> Response:
+        """201 with the deployment; 200 if its address was registered before."""
+        asked = await fields(request, uri=str, force=bool)
+        if "uri" not in asked:
+            raise RefusedError(UNPROCESSABLE, "The field 'uri' is missing.")
+        url = service_address(asked["uri"])
+        known = {each.url for each in await self.backend.read(self.backend.store.deployments)}
+        found, services = await self._discovered(url)
+        force = asked.get("force", False)
+        operation = Register(deployment=found, services=services, force=force)
+        _done(await self.backend.do(operation))
+        deployment, now = await self._of(url)
+        return _json(facts.deployment(deployment, now), _OK if url in known else _CREATED)
+
+    async def _discovered(self, url: str) -> tuple[Deployment, tuple[Service, ...]]:
+        try:
+            found, services = await self.backend.discover(url)
+        except IscpError as error:
+            raise RefusedError(BAD_GATEWAY, str(error)) from error
+        if taken := sorted(RESERVED & {each.name for each in services}):
+            raise RefusedError(
+                UNPROCESSABLE,
+                f"A service may not be called {taken[0]!r}: paths of the server begin so.",
+            )
+        return found, services
+
+    async def _of(self, url: str) -> tuple[Deployment, list[Service]]:
+        deployments, services = await self._registered()
+        return next(each for each in deployments if each.url == url), services
+
+    async def _registered(self) -> tuple[list[Deployment], list[Service]]:
+        store = self.backend.store
+        deployments: list[Deployment] = await self.backend.read(store.deployments)
+        services: dict[str, Service] = await self.backend.read(store.services)
+        return deployments, sorted(services.values(), key=lambda each: each.name)
+
+    async def deployments(self, _request: Request) -> Response:
+        """The registered addresses."""
+        deployments, services = await self._registered()
+        return _json({"deployments": [facts.deployment(each, services) for each in deployments]})
+
+    async def unregister(self, request: Request) -> Response:
+        """Forget an address; with `force=true` also while invocations need it."""
+        force = request.query_params.get("force") == "true"
+        operation = Unregister(id=request.path_params["id"], force=force)
+        return _json({"changed": _done(await self.backend.do(operation)).changed})
+
+    async def services(self, _request: Request) -> Response:
+        """The services that can be invoked."""
+        deployments, services = await self._registered()
+        urls = {each.id: each.url for each in deployments}
+        told = [facts.service(each, urls.get(each.deployment)) for each in services]
+        return _json({"services": told})
+
+    async def invocations(self, request: Request) -> Response:
+        """The latest invocations, by the parameters of the query."""
+        chosen = chosen_by(request.query_params)
+        found = await self.backend.read(self.backend.store.invocations, chosen)
+        return _json({"invocations": [facts.invocation(each) for each in found]})
+
+    async def invocation(self, request: Request) -> Response:
+        """An invocation with its journal."""
+        id_, store = request.path_params["id"], self.backend.store
+        found = await self.backend.read(store.invocation, id_)
+        if found is None:
+            raise unknown(id_)
+        journal = await self.backend.read(store.journal, id_)
+        told = facts.invocation(found)
+        return _json(told | {"journal": [facts.entry(id_, each) for each in journal]})
+
+    async def change(self, request: Request) -> Response:
+        """Cancel, kill, pause, resume or purge an invocation."""
+        operation = CHANGES.get(request.path_params["change"])
+        if operation is None:
+            raise RefusedError(NOT_FOUND, f"Change an invocation by one of {', '.join(CHANGES)}.")
+        wanted: Operation[Done | Refused] = operation(id=request.path_params["id"])
+        return _json({"changed": _done(await self.backend.do(wanted)).changed})
+
+
+def chosen_by(parameters: Mapping[str, str]) -> Chosen:
+    """The invocations that a query's parameters choose. Raises RefusedError (400)."""
+    if unknown_ := sorted(set(parameters) - _FILTERS):
+        known = ", ".join(sorted(_FILTERS))
+        raise RefusedError(BAD, f"The parameter {unknown_[0]!r} is unknown; known: {known}.")
+    status = parameters.get("status")
+    return Chosen(
+        statuses=() if status is None else (status_of(status),),
+        service=parameters.get("service", ""),
+        handler=parameters.get("handler", ""),
+        key=parameters.get("key"),
+        limit=_number("limit", parameters.get("limit", "100"), MOST),
+        before=_number("before", parameters["before"]) if "before" in parameters else None,
+    )
+
+
+def status_of(text: str) -> Status:
+    """The status of that name. Raises RefusedError (400)."""
+    found = {each.label: each for each in Status}.get(text.replace("_", " ").lower())
+    if found is None:
+        known = ", ".join(each.label for each in Status)
+        raise RefusedError(BAD, f"The status {text!r} is unknown; use one of {known}.")
+    return found
+
+
+def _number(name: str, text: str, most: int = 2**53) -> int:
+    if not text.isdecimal() or not text.isascii() or not 0 < int(text) <= most:
+        raise RefusedError(BAD, f"{name}={text!r} is no number from 1 to {most:,}.")
+    return int(text)
+
+
+def _done(outcome: Done | Refused) -> Done:
+    if isinstance(outcome, Refused):
+        raise RefusedError(outcome.code, outcome.message)
+    return outcome
+
+
+def _json(told: Mapping[str, Any], status: int = _OK) -> Response:
+    return JSONResponse(told, status, headers=PLAIN)

@@ -1,0 +1,177 @@
+"""What is told of invocations, entries and deployments, as JSON; for HTTP and for commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from typing import Any
+
+from google.protobuf.message import Message
+
+from iscp_dagster.invocations.protocol import ids, kinds
+from iscp_dagster.invocations.protocol.awakeables import awakeable_id
+from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure
+from iscp_dagster.invocations.protocol.frames import ONEOF
+from iscp_dagster.invocations.protocol.results import Result, Value, result_of, state_keys
+from iscp_dagster.invocations.runtime.store.deployments import Deployment, Service
+from iscp_dagster.invocations.runtime.store.views import Invocation, JournalEntry
+
+SHOWN = 2_000
+"""Characters of a value; more are left out."""
+_TIMES = {"wake_up_time", "invoke_time"}
+_NOT_TOLD = {"name", "headers"}
+_FAILURES = {kinds.RUN.code, kinds.OUTPUT.code}
+
+
+def invocation(each: Invocation) -> dict[str, Any]:
+    """An invocation without its journal; times are UTC, in ISO 8601."""
+    return {
+        "id": each.id,
+        "target": target(each),
+        "service": each.service,
+        "handler": each.handler,
+        "key": each.key or None,
+        "status": each.status.label,
+        "created": time(each.created),
+        "changed": time(each.changed),
+        "ended": time(each.ended),
+        "next_at": time(each.next_at),
+        "attempts": each.attempts,
+        "entries": each.entries,
+        "waits_for": list(each.waits),
+        "idempotency_key": each.idempotency_key,
+        "deployment": each.deployment or None,
+        "called_by": each.parent or None,
+        "canceled": each.cancelled,
+        "driven_by": each.owner or None,
+        "error": _error(each.error, each.error_at),
+        "result": result(each.result),
+    }
+
+
+def target(each: Invocation) -> str:
+    """The handler as one text: `Service/handler` or `Object/key/handler`."""
+    return "/".join(filter(None, (each.service, each.key, each.handler)))
+
+
+def entry(invocation_id: str, each: JournalEntry) -> dict[str, Any]:
+    """An entry of a journal: its kind, its state, what it says and what it came to."""
+    kind = each.frame.kind
+    message = None if kind.message is None else each.frame.message()
+    found = _result(kind, message)
+    detail = {} if message is None else _detail(message)
+    if kind is kinds.AWAKEABLE:
+        detail["id"] = awakeable_id(ids.parsed(invocation_id), each.index)
+    if each.child:
+        detail["invocation"] = each.child
+    return {
+        "index": each.index,
+        "type": kind.name,
+        "code": f"0x{kind.code:04X}",
+        "name": each.name or None,
+        "state": _state(kind, found),
+        "stored": time(each.created),
+        "completed": time(each.completed_at),
+        "detail": detail,
+        "result": _keys(found) if kind is kinds.GET_STATE_KEYS else result(found),
+    }
+
+
+def result(found: Result | None) -> dict[str, Any] | None:
+    """A value, a failure or emptiness; None: not there yet."""
+    if found is None:
+        return None
+    if isinstance(found, Failure):
+        return {"failure": {"code": found.code, "message": found.message}}
+    if isinstance(found, Value):
+        return {"value": text(found.value), "bytes": len(found.value)}
+    return {"empty": True}
+
+
+def deployment(each: Deployment, services: Iterable[Service]) -> dict[str, Any]:
+    """A registered address, and the services whose new invocations go to it."""
+    return {
+        "id": each.id,
+        "uri": each.url,
+        "mode": each.mode.value,
+        "versions": list(each.versions),
+        "registered": time(each.registered),
+        "services": [service(its, each.url) for its in services if its.deployment == each.id],
+    }
+
+
+def service(each: Service, uri: str | None) -> dict[str, Any]:
+    """A service with its handlers, and the address that new invocations of it go to."""
+    return {
+        "name": each.name,
+        "ty": each.kind.value,
+        "deployment": each.deployment,
+        "uri": uri,
+        "handlers": [{"name": its.name, "ty": its.kind.value} for its in each.handlers],
+    }
+
+
+def time(at: int | None) -> str | None:
+    """Milliseconds since 1970 as ISO 8601 in UTC."""
+    if at is None:
+        return None
+    return datetime.fromtimestamp(at / 1_000, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def text(value: bytes) -> str:
+    """Bytes as text, their beginning if they are long; others than UTF-8 in hexadecimal digits."""
+    try:
+        told = value.decode()
+    except UnicodeDecodeError:
+        told = f"0x{value[: SHOWN // 2].hex()}"
+    return told if len(told) <= SHOWN else f"{told[:SHOWN]}…"
+
+
+def _error(found: ErrorReport | None, at: int | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    of_entry = {"index": found.index, "name": found.name}
+    told = {"code": found.code, "message": found.message, "at": time(at)}
+    return {**told, **{name: value for name, value in of_entry.items() if value is not None}}
+
+
+def _result(kind: kinds.Kind, message: Any) -> Result | None:
+    if kind is kinds.INPUT:
+        return Value(value=message.value)
+    held = message is not None and ONEOF in message.DESCRIPTOR.oneofs_by_name
+    return result_of(message) if held else None
+
+
+def _state(kind: kinds.Kind, found: Result | None) -> str:
+    if isinstance(found, Failure) and (kind.completable or kind.code in _FAILURES):
+        return "failed"
+    if kind.completable:
+        return "waiting" if found is None else "completed"
+    return "stored"
+
+
+def _keys(found: Result | None) -> dict[str, Any] | None:
+    if isinstance(found, Value):
+        return {"keys": [text(each) for each in state_keys(found.value)]}
+    return result(found)
+
+
+def _detail(message: Message) -> dict[str, Any]:
+    """What identifies the entry: its fields but name, headers and result."""
+    return {
+        field.name: _told(field.name, value)
+        for field, value in message.ListFields()
+        if field.name not in _NOT_TOLD and field.number not in _RESULTS
+    }
+
+
+_RESULTS = {13, 14, 15}
+"""The numbers of the fields of results, in every entry (custom entries may not use them)."""
+
+
+def _told(name: str, value: Any) -> Any:
+    if isinstance(value, Message):
+        return {field.name: _told(field.name, its) for field, its in value.ListFields()}
+    if isinstance(value, bytes):
+        return text(value)
+    return time(value) if name in _TIMES else value

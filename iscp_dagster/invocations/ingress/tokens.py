@@ -1,0 +1,63 @@
+"""Asks for the bearer token of the runtime, where one is configured."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers
+
+from iscp_dagster.invocations.ingress.refusals import UNAUTHENTICATED, told
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.variables import INVOCATIONS_TOKEN
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+SHORTEST = 16
+_BEARER = re.compile(r"bearer +([!-~]{1,4096}) *", re.IGNORECASE)
+
+
+def checked(token: str) -> str:
+    """A configured token, as it is. Raises ConfigError for one that is no secret."""
+    if not re.fullmatch(r"[!-~]*", token) or 0 < len(token) < SHORTEST:
+        raise ConfigError(
+            f"{INVOCATIONS_TOKEN} is no token: use at least {SHORTEST} visible ASCII characters, "
+            "such as `openssl rand -hex 32` prints."
+        )
+    return token
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The ASGI middleware: answers 401 before reading a request without the token.
+
+    What is at the paths `open_to_all` needs none.
+    """
+
+    app: ASGIApp
+    token: str
+    open_to_all: Collection[str] = ()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        closed = scope["type"] == "http" and scope["path"] not in self.open_to_all
+        if closed and not self._admits(Headers(scope=scope).getlist("authorization")):
+            reason = f"Send `Authorization: Bearer …` with the token of {INVOCATIONS_TOKEN}."
+            headers = {"WWW-Authenticate": "Bearer", "Connection": "close"}
+            refused = told(UNAUTHENTICATED, UNAUTHENTICATED, reason, headers)
+            await refused(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def _admits(self, given: list[str]) -> bool:
+        found = _BEARER.fullmatch(given[0]) if len(given) == 1 else None
+        # Digests have one length, so the time of the comparison tells nothing of the token.
+        return found is not None and hmac.compare_digest(_digest(found[1]), _digest(self.token))
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()

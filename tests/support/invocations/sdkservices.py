@@ -1,0 +1,188 @@
+"""The services of the tests, written with restate-sdk; served by hypercorn in its own process."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import restate
+from restate import Context, ObjectContext, Service, VirtualObject, Workflow, WorkflowContext
+from restate.exceptions import TerminalError
+
+steps, counter, signup = Service("Steps"), VirtualObject("Counter"), Workflow("Signup")
+
+
+def note(file: str, line: str) -> str:
+    """Append a line to the file: an effect that the world can count."""
+    with Path(file).open("a", encoding="utf-8") as lines:
+        lines.write(f"{line}\n")
+    return line
+
+
+def count(file: str, line: str) -> int:
+    return Path(file).read_text().splitlines().count(line) if Path(file).exists() else 0
+
+
+@steps.handler()
+async def greet(_: Context, name: str) -> str:
+    return f"hello {name}"
+
+
+@steps.handler()
+async def headed(ctx: Context, _: Any) -> dict[str, str]:
+    return {name: value for name, value in ctx.request().headers.items() if name == "x-told"}
+
+
+@steps.handler()
+async def runs(ctx: Context, told: dict[str, Any]) -> list[str]:
+    done = []
+    for step in range(told["count"]):
+        done.append(await ctx.run(f"step {step}", lambda n=step: note(told["file"], f"run {n}")))
+        note(told["file"], f"past {step}")
+    return done
+
+
+@steps.handler()
+async def nap(ctx: Context, seconds: float) -> str:
+    await ctx.sleep(timedelta(seconds=seconds))
+    return "rested"
+
+
+@steps.handler()
+async def chain(ctx: Context, names: list[str]) -> list[str]:
+    return [await ctx.service_call(greet, name) for name in names]
+
+
+@steps.handler()
+async def many(ctx: Context, names: list[str]) -> list[str]:
+    calls = [ctx.service_call(greet, name) for name in names]
+    return [await call for call in calls]
+
+
+@steps.handler()
+async def later(ctx: Context, told: dict[str, Any]) -> str:
+    ctx.object_send(add, told["key"], 5, send_delay=timedelta(seconds=told["seconds"]))
+    ctx.object_send(add, told["key"], 7)
+    return "sent"
+
+
+@steps.handler()
+async def waits(ctx: Context, way: str) -> Any:
+    name, value = ctx.awakeable()
+    ctx.service_send(settle, {"id": name, "way": way})
+    return await value
+
+
+@steps.handler()
+async def settle(ctx: Context, told: dict[str, Any]) -> None:
+    if told["way"] == "resolve":
+        ctx.resolve_awakeable(told["id"], {"got": 42})
+    else:
+        ctx.reject_awakeable(told["id"], "refused", 418)
+
+
+@steps.handler()
+async def fails(_: Context, told: dict[str, Any]) -> None:
+    raise TerminalError(told["message"], told["code"])
+
+
+@steps.handler()
+async def calls_failing(ctx: Context, told: dict[str, Any]) -> str:
+    try:
+        await ctx.service_call(fails, told)
+    except TerminalError as error:
+        return f"{error.status_code} {error.message}"
+    return "nothing failed"
+
+
+@steps.handler()
+async def flaky(ctx: Context, told: dict[str, Any]) -> int:
+    await ctx.run("first", lambda: note(told["file"], "first"))
+    if count(told["file"], "try") < told["times"]:
+        note(told["file"], "try")
+        raise RuntimeError("not yet")
+    return count(told["file"], "try")
+
+
+@steps.handler()
+async def tries(ctx: Context, told: dict[str, Any]) -> str:
+    def once() -> str:
+        note(told["file"], "try")
+        if count(told["file"], "try") <= told["times"]:
+            raise RuntimeError("not yet")
+        return "done"
+
+    return await ctx.run("tries", once, max_attempts=told["most"])
+
+
+@steps.handler()
+async def refuses(ctx: Context, told: dict[str, Any]) -> str:
+    def once() -> str:
+        note(told["file"], "refused")
+        raise TerminalError("refused", 422)
+
+    return await ctx.run("refuses", once)
+
+
+@counter.handler()
+async def add(ctx: ObjectContext, number: int) -> int:
+    total = (await ctx.get("total") or 0) + number
+    ctx.set("total", total)
+    ctx.set(f"last {number}", number)
+    return total
+
+
+@counter.handler(kind="shared")
+async def total(ctx: ObjectContext, _: Any) -> Any:
+    return await ctx.get("total")
+
+
+@counter.handler(kind="shared")
+async def keys(ctx: ObjectContext, _: Any) -> list[str]:
+    return sorted(await ctx.state_keys())
+
+
+@counter.handler()
+async def forget(ctx: ObjectContext, name: str) -> Any:
+    ctx.clear(name)
+    return await ctx.get(name)
+
+
+@counter.handler()
+async def forget_all(ctx: ObjectContext, _: Any) -> list[Any]:
+    ctx.clear_all()
+    return [await ctx.get("total"), await ctx.state_keys()]
+
+
+@counter.handler()
+async def slowly(ctx: ObjectContext, told: dict[str, Any]) -> list[str]:
+    items = await ctx.get("items") or []
+    await ctx.sleep(timedelta(seconds=told["seconds"]))
+    ctx.set("items", [*items, told["item"]])
+    return [*items, told["item"]]
+
+
+@signup.main()
+async def run(ctx: WorkflowContext, name: str) -> str:
+    ctx.set("name", name)
+    mail = await ctx.promise("mail").value()
+    return f"{name} at {mail}"
+
+
+@signup.handler()
+async def confirm(ctx: WorkflowContext, mail: str) -> None:
+    await ctx.promise("mail").resolve(mail)
+
+
+@signup.handler()
+async def refuse(ctx: WorkflowContext, why: str) -> None:
+    await ctx.promise("mail").reject(why, 410)
+
+
+@signup.handler()
+async def look(ctx: WorkflowContext, _: Any) -> Any:
+    return await ctx.promise("mail").peek()
+
+
+app = restate.app([steps, counter, signup])

@@ -1,0 +1,81 @@
+"""Runs an ASGI application in a process of its own, at both HTTP/1.1 and HTTP/2."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from iscp_dagster.local.stack.ports import free_port
+
+START_SECONDS = 30.0
+HERE = Path(__file__).parent
+
+
+@dataclass
+class Served:
+    """A server that can be killed and started again at the same address."""
+
+    command: tuple[str, ...]
+    port: int
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def told(self) -> str:
+        """What it wrote to its standard output and error."""
+        return self.log.read_text()
+
+    def start(self) -> None:
+        """Start it, and wait until it listens."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command, cwd=HERE, stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": ""}
+            )
+        until = time.monotonic() + START_SECONDS
+        while not self._listens():
+            assert self.process.poll() is None, self.told
+            assert time.monotonic() < until, self.told
+            time.sleep(0.02)
+
+    def _listens(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        return False
+
+    def kill(self) -> None:
+        """Kill it as a crash does."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(START_SECONDS)
+
+
+def hypercorn(python: Path | str, app: str, port: int) -> tuple[str, ...]:
+    return (str(python), "-m", "hypercorn", "--bind", f"127.0.0.1:{port}", app)
+
+
+@contextmanager
+def served(python: Path | str, app: str, folder: Path) -> Iterator[Served]:
+    """Run `module:name` of this folder with hypercorn until the end of the block."""
+    port = free_port()
+    server = Served(hypercorn(python, app, port), port, folder / f"{app.partition(':')[0]}.log")
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -13,19 +13,20 @@ from iscp_dagster.api.discovery import TABLES
 from iscp_dagster.api.environment import databases_of, number_of, runs_kept_of, shards_of
 from iscp_dagster.location.assets.checks import index_checks
 from iscp_dagster.location.assets.index_assets import index_assets
-from iscp_dagster.location.assets.io_manager import EventsIOManager
+from iscp_dagster.location.assets.io_manager import EventsIOManager, InvocationsIOManager
 from iscp_dagster.location.assets.iteration_job import jobs_of
 from iscp_dagster.location.assets.maintenance import hourly, maintenance_jobs
 from iscp_dagster.location.assets.source_asset import source_asset, source_spec
 from iscp_dagster.location.assets.source_check import source_check
 from iscp_dagster.location.executor import named_in_process
-from iscp_dagster.location.names import EVENTS, clickhouse_pool
+from iscp_dagster.location.names import EVENTS, INVOCATIONS, clickhouse_pool
 from iscp_dagster.location.sensor.lookout import SCAN_SECONDS, Lookout
 from iscp_dagster.location.sensor.news import news_sensor
 from iscp_dagster.location.sensor.runner import runner_sensor
 from iscp_dagster.model.declared.attach import Declared
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
+from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import SourceTable, check_declared_once, spread
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS
@@ -42,18 +43,21 @@ def build_definitions(
     views: Sequence[View] = (),
     triggers: Sequence[Trigger] = (),
     endpoints: Sequence[Endpoint] = (),
+    services: Sequence[ServiceConsumer] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Definitions:
-    """Everything that Dagster needs to know about `tables`, and about views and triggers of them.
+    """Everything that Dagster needs to know about `tables`, and about what is declared over them.
 
     `resources` has `iscp`, whose `deployment()` gives services, and an IO manager `<kind>_index`
     for every index kind; `resources_from_environment` gives them. `environ` (default: the
     process's own) says how often the runner looks, how long runs are kept, and which ClickHouses
     there are: a sharded index becomes one index per server, and all runs that write to them share
-    one pool. Raises ConfigError when something is declared twice, when a view or trigger does not
-    fit the tables, or a setting is wrong.
+    one pool. Raises ConfigError when something is declared twice, when a view, trigger or service
+    consumer does not fit the tables, or a setting is wrong.
     """
-    given = Declared(tables=tables, views=views, triggers=triggers, endpoints=endpoints)
+    given = Declared(
+        tables=tables, views=views, triggers=triggers, endpoints=endpoints, services=services
+    )
     whole = given.attached()
     shared = runner_definitions(whole, resources, given=given, environ=environ)
     own = [table_definitions(table, environ=environ) for table in whole]
@@ -89,6 +93,8 @@ def runner_definitions(
     laid_out = [spread(table, shards_of(environ)) for table in tables]
     if any(table.triggers for table in laid_out):
         resources = {EVENTS: EventsIOManager(), **resources}
+    if any(table.services for table in laid_out):
+        resources = {INVOCATIONS: InvocationsIOManager(), **resources}
     check_declared_once(laid_out, databases_of(environ))
     lookout = Lookout(laid_out, scan_seconds_of(environ))
     maintenance = maintenance_jobs(laid_out, resources, runs_kept_of(environ))

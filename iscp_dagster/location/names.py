@@ -9,6 +9,7 @@ from dagster import StaticPartitionsDefinition as Static
 
 from iscp_dagster.clickhouse.connect.endpoint import endpoints
 from iscp_dagster.model.declared.eventtriggers import TRIGGER
+from iscp_dagster.model.declared.services import SERVICE
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable
 
 RUNNER = "iscp_runner"
@@ -25,6 +26,8 @@ SHARD = "iscp/shard"
 """Definition metadata: the number of the ClickHouse server that the index is on."""
 EVENTS = "trigger_events"
 """The resource that reports what triggers did."""
+INVOCATIONS = "service_invocations"
+"""The resource that reports what service consumers invoked."""
 CLICKHOUSE_POOL = "clickhouse"
 """The pool of a location that names no ClickHouse."""
 
@@ -65,8 +68,8 @@ def tenants_job_name(source: SourceTable) -> str:
 
 
 def io_manager_key(kind: str) -> str:
-    """The resource that reports what indexes of that kind, or triggers, stored."""
-    return EVENTS if kind == TRIGGER else f"{kind}_index"
+    """The resource that reports what indexes of that kind, triggers or services did."""
+    return {TRIGGER: EVENTS, SERVICE: INVOCATIONS}.get(kind, f"{kind}_index")
 
 
 def partitions_name(source: SourceTable) -> str:

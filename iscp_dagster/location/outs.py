@@ -10,6 +10,7 @@ from dagster import AssetOut, MetadataValue
 from iscp_dagster.location.names import SHARD, TENANT_COLUMN, io_manager_key, job_key
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.lineage import definition_of
+from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import Consuming, Index, SourceTable, shown_in
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ class InOrder(Generic[T]):
 
 
 def asset_out(source: SourceTable, each: Consuming, databases: Sequence[str] = ()) -> AssetOut:
-    """The asset of an index or a trigger of `source`.
+    """The asset of an index, a trigger or a service consumer of `source`.
 
     `databases` are those that the deployment names for its shards.
     """
@@ -55,10 +56,16 @@ def asset_out(source: SourceTable, each: Consuming, databases: Sequence[str] = (
         is_required=False,
         owners=list(each.owners or source.owners),
         group_name=source.database,
-        **(
-            _trigger(source, each) if isinstance(each, Trigger) else _index(source, each, databases)
-        ),
+        **_told(source, each, databases),
     )
+
+
+def _told(source: SourceTable, each: Consuming, databases: Sequence[str]) -> dict[str, Any]:
+    if isinstance(each, Trigger):
+        return _trigger(source, each)
+    if isinstance(each, ServiceConsumer):
+        return _service(source, each)
+    return _index(source, each, databases)
 
 
 def _index(source: SourceTable, index: Index, databases: Sequence[str]) -> dict[str, Any]:
@@ -108,5 +115,21 @@ def _trigger(source: SourceTable, trigger: Trigger) -> dict[str, Any]:
             "payload": ", ".join(trigger.columns) or "all columns",
             "initial": trigger.initial,
             "endpoints": ", ".join(trigger.endpoints) or "none",
+        },
+    }
+
+
+def _service(source: SourceTable, each: ServiceConsumer) -> dict[str, Any]:
+    said = f"Invokes `{each.handler}` with the changes of `{source.name}`, tenant by tenant."
+    return {
+        "kinds": {"service"},
+        "description": each.description or said,
+        "tags": {**source.tags, **each.tags, "iscp/index": each.kind},
+        "metadata": {
+            "on": source.name,
+            "handler": each.handler,
+            "service_endpoint": MetadataValue.url(each.url),
+            "payload": ", ".join(each.columns) or "all columns",
+            "rows_per_invocation": each.rows,
         },
     }

@@ -36,11 +36,23 @@ class EventsIOManager(IOManager):
         return context.add_output_metadata(shown(obj, {}))
 
     def load_input(self, context: InputContext) -> Any:
-        """Raises ConfigError: a trigger has no table."""
+        """Raises ConfigError: there is no table."""
         name = context.asset_key.to_user_string()
         raise ConfigError(
             f"The asset {name} is a trigger, which keeps no rows; depend on it without loading it "
             "(deps=), and read its events with `iscp events list`."
+        )
+
+
+class InvocationsIOManager(EventsIOManager):
+    """Reports what an iteration invoked for one service consumer."""
+
+    def load_input(self, context: InputContext) -> Any:
+        """Raises ConfigError: a service consumer has no table."""
+        name = context.asset_key.to_user_string()
+        raise ConfigError(
+            f"The asset {name} is a service consumer, which keeps no rows; depend on it without "
+            "loading it (deps=), and look at its invocations with `iscp invocations list`."
         )
 
 

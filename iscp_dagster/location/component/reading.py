@@ -15,6 +15,7 @@ from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.kinds import kinds
 from iscp_dagster.model.declared.lineage import in_order
+from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.errors import ConfigError
@@ -33,6 +34,8 @@ def declared_of(context: ResolutionContext, model: Model) -> Declared:
     if isinstance(indexes := said.get("indexes"), list | tuple):
         at = context.at_path("indexes")
         said["indexes"] = [_index(at.at_path(number), each) for number, each in enumerate(indexes)]
+    if "services" in said:
+        said["services"] = _services(context.at_path("services"), said["services"])
     over = {name: said.pop(name, ()) for name in ("views", "triggers", "endpoints")}
     with _told(context):
         table = SourceTable(**said)
@@ -81,6 +84,16 @@ def _endpoints(context: ResolutionContext, said: Sequence[Mapping[str, Any]]) ->
     for number, each in enumerate(said):
         with _told(context.at_path(number)):
             made.append(Endpoint(**each))
+    return made
+
+
+def _services(
+    context: ResolutionContext, said: Sequence[Mapping[str, Any]]
+) -> list[ServiceConsumer]:
+    made = []
+    for number, each in enumerate(said):
+        with _told(context.at_path(number)):
+            made.append(ServiceConsumer(**each))
     return made
 
 

@@ -16,6 +16,7 @@ from pydantic_core import core_schema
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import INITIAL, Trigger
 from iscp_dagster.model.declared.kinds import kinds
+from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.sharding import FUNCTIONS
 from iscp_dagster.model.declared.tables import ERRORS, ON_REPLACE, SourceTable
 from iscp_dagster.model.declared.views import View
@@ -45,6 +46,8 @@ _SAID_OTHERWISE: Mapping[str, Any] = {
 
 
 _NAMED = Annotated[str | None, Said(description="a view's name; left out: the table")]
+_LEFT_OUT = object()
+"""Marks an option that YAML does not have."""
 _OVER_IT: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
     "views": (View, {"of": _NAMED}),
     "triggers": (
@@ -52,8 +55,9 @@ _OVER_IT: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
         {"on": _NAMED, "to": Sequence[str], "initial": Literal[INITIAL]},
     ),
     "endpoints": (Endpoint, {}),
+    "services": (ServiceConsumer, {"on": _LEFT_OUT}),
 }
-"""What is declared over the table, by attribute; a view or endpoint is meant by its name."""
+"""What is declared with the table, by attribute; a view or endpoint is meant by its name."""
 
 
 _CALLED = {"on": "of"}
@@ -135,7 +139,7 @@ def _model(name: str, declared: type[Any], said: Mapping[str, Any], **first: Any
             None if hints.get(each.name) is _NAMED else _default(each),
         )
         for each in fields(declared)
-        if each.init and each.name not in first
+        if each.init and each.name not in first and said.get(each.name) is not _LEFT_OUT
     }
     base = type("Attributes", (Model,), {"model_config": _STRICT, "__module__": __name__})
     doc = getdoc(declared)

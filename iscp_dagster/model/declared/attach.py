@@ -1,4 +1,4 @@
-"""Gives each source table the indexes and jobs of the views and triggers that are over it."""
+"""Gives each source table the indexes and jobs of the views, triggers and services over it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.kinds import kinds
+from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.errors import ConfigError
@@ -22,12 +23,12 @@ _SAID_BY_THE_VIEW = (
 )
 
 
-DECLARATIONS = (SourceTable, View, Trigger, Endpoint)
+DECLARATIONS = (SourceTable, View, Trigger, Endpoint, ServiceConsumer)
 """What a location can declare."""
 
 
 class UnfitError(ConfigError):
-    """A view, trigger or endpoint that does not fit the location's other declarations."""
+    """A view, trigger, endpoint or service consumer that does not fit the location's others."""
 
     code = 10_120
 
@@ -44,6 +45,7 @@ class Declared:
     views: Sequence[View] = ()
     triggers: Sequence[Trigger] = ()
     endpoints: Sequence[Endpoint] = ()
+    services: Sequence[ServiceConsumer] = ()
 
     @classmethod
     def of(cls, declared: Iterable[object]) -> Declared:
@@ -54,12 +56,14 @@ class Declared:
             views=[one for one in each if isinstance(one, View)],
             triggers=[one for one in each if isinstance(one, Trigger)],
             endpoints=[one for one in each if isinstance(one, Endpoint)],
+            services=[one for one in each if isinstance(one, ServiceConsumer)],
         )
 
     @property
     def everything(self) -> tuple[object, ...]:
         """All of it, for `of`."""
-        return (*self.tables, *self.views, *self.triggers, *self.endpoints)
+        over = (*self.views, *self.triggers, *self.endpoints, *self.services)
+        return (*self.tables, *over)
 
     def all_endpoints(self) -> list[Endpoint]:
         """The endpoints, also those that only a trigger names; raises UnfitError."""
@@ -68,7 +72,8 @@ class Declared:
 
     def attached(self) -> list[SourceTable]:
         """The tables, see `attached`."""
-        return attached(self.tables, self.views, self.triggers, self.endpoints)
+        found = attached(self.tables, self.views, self.triggers, self.endpoints)
+        return with_services(found, self.services)
 
 
 def attached(
@@ -90,6 +95,65 @@ def attached(
     known = _known_endpoints(endpoints, every)
     _check_once(every)
     return [_attached(table, views, triggers, known) for table in tables]
+
+
+def with_services(
+    tables: Sequence[SourceTable], services: Sequence[ServiceConsumer] = ()
+) -> list[SourceTable]:
+    """The tables, each with the service consumers that are `on` it; others that it has stay.
+
+    Raises UnfitError for one that is on no table, on two, or whose service another table's
+    consumer has at another address.
+    """
+    held = {id(each): table for table in tables for each in table.services}
+    found = {table.name: list(table.services) for table in tables}
+    for each in services:
+        if (table := held.get(id(each))) is not None:
+            _check_sole(each, table)
+            continue
+        if getattr(each.on, "name", None) not in found or not isinstance(each.on, SourceTable):
+            raise UnfitError(_placeless(each, found), each)
+        found[each.on.name].append(each)
+    _check_addresses([each for some in found.values() for each in some])
+    return [
+        replace(table, services=found[table.name]) if found[table.name] else table
+        for table in tables
+    ]
+
+
+def _check_sole(each: ServiceConsumer, table: SourceTable) -> None:
+    if each.on is not None and getattr(each.on, "name", None) != table.name:
+        raise UnfitError(
+            f"Service consumer {each.name!r}: it is in the services of {table.name!r}, and on "
+            f"{getattr(each.on, 'name', each.on)!r}; leave on= out, or declare one for each.",
+            each,
+        )
+
+
+def _placeless(each: ServiceConsumer, tables: Iterable[str]) -> str:
+    known = ", ".join(tables) or "none"
+    if each.on is None:
+        return (
+            f"Service consumer {each.name!r} is on no source table; give on=, or put it into a "
+            f"table's services=[...]. The location has the tables: {known}."
+        )
+    return (
+        f"Service consumer {each.name!r}: on={getattr(each.on, 'name', each.on)!r} is no source "
+        f"table of the location, which has: {known}. Declare the table beside it."
+    )
+
+
+def _check_addresses(services: Iterable[ServiceConsumer]) -> None:
+    """A runtime knows one address of a service, the latest that it was told."""
+    known: dict[str, ServiceConsumer] = {}
+    for each in services:
+        other = known.setdefault(each.service, each)
+        if other.url != each.url:
+            raise UnfitError(
+                f"Service consumer {each.name!r}: the service {each.service!r} is at {each.url}, "
+                f"and {other.name!r} has it at {other.url}; give both the same url.",
+                each,
+            )
 
 
 def endpoints_of(tables: Iterable[SourceTable]) -> list[Endpoint]:

@@ -8,6 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from iscp_dagster.model.declared.attach import CHANGES
+from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import Consuming, Index, SourceTable
 from iscp_dagster.model.errors import ConfigError
 
@@ -60,5 +61,7 @@ def _parent(each: Consuming, kept: Mapping[str, list[Any]]) -> str | None:
     if isinstance(each, Index):
         below = definition_of(each)[:-1]
         return next((name for name, view in kept.items() if view == below), None)
+    if isinstance(each, ServiceConsumer):
+        return None
     named = kept.get(each.on.name)
     return each.on.name if named and named == each.on.definition else None

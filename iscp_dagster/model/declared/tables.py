@@ -17,6 +17,7 @@ from iscp_dagster.model.declared.names import (
     checked_name,
     view_name,
 )
+from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.sharding import Sharding, base_name, sharding_of
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import check_priority
@@ -135,7 +136,7 @@ class Index:
         return said | ({"sharding": self.placement.to_json()} if self.placement else {})
 
 
-Consuming = Index | Trigger
+Consuming = Index | Trigger | ServiceConsumer
 """What is declared to consume a table's rows."""
 
 
@@ -154,6 +155,8 @@ class SourceTable:
     indexes: Sequence[Index] = ()
     triggers: Sequence[Trigger] = ()
     """The event triggers on it and its views; `attached` fills it in."""
+    services: Sequence[ServiceConsumer] = ()
+    """The service consumers that get its changes."""
     load: Callable[..., Any] | None = None
     """Called with a `Load` when a person materializes the source; None: others write it."""
     tenants: Callable[[], Sequence[str]] | None = None
@@ -200,8 +203,8 @@ class SourceTable:
 
     @property
     def consumers(self) -> tuple[Consuming, ...]:
-        """All that is declared to get a job for each tenant: its indexes, then its triggers."""
-        return (*self.indexes, *self.triggers)
+        """All that is declared to get a job for each tenant: indexes, triggers, services."""
+        return (*self.indexes, *self.triggers, *self.services)
 
     @property
     def source(self) -> SourceTable:
@@ -234,6 +237,16 @@ class SourceTable:
         known = ", ".join(trigger.name for trigger in self.triggers) or "none"
         raise ConfigError(f"Source table {self.name!r} has no trigger {name!r}; it has: {known}.")
 
+    def service(self, name: str) -> ServiceConsumer:
+        """The service consumer of that name. Raises ConfigError naming the declared ones."""
+        for each in self.services:
+            if each.name == name:
+                return each
+        known = ", ".join(each.name for each in self.services) or "none"
+        raise ConfigError(
+            f"Source table {self.name!r} has no service consumer {name!r}; it has: {known}."
+        )
+
     def columns_of(self, index: Index, available: Sequence[str]) -> tuple[str, ...]:
         """The source columns that `index` carries, in the source's order.
 
@@ -264,6 +277,15 @@ def _check_lists(source: SourceTable) -> None:
         raise ConfigError(
             f"Source table {source.name!r}: indexes={indexes!r} is not a list of indexes; write "
             "indexes=[Mirror()], for example."
+        )
+    services = source.services
+    if not (
+        isinstance(services, list | tuple)
+        and all(isinstance(each, ServiceConsumer) for each in services)
+    ):
+        raise ConfigError(
+            f"Source table {source.name!r}: services={services!r} is not a list of service "
+            "consumers; write services=[ServiceConsumer(...)]."
         )
 
 
@@ -344,8 +366,8 @@ def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] 
     assets = [f"{t.database}.{view_name(t.table, i.name)}" for t in tables for i in t.consumers]
     if taken := [asset for asset in assets if asset in names]:
         raise ConfigError(
-            f"The location: {taken[0]!r} is both a source table and an index view, or a trigger, "
-            "but only one asset can have that name; rename the index or trigger."
+            f"The location: {taken[0]!r} is both a source table and an index view, trigger or service "
+            "consumer, but only one asset can have that name; rename the latter."
         )
     _refuse_repeats("The location", "asset", assets)
     # Dagster's names of jobs and sets of tenants have no dot.

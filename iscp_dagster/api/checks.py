@@ -11,7 +11,8 @@ from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.declared.kinds import kind_names
 from iscp_dagster.model.declared.names import owners, view_name
-from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.model.declared.services import SERVICE
+from iscp_dagster.model.declared.tables import Consuming, SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, JobSpec
@@ -19,39 +20,58 @@ from iscp_dagster.planning.triggers import check_trigger
 from iscp_dagster.sync.consumers import GROUP, index_of, is_index, load_consumer
 from iscp_dagster.sync.deployment import Deployment
 
+_DECLARE = {
+    TRIGGER: "declare Trigger({name}, ...)",
+    SERVICE: "declare ServiceConsumer(..., name={name})",
+}
+"""How the types of consumers that only a declaration makes are declared."""
+
 
 def check_spec(source: SourceTable, job: JobID, spec: JobSpec) -> None:
     """Raises ConfigError for a spec that belongs to another job or could never run."""
     check_names(job, spec.detail.consumer)
     check_trigger(spec.trigger)
     consumer = spec.detail.consumer
-    check_event_trigger(source, consumer)
+    check_declared_as(source, consumer)
     if is_index(consumer):
         check_types(source, index_of(source, consumer))
-    elif consumer.type != TRIGGER:
+    elif consumer.type not in _DECLARE:
         check_type(consumer)
 
 
-def check_event_trigger(source: SourceTable, consumer: ConsumerInfo) -> None:
-    """Raises ConfigError unless an event trigger's job, and no other, is declared as one."""
+def check_declared_as(source: SourceTable, consumer: ConsumerInfo) -> None:
+    """Raises ConfigError unless the job of an event trigger or a service consumer, and no other, is
+    declared as one.
+    """
+    _check_declared(source, consumer, TRIGGER, "trigger", source.triggers)
+    _check_declared(source, consumer, SERVICE, "service consumer", source.services)
+
+
+def _check_declared(
+    source: SourceTable,
+    consumer: ConsumerInfo,
+    type_: str,
+    what: str,
+    there: Sequence[Consuming],
+) -> None:
     head = f"Job {source.name}/{consumer.job}"
-    declared = any(each.name == consumer.job for each in source.triggers)
-    if declared and consumer.type != TRIGGER:
+    declared = any(each.name == consumer.job for each in there)
+    if declared and consumer.type != type_:
         raise ConfigError(
-            f"{head}: a trigger of that name is declared, and the job would be of the type "
+            f"{head}: a {what} of that name is declared, and the job would be of the type "
             f"{consumer.type!r}; register it without a type, or name the job otherwise."
         )
-    if consumer.type != TRIGGER:
+    if consumer.type != type_:
         return
     if not declared:
-        known = ", ".join(each.name for each in source.triggers) or "none"
+        known = ", ".join(each.name for each in there) or "none"
         raise ConfigError(
-            f"{head}: no trigger of that name is declared on the table or its views (there are: "
-            f"{known}); declare Trigger({consumer.job!r}, ...)."
+            f"{head}: no {what} of that name is declared on the table or its views (there are: "
+            f"{known}); {_DECLARE[type_].format(name=repr(consumer.job))}."
         )
     if consumer.columns or consumer.options:
         raise ConfigError(
-            f"{head}: a trigger's columns and options are those of its declaration; change them "
+            f"{head}: a {what}'s columns and options are those of its declaration; change them "
             "there."
         )
 
@@ -89,7 +109,7 @@ def check_view_free(
     others -= {JobID(db=source.database, table=source.table, job=mine.shown)}
     taken = [f"index {each}" for each in sorted(map(shown, others))]
     taken += [f"source table {each.name}" for each in sources if each.name == asset]
-    taken += [f"trigger {each}" for each in sorted(_triggers(sources, asset))]
+    taken += sorted(_others(sources, asset))
     if taken:
         raise ConfigError(
             f"The index view {place}.{view} already belongs to {taken[0]}; give the index "
@@ -97,12 +117,13 @@ def check_view_free(
         )
 
 
-def _triggers(sources: Sequence[SourceTable], asset: str) -> Iterator[str]:
-    """The triggers whose asset has that name."""
+def _others(sources: Sequence[SourceTable], asset: str) -> Iterator[str]:
+    """The triggers and service consumers whose asset has that name."""
     for source in sources:
-        for each in source.triggers:
-            if f"{source.database}.{view_name(source.table, each.name)}" == asset:
-                yield f"{source.name}/{each.name}"
+        for what, some in (("trigger", source.triggers), ("service consumer", source.services)):
+            for each in some:
+                if f"{source.database}.{view_name(source.table, each.name)}" == asset:
+                    yield f"{what} {source.name}/{each.name}"
 
 
 def _owners(near: Sequence[SourceTable], view: str) -> Iterator[JobID]:
@@ -118,7 +139,7 @@ def _has_jobs(log: JobLog, name: JobID) -> bool:
 
 def check_importable(consumer: ConsumerInfo) -> None:
     """Raises ConfigError for a user's consumer that cannot be imported here."""
-    if not is_index(consumer) and consumer.type != TRIGGER:
+    if not is_index(consumer) and consumer.type not in _DECLARE:
         load_consumer(consumer)
 
 

@@ -83,7 +83,7 @@ def _scalar(value: object, at: str) -> object:
         return base64.b64encode(value).decode()
     raise SchemaError(
         f"Column {at!r} holds a {type(value).__name__}, which has no form in JSON; leave the "
-        "column out of the trigger's columns=."
+        "column out with columns=[...]."
     )
 
 

@@ -85,28 +85,27 @@ def stamped(
     rows = rows if condition.unmatch else _transitions(rows)
     for key in keys:
         refuse_nulls(name, rows, key, keys)
-    rows = _in_utf8(rows, keys, name)
+    rows = in_utf8(rows, keys, name)
     if FIELDS not in rows.column_names:
         rows = rows.append_column(FIELDS, pa.nulls(rows.num_rows))
     if tenant is not None:
         rows = rows.append_column(OWNER, pa.repeat(pa.scalar(tenant), rows.num_rows))
     owner = None if tenant is None else OWNER
-    listed = _listed(rows, name)
-    return in_order(changes_of(listed, keys=keys, tenant=owner))
+    return in_order(changes_of(listed(rows, name), keys=keys, tenant=owner))
 
 
-def _listed(rows: pa.Table, name: str) -> list[dict[str, Any]]:
+def listed(rows: pa.Table, name: str) -> list[dict[str, Any]]:
     """The rows as Python has them. Raises SchemaError for a value that it does not have."""
     try:
-        listed: list[dict[str, Any]] = rows.to_pylist()
+        found: list[dict[str, Any]] = rows.to_pylist()
     except (ValueError, OverflowError) as error:
         culprit = next(each for each in rows.column_names if not _is_listed(rows[each]))
         raise SchemaError(
-            f"{name}: column {culprit!r} has a value that an event cannot have: a time before the "
+            f"{name}: column {culprit!r} has a value that JSON cannot have here: a time before the "
             "year 1 or after 9999, or, within an array, map or struct, a text that is not UTF-8. "
-            "Correct it in the source, or leave the column out of the trigger's columns=."
+            "Correct it in the source, or leave the column out with columns=[...]."
         ) from error
-    return listed
+    return found
 
 
 def _is_listed(values: pa.ChunkedArray) -> bool:
@@ -117,7 +116,7 @@ def _is_listed(values: pa.ChunkedArray) -> bool:
     return True
 
 
-def _in_utf8(rows: pa.Table, keys: Sequence[str], name: str) -> pa.Table:
+def in_utf8(rows: pa.Table, keys: Sequence[str], name: str) -> pa.Table:
     """The rows with U+FFFD for the bytes of a snapshot's texts that are not UTF-8.
 
     JSON has no other text, and the change feed says the same. Raises KeyColumnError for a key.
@@ -127,11 +126,11 @@ def _in_utf8(rows: pa.Table, keys: Sequence[str], name: str) -> pa.Table:
             continue
         if field.name in keys:
             raise KeyColumnError(
-                f"{name}: key column {field.name!r} has a text that is not UTF-8, and an event's "
-                "key is JSON. Correct it in the source, or declare another key."
+                f"{name}: key column {field.name!r} has a text that is not UTF-8, and a key is "
+                "told as JSON. Correct it in the source, or declare another key."
             )
-        listed = rows[field.name].cast(pa.binary()).to_pylist()
-        texts = [each if each is None else each.decode(errors="replace") for each in listed]
+        found = rows[field.name].cast(pa.binary()).to_pylist()
+        texts = [each if each is None else each.decode(errors="replace") for each in found]
         rows = rows.set_column(at, field, pa.chunked_array([pa.array(texts, field.type)]))
     return rows
 

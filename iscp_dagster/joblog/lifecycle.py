@@ -14,6 +14,7 @@ from typing import TypeVar
 from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Done, Failed, Iteration, Recall
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Layout, Phase, Step, claim_steps
+from iscp_dagster.model.declared.services import SERVICE
 from iscp_dagster.model.errors import (
     BatchError,
     ConfigError,
@@ -23,6 +24,7 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.jobs import ERROR_TEXT_LIMIT, Job, JobKey, JobStatus, NewJob, storable
 from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import Event, JobState, after, allowed
 
 Outcome = TypeVar("Outcome", Done, Failed)
@@ -93,8 +95,20 @@ def differs(before: Job, after: Job) -> bool:
 def rebuilt(job: Job, now: datetime) -> Job:
     """To get all rows again, after any running iteration; without backoff after a failed one."""
     status = replace(job.status, attempts=0)
-    row = replace(_noted(job, Event.UPDATE, now), rebuild=True, status=status)
+    row = replace(_noted(job, Event.UPDATE, now), rebuild=True, status=status, spec=_anew(job.spec))
     return row if job.state is JobState.RUNNING else _started_over(row)
+
+
+def _anew(spec: JobSpec) -> JobSpec:
+    """The spec; a service's in its next generation, so that its invocations count as new ones.
+
+    An index's generation is that of its table, which all tenants share.
+    """
+    held = spec.detail.consumer
+    if held.type != SERVICE:
+        return spec
+    consumer = replace(held, generation=held.generation + 1)
+    return replace(spec, detail=replace(spec.detail, consumer=consumer))
 
 
 def paused(job: Job, now: datetime) -> Job:

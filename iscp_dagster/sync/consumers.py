@@ -11,6 +11,7 @@ from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.model.consumers import Consumer
 from iscp_dagster.model.declared.kinds import kind_names, kinds
+from iscp_dagster.model.declared.services import SERVICE
 from iscp_dagster.model.declared.sharding import SHARD
 from iscp_dagster.model.declared.tables import Index, SourceTable, check_index
 from iscp_dagster.model.errors import ConfigError
@@ -113,7 +114,10 @@ def columns_of(
     """
     if is_index(info):
         return source.columns_of(index_of(source, info), available)
-    return source.columns_of(Index(name=info.job, columns=info.columns or None), available)
+    columns = info.columns
+    if info.type == SERVICE:
+        columns = tuple(source.service(info.job).columns)
+    return source.columns_of(Index(name=info.job, columns=columns or None), available)
 
 
 def load_consumer(info: ConsumerInfo) -> Callable[[SourceTable, ConsumerInfo], Any]:

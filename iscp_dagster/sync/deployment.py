@@ -29,6 +29,7 @@ from iscp_dagster.model.declared.sharding import base_name, shard_of
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import ConsumerInfo
+from iscp_dagster.serviceconsumers.services import Services
 from iscp_dagster.sync.reading.bounds import DEFAULT_BOUNDS, Bounds
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class Deployment:
         default_factory=dict, compare=False, repr=False
     )
     """What Spark said of views over a schema, since each index and trigger of a scan asks again."""
+    services: Callable[[], Services] | None = None
+    """Opens the runtime that invokes service consumers' handlers; None: there is none."""
     shards: tuple[Endpoint, ...] = ()
     """All ClickHouse servers, `endpoint` first; empty: `endpoint` is the only one."""
 

@@ -21,6 +21,7 @@ from iscp_dagster.model.consumers import Consumer, DataType
 from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.declared.images import CONDITION_COLUMNS, Transitions
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
+from iscp_dagster.model.declared.services import SERVICE
 from iscp_dagster.model.errors import (
     TEMPORARY,
     FeedGoneError,
@@ -28,6 +29,7 @@ from iscp_dagster.model.errors import (
     UnreadableError,
 )
 from iscp_dagster.model.jobs import JobID
+from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
 from iscp_dagster.spark.columns import map_in_arrow, spark_schema
 from iscp_dagster.spark.guard import interruptible
 from iscp_dagster.spark.session import speculates
@@ -304,10 +306,19 @@ def _worker(reader: Reader, sink: Sink, share: Share, wanted: Reading) -> Worker
 
 
 def _own_consumer(reader: Reader, sink: Sink, wanted: Reading) -> Consumer:
-    """The consumer that runs in this process: a user's, or a trigger's."""
+    """The consumer that runs in this process: a user's, a trigger's or a service's."""
+    deployment = reader.deployment
+    if sink.info.type == SERVICE:
+        return InvokingConsumer.of(
+            reader.source,
+            sink.info,
+            table_id=sink.claims[0].key.table_id,
+            services=deployment.services,
+            lost=sink.lost_for,
+            columns=reader.columns(sink.info, wanted.range.to.version),
+        )
     if sink.info.type != TRIGGER:
         return new_consumer(reader.source, sink.info)
-    deployment = reader.deployment
     return TriggerConsumer.of(
         reader.source,
         sink.info,

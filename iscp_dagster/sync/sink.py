@@ -76,6 +76,11 @@ class Sink:
         """The tenants whose jobs this run no longer holds."""
         return {key.tenant: error for key, error in lost(self.log, self.claims).items()}
 
+    def lost_for(self, tenant: str) -> FenceError | None:
+        """Why this run no longer holds the tenant's job; None: it does."""
+        mine = [claim for claim in self.claims if claim.key.tenant == tenant]
+        return next(iter(lost(self.log, mine).values()), None)
+
     def settle(self, connection: Any, retriever: Retriever) -> None:
         """Move the claims' watermarks in the consumer's transaction.
 

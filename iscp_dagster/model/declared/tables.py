@@ -366,8 +366,8 @@ def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] 
     assets = [f"{t.database}.{view_name(t.table, i.name)}" for t in tables for i in t.consumers]
     if taken := [asset for asset in assets if asset in names]:
         raise ConfigError(
-            f"The location: {taken[0]!r} is both a source table and an index view, trigger or service "
-            "consumer, but only one asset can have that name; rename the latter."
+            f"The location: {taken[0]!r} is both a source table and an index view, a trigger or a "
+            "service consumer, but only one asset can have that name; rename the latter."
         )
     _refuse_repeats("The location", "asset", assets)
     # Dagster's names of jobs and sets of tenants have no dot.

@@ -33,6 +33,7 @@ ROOMS = (
         "web",
         "invocations",
         "eventtriggers",
+        "serviceconsumers",
         "batches",
         "sync",
     ),
@@ -61,6 +62,8 @@ PURE = (
     *(f"serve.live.{name}" for name in ("cursor", "errors", "positions", "transport.protocol")),
     *("clickhouse.tables.staging", "clickhouse.write.tokens"),
     *("invocations.protocol.*", "invocations.journal.*"),
+    "invocations.protocol.*",
+    *("serviceconsumers.chunks", "serviceconsumers.services", "serviceconsumers.sorting"),
     *("webhooks.answers", "webhooks.sending.addresses", "webhooks.sending.signing"),
 )
 VARIABLES = {value for name, value in vars(variables).items() if name.isupper()}

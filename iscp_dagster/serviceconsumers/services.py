@@ -1,0 +1,63 @@
+"""What a service consumer needs of a runtime of invocations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from iscp_dagster.model.errors import IscpError
+
+
+class InvocationGoingError(IscpError):
+    """An invocation has not ended yet, or is paused; the next iteration attaches to it again."""
+
+    code = 1_840
+
+
+class InvocationFailedError(IscpError):
+    """A handler failed for good, or its invocation was cancelled or killed."""
+
+    code = 10_510
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invoked:
+    """An invocation as it was last seen."""
+
+    id: str
+    status: str
+    """As the runtime names it: `completed`, `paused`, `suspended`, ..."""
+    link: str
+    """Where it is described."""
+    is_new: bool = True
+    """Whether the call began it, rather than attached to it."""
+    failure: str = ""
+    """Why it failed, or what last went wrong."""
+
+    @property
+    def ended(self) -> bool:
+        return self.status == "completed"
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended with a failure."""
+        return self.ended and bool(self.failure)
+
+
+class Services(Protocol):
+    """A runtime of invocations. Every method raises UnavailableError if it does not answer."""
+
+    def keyed(self, url: str, service: str, handler: str) -> bool:
+        """Whether the handler is one of a virtual object, which is called with a key.
+
+        Registers the service endpoint at `url` if the runtime does not know the handler there.
+        Raises ConfigError for a handler that it does not serve, or that cannot be invoked so.
+        """
+
+    def send(
+        self, service: str, handler: str, body: bytes, *, key: str | None, idempotency_key: str
+    ) -> Invoked:
+        """Invoke, or find the invocation of that idempotency key; does not wait for its end."""
+
+    def look(self, invoked: Invoked, seconds: float) -> Invoked:
+        """How it stands: at once if it has ended or is paused, else after `seconds` at most."""

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from iscp_dagster.invocations.client import InvocationFailedError
 from iscp_dagster.model.consumers import DataRetriever, DataType
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import SourceTable
@@ -17,12 +18,7 @@ from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.serviceconsumers.chunks import CHANGE, Chunk, Owner, Part, chunks
 from iscp_dagster.serviceconsumers.rows import Lines
-from iscp_dagster.serviceconsumers.services import (
-    InvocationFailedError,
-    InvocationGoingError,
-    Invoked,
-    Services,
-)
+from iscp_dagster.serviceconsumers.services import PAUSED, InvocationGoingError, Invoked, Services
 from iscp_dagster.serviceconsumers.sorting import Sorter
 
 TENANTS = 8
@@ -199,7 +195,7 @@ class _Tenant:
         while True:
             seen = its.services.look(invoked, min(LOOK_SECONDS, its.declared.patience))
             invoked = replace(seen, is_new=invoked.is_new)
-            if invoked.ended or invoked.status == "paused":
+            if invoked.ended or invoked.status == PAUSED:
                 break
             if (error := its.lost(self.tenant)) is not None:
                 raise error
@@ -208,7 +204,9 @@ class _Tenant:
         if not invoked.ended:
             raise InvocationGoingError(self._going(chunk, invoked))
         if invoked.failed:
-            raise InvocationFailedError(self._failed(chunk, invoked))
+            raise InvocationFailedError(
+                self._failed(chunk, invoked), invocation=invoked.id, reason=invoked.failure
+            )
         self.all.moved = its.monotonic()
         self.ended.append((chunk, invoked))
 
@@ -246,7 +244,7 @@ class _Tenant:
         last = f", last {invoked.failure}" if invoked.failure else ""
         then = (
             f"resume it (`iscp invocations resume {invoked.id}`)"
-            if invoked.status == "paused"
+            if invoked.status == PAUSED
             else f"it goes on ({self.all.its.declared.patience:g} s are waited for it at a time)"
         )
         return (

@@ -14,10 +14,9 @@ class InvocationGoingError(IscpError):
     code = 1_840
 
 
-class InvocationFailedError(IscpError):
-    """A handler failed for good, or its invocation was cancelled or killed."""
-
-    code = 10_510
+ENDED = "completed"
+"""The status of an invocation that has ended, also with a failure."""
+PAUSED = "paused"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,7 @@ class Invoked:
 
     @property
     def ended(self) -> bool:
-        return self.status == "completed"
+        return self.status == ENDED
 
     @property
     def failed(self) -> bool:

@@ -1,0 +1,99 @@
+"""The deployment's runtime of invocations, as service consumers use it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from iscp_dagster.invocations.client import (
+    Client,
+    InvocationFailedError,
+    InvocationRefusedError,
+)
+from iscp_dagster.invocations.runtime.store.deployments import ServiceKind
+from iscp_dagster.model.errors import ConfigError, WaitError
+from iscp_dagster.serviceconsumers.services import ENDED, InvocationGoingError, Invoked
+
+_GONE = 404
+
+
+@dataclass(frozen=True)
+class RuntimeServices:
+    """See `services.Services`."""
+
+    client: Client
+    _keyed: dict[tuple[str, str, str], bool] = field(default_factory=dict)
+    _registering: threading.Lock = field(default_factory=threading.Lock)
+
+    def keyed(self, url: str, service: str, handler: str) -> bool:
+        asked = url, service, handler
+        with self._registering:
+            if asked not in self._keyed:
+                found = self._known(url, service, handler)
+                if found is None:
+                    self.client.register(url, force=True)
+                    found = self._known(url, service, handler)
+                self._keyed[asked] = _is_keyed(found, *asked)
+        return self._keyed[asked]
+
+    def send(
+        self, service: str, handler: str, body: bytes, *, key: str | None, idempotency_key: str
+    ) -> Invoked:
+        sent = self.client.send(service, handler, body, key=key, idempotency_key=idempotency_key)
+        return Invoked(
+            id=sent.id,
+            status="accepted",
+            link=f"{self.client.url}/admin/invocations/{sent.id}",
+            is_new=sent.is_new,
+        )
+
+    def look(self, invoked: Invoked, seconds: float) -> Invoked:
+        try:
+            if seconds > 0:
+                self.client.attach(invoked.id, seconds=seconds)
+            else:
+                self.client.output(invoked.id)
+        except InvocationFailedError as error:
+            failure = f"{error.status} {error.reason}"
+            return replace(invoked, status=ENDED, failure=failure)
+        except WaitError:
+            return self._described(invoked)
+        except InvocationRefusedError as error:
+            if error.status != _GONE:
+                raise
+            raise InvocationGoingError(
+                f"Invocation {invoked.id} is no longer known to the runtime, which purged it; the "
+                "next iteration invokes the handler anew."
+            ) from error
+        return replace(invoked, status=ENDED)
+
+    def _described(self, invoked: Invoked) -> Invoked:
+        told = self.client.invocation(invoked.id)
+        # It may have ended since; then the next look says how.
+        status = str(told["status"]) if told["status"] != ENDED else invoked.status
+        return replace(invoked, status=status, failure=str(told.get("error") or ""))
+
+    def _known(self, url: str, service: str, handler: str) -> Mapping[str, Any] | None:
+        """The service, if the runtime knows it with that handler at that address."""
+        for each in self.client.services():
+            names = {one["name"] for one in each["handlers"]}
+            if each["name"] == service and each["uri"].rstrip("/") == url and handler in names:
+                return each
+        return None
+
+
+def _is_keyed(found: Mapping[str, Any] | None, url: str, service: str, handler: str) -> bool:
+    if found is None:
+        raise ConfigError(
+            f"The service endpoint {url} serves no handler {service}/{handler}; correct the "
+            "consumer's handler= or url=, or deploy the service that has it."
+        )
+    kind = ServiceKind(found["ty"])
+    if kind is ServiceKind.WORKFLOW:
+        raise ConfigError(
+            f"{service}/{handler} is a handler of a workflow, which runs once for a key; invoke "
+            "one of a service or a virtual object with changes."
+        )
+    return kind.keyed

@@ -11,6 +11,7 @@ from iscp_dagster.clickhouse.kinds.text import FullText
 from iscp_dagster.clickhouse.kinds.vector import Vector
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
+from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.sharding import Sharding
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.declared.views import View
@@ -45,6 +46,7 @@ __all__ = [
     "JobSpec",
     "JobState",
     "Mirror",
+    "ServiceConsumer",
     "Sharding",
     "SourceTable",
     "SourceTableComponent",

@@ -1,0 +1,122 @@
+"""A runtime of invocations in memory, and a retriever of rows cut anyhow, for tests."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from iscp_dagster.model.batch import Range
+from iscp_dagster.model.consumers import DataType
+from iscp_dagster.model.errors import UnavailableError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.serviceconsumers.services import ENDED, Invoked
+from iscp_dagster.sync.executors.retriever import Retriever, Share
+
+SCHEMA = pa.schema(
+    [
+        ("desk", pa.string()),
+        ("id", pa.int64()),
+        ("amount", pa.decimal128(20, 2)),
+        ("_version", pa.int64()),
+        ("_timestamp", pa.int64()),
+        ("_deleted", pa.bool_()),
+    ]
+)
+
+
+@dataclass
+class Runtime:
+    """Invokes at once: `handler` gets the body, and returns a failure, "paused", or nothing."""
+
+    handler: Callable[[dict[str, Any]], str | None] = lambda _: None
+    keyed_by_tenant: bool = False
+    down: bool = False
+    invoked: dict[str, Invoked] = field(default_factory=dict)
+    """By idempotency key."""
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    """Of the invocations, in their order."""
+    keys: list[str | None] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def keyed(self, url, service, handler):
+        self._answer()
+        return self.keyed_by_tenant
+
+    def send(self, service, handler, body, *, key, idempotency_key):
+        self._answer()
+        with self._lock:
+            if (found := self.invoked.get(idempotency_key)) is not None:
+                return replace(found, is_new=False, status="accepted", failure="")
+            told = json.loads(body)
+            self.bodies.append(told)
+            self.keys.append(key)
+            said = self.handler(told)
+            id_ = f"inv_{len(self.invoked)}"
+            status = "paused" if said == "paused" else ENDED
+            failure = "" if said in {None, "paused"} else said
+            made = Invoked(id=id_, status=status, link=f"http://here/{id_}", failure=failure)
+            self.invoked[idempotency_key] = made
+            return replace(made, status="accepted", failure="")
+
+    def look(self, invoked, seconds):
+        self._answer()
+        return next(each for each in self.invoked.values() if each.id == invoked.id)
+
+    def _answer(self):
+        if self.down:
+            raise UnavailableError("The runtime does not answer.")
+
+
+def rows_of(changes: Sequence[tuple[str, int, Any, int, bool]]) -> pa.Table:
+    """Return the scan's rows of (desk, id, amount, version, whether deleted)."""
+    listed = [
+        {
+            "desk": desk,
+            "id": id_,
+            "amount": amount,
+            "_version": version,
+            "_timestamp": version * 1_000,
+            "_deleted": gone,
+        }
+        for desk, id_, amount, version, gone in changes
+    ]
+    return pa.Table.from_pylist(listed, schema=SCHEMA)
+
+
+def retriever_of(
+    changes: Sequence[tuple[str, int, Any, int, bool]],
+    tenants: Sequence[str],
+    *,
+    span: tuple[int, int] = (1, 5),
+    snapshot: bool = False,
+    dice: random.Random | None = None,
+) -> Retriever:
+    """Return a retriever whose batches have the rows in an order and sizes of the `dice`."""
+    rows = list(changes)
+    if dice is not None:
+        dice.shuffle(rows)
+    share = Share(
+        job=JobID(db="shop", table="trades", job="booked"),
+        registrations=dict.fromkeys(tenants, 7),
+        range=Range(from_=Moment(span[0]), to=Moment(span[1])),
+        data_type=DataType.SNAPSHOT if snapshot else DataType.TAIL,
+        columns=("desk", "id", "amount"),
+        identity=("desk", "id"),
+        tenant_column="desk",
+        others=True,
+    )
+    found = Retriever(share=share)
+    found.coming.maxsize = 0
+    while rows:
+        some = len(rows) if dice is None else dice.randint(1, len(rows))
+        found.coming.put(rows_of(rows[:some]))
+        rows = rows[some:]
+    found.coming.put(None)
+    return found

@@ -235,7 +235,7 @@ def test_yaml_says_all_that_python_says(tables):
     offered = {each.name for kind in kinds for each in fields(kind)}
     assert given - offered == {"kind"}
     # A table has either this or a key; the other table has this one.
-    assert offered - given == {"append", "triggers"}
+    assert offered - given == {"append", "services", "triggers"}
     over = {"views", "endpoints"}
     assert set(table_model().model_fields) == {each.name for each in fields(SourceTable)} | over
 

@@ -62,7 +62,6 @@ PURE = (
     *(f"serve.live.{name}" for name in ("cursor", "errors", "positions", "transport.protocol")),
     *("clickhouse.tables.staging", "clickhouse.write.tokens"),
     *("invocations.protocol.*", "invocations.journal.*"),
-    "invocations.protocol.*",
     *("serviceconsumers.chunks", "serviceconsumers.services", "serviceconsumers.sorting"),
     *("webhooks.answers", "webhooks.sending.addresses", "webhooks.sending.signing"),
 )

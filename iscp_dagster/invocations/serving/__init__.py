@@ -1,0 +1,1 @@
+"""The users' side: services, and the ASGI app that serves them to a runtime."""

@@ -1,0 +1,134 @@
+"""The ASGI app that serves services to runtimes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Mount
+from starlette.types import Receive, Scope, Send
+
+from iscp_dagster.invocations.protocol.decoding import DEFAULT, Limits
+from iscp_dagster.invocations.protocol.versions import (
+    LOWEST,
+    NEWEST,
+    content_type,
+    manifest_type,
+    negotiated,
+    version_of,
+)
+from iscp_dagster.invocations.serving.declared.manifest import manifest
+from iscp_dagster.invocations.serving.declared.services import AnyService, Handler
+from iscp_dagster.invocations.serving.stream import Options, Stream
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.web.admission import Admission, Guard, allowed_hosts
+
+DISCOVERIES = frozenset({"discover", "discovery"})
+SERVER = "x-restate-server"
+_INVOKE = 3
+"""The last parts of a path that invokes: `invoke`, service and handler."""
+
+
+def service_app(
+    *services: AnyService,
+    hosts: Iterable[str] = (),
+    origins: Iterable[str] = (),
+    limits: Limits = DEFAULT,
+    tracebacks: bool = False,
+) -> Starlette:
+    """The app that serves these services, under any prefix of the path.
+
+    Over HTTP/1.1 in request/response mode, over HTTP/2 full duplex. `hosts` are names of the
+    server besides its address (and those in ISCP_ALLOWED_HOSTS), `origins` web pages that may use
+    it. `tracebacks` shows the runtime where an attempt failed. Raises ConfigError for two services
+    of one name.
+    """
+    names = [each.name for each in services]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ConfigError(f"there are two services named {', '.join(sorted(twice))}; rename one")
+    allowed = allowed_hosts(os.environ) | {each.lower() for each in hosts}
+    admission = Admission(hosts=frozenset(allowed), origins=frozenset(origins))
+    options = replace(Options(), limits=limits, tracebacks=tracebacks)
+    return Starlette(
+        routes=[Mount("/", ServiceEndpoint({each.name: each for each in services}, options))],
+        middleware=[Middleware(Guard, admission=admission)],
+    )
+
+
+@dataclass(frozen=True)
+class ServiceEndpoint:
+    """The ASGI app behind the guard."""
+
+    services: dict[str, AnyService]
+    options: Options
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        parts = scope["path"].split("/")
+        if parts[-1] in DISCOVERIES and parts[-_INVOKE:-2] != ["invoke"]:
+            await self._discovery(scope)(scope, receive, send)
+        elif (handler := self._handler(parts)) is None:
+            await _refused(404, f"No handler is served at {scope['path']}.")(scope, receive, send)
+        elif scope["method"] != "POST":
+            refused = _refused(405, "A handler is invoked with POST.", Allow="POST")
+            await refused(scope, receive, send)
+        else:
+            await self._invoke(handler, scope, receive, send)
+
+    def _handler(self, parts: list[str]) -> Handler | None:
+        if len(parts) <= _INVOKE or parts[-_INVOKE] != "invoke":
+            return None
+        service = self.services.get(parts[-2])
+        return service.handlers.get(parts[-1]) if service is not None else None
+
+    async def _invoke(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
+        spoken = version_of(Headers(scope=scope).get("content-type"))
+        if spoken is None:
+            served = ", ".join(content_type(each) for each in range(LOWEST, NEWEST + 1))
+            await _refused(415, f"Send one of {served}.")(scope, receive, send)
+            return
+        stream = Stream(
+            self.services[handler.service].kind,
+            handler,
+            version=spoken,
+            options=self.options,
+            receive=receive,
+            send=send,
+        )
+        headers = {"content-type": content_type(spoken), SERVER: _server()}
+        await stream.serve([(key.encode(), value.encode()) for key, value in headers.items()])
+
+    def _discovery(self, scope: Scope) -> Response:
+        if scope["method"] != "GET":
+            return _refused(405, "A manifest is asked for with GET.", Allow="GET")
+        chosen = negotiated(Headers(scope=scope).get("accept"))
+        if chosen is None:
+            served = " or ".join(manifest_type(each) for each in (1, 2))
+            return _refused(406, f"Accept {served}.")
+        duplex = scope["http_version"].startswith("2")
+        told = manifest(
+            self.services.values(), version=chosen, duplex=duplex, protocols=(LOWEST, NEWEST)
+        )
+        headers = {"content-type": manifest_type(chosen), SERVER: _server()}
+        return Response(json.dumps(told), headers=headers)
+
+
+def _refused(status: int, reason: str, **headers: Any) -> Response:
+    return PlainTextResponse(f"{reason}\n", status, headers={**headers, SERVER: _server()})
+
+
+def _server() -> str:
+    """Name and version, as the protocol has them."""
+    try:
+        return f"iscp-dagster/{version('iscp_dagster')}"
+    except PackageNotFoundError:
+        return "iscp-dagster/0"

@@ -1,0 +1,105 @@
+"""Side effects: a function that runs once, and whose result the journal keeps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from inspect import isawaitable, iscoroutinefunction
+from typing import Any
+
+from anyio import to_thread
+
+from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.serving.declared.serde import Serde
+from iscp_dagster.invocations.serving.errors import RetryableError, TerminalError
+from iscp_dagster.model.errors import ConfigError
+
+logger = logging.getLogger("iscp_dagster.invocations")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRetry:
+    """When a failed run is tried again, in seconds: `initial`, then `factor` longer up to `cap`.
+
+    After `attempts`, or `within` seconds of trying, whichever is first, the run has failed for
+    good: awaiting it raises TerminalError. Without either bound it is tried for ever.
+    """
+
+    initial: float = 0.1
+    factor: float = 2.0
+    cap: float = 60.0
+    attempts: int | None = None
+    within: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.initial < 0 or self.factor < 1 or self.cap < self.initial:
+            raise ConfigError(
+                f"{self} is invalid; have initial >= 0, factor >= 1 and cap >= initial"
+            )
+        if self.attempts is not None and self.attempts < 1:
+            raise ConfigError(f"attempts={self.attempts} is invalid; try at least once")
+
+    def delay(self, tried: int, seconds: float) -> float | None:
+        """The wait after `tried` attempts that took `seconds` in all; None for no more."""
+        if self.attempts is not None and tried >= self.attempts:
+            return None
+        if self.within is not None and seconds >= self.within:
+            return None
+        exponent = min(tried - 1, 64)
+        return min(self.cap, self.initial * self.factor**exponent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """How often the runtime has tried an entry before, and for how many seconds."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """A named function with its arguments, and what becomes of its result."""
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    serde: Serde
+    retry: RunRetry | None
+
+    async def done(self, tried: Tried, clock: Callable[[], float]) -> pb.RunEntryMessage:
+        """Run it: the entry that records its result, or its failure for good.
+
+        Raises what the function raised when it shall be tried again, as RetryableError where
+        `retry` says when.
+        """
+        begun = clock()
+        try:
+            value = await self._called()
+            return pb.RunEntryMessage(name=self.name, value=self.serde.dumps(value))
+        except TerminalError as error:
+            return self._failed(str(error), error.status)
+        except Exception as error:
+            if self.retry is None or isinstance(error, RetryableError):
+                raise
+            spent = tried.seconds + clock() - begun
+            delay = self.retry.delay(tried.count + 1, spent)
+            told = f"{type(error).__name__}: {error}"
+            if delay is None:
+                logger.warning("The run %r failed for the last time", self.name, exc_info=error)
+                return self._failed(told, 500)
+            raise RetryableError(told, delay) from error
+
+    def _failed(self, message: str, status: int) -> pb.RunEntryMessage:
+        failure = pb.Failure(code=status, message=message)
+        return pb.RunEntryMessage(name=self.name, failure=failure)
+
+    async def _called(self) -> Any:
+        """Call it: an async function here, another in a thread, so that others go on."""
+        if iscoroutinefunction(self.function):
+            return await self.function(*self.args)
+        call = partial(self.function, *self.args)
+        value = await to_thread.run_sync(call, abandon_on_cancel=True)
+        return await value if isawaitable(value) else value

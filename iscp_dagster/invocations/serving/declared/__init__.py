@@ -1,0 +1,1 @@
+"""What users declare, and how values become bytes."""

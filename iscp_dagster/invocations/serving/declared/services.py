@@ -1,0 +1,175 @@
+"""What users declare: services, virtual objects and workflows, with their handlers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from inspect import Parameter, getdoc, iscoroutinefunction, signature
+from typing import Any, TypeVar, get_type_hints
+
+from iscp_dagster.invocations.serving.declared.serde import JSON, Serde, serde_for
+from iscp_dagster.model.errors import ConfigError
+
+Function = Callable[..., Awaitable[Any]]
+F = TypeVar("F", bound=Function)
+# Both patterns are the manifest schema's.
+_SERVICE = re.compile(r"([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9._-]*")
+_HANDLER = re.compile(r"([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9_]*")
+
+
+class ServiceKind(Enum):
+    SERVICE = "SERVICE"
+    VIRTUAL_OBJECT = "VIRTUAL_OBJECT"
+    WORKFLOW = "WORKFLOW"
+
+
+class HandlerKind(Enum):
+    """How invocations of one key stand to each other; a service has no keys."""
+
+    PLAIN = ""
+    EXCLUSIVE = "EXCLUSIVE"
+    SHARED = "SHARED"
+    WORKFLOW = "WORKFLOW"
+
+    @property
+    def writes(self) -> bool:
+        """Whether the handler may change the state of its key."""
+        return self in {HandlerKind.EXCLUSIVE, HandlerKind.WORKFLOW}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handler:
+    """One handler, as its function's signature declares it."""
+
+    service: str
+    name: str
+    kind: HandlerKind
+    function: Function
+    input: Serde | None
+    """None for a handler that takes its context alone."""
+    optional: bool
+    """Whether the argument may be left out."""
+    output: Serde
+    documentation: str = ""
+
+    @property
+    def called(self) -> str:
+        return f"{self.service}.{self.name}"
+
+    @property
+    def line(self) -> str:
+        """Where it is defined, as `file, line n`."""
+        code = self.function.__code__
+        return f"{code.co_filename}, line {code.co_firstlineno}"
+
+    def arguments(self, body: bytes) -> tuple[Any, ...]:
+        """What the function gets after its context. Raises ValueError if the body does not fit."""
+        if self.input is None or (self.optional and not body):
+            return ()
+        return (self.input.loads(body),)
+
+
+class _Declared:
+    """What services of each kind have in common."""
+
+    kind: ServiceKind
+
+    def __init__(
+        self, name: str, *, documentation: str = "", metadata: Mapping[str, str] | None = None
+    ) -> None:
+        if _SERVICE.fullmatch(name) is None:
+            raise ConfigError(
+                f"the service name {name!r} is invalid; begin with a letter and go on with "
+                "letters, digits, '.', '_' and '-'"
+            )
+        self.name = name
+        self.documentation = documentation
+        self.metadata = dict(metadata or {})
+        self.handlers: dict[str, Handler] = {}
+
+    def _added(self, function: F, kind: HandlerKind) -> F:
+        handler = _handler(self.name, function, kind)
+        if handler.name in self.handlers:
+            raise ConfigError(f"{self.name} has two handlers of the name {handler.name!r}")
+        self.handlers[handler.name] = handler
+        return function
+
+
+class Service(_Declared):
+    """Handlers without keys or state: any number of invocations run side by side."""
+
+    kind = ServiceKind.SERVICE
+
+    def handler(self, function: F) -> F:
+        """Declare a handler of the function's name."""
+        return self._added(function, HandlerKind.PLAIN)
+
+
+class VirtualObject(_Declared):
+    """Handlers with a key, and state of that key."""
+
+    kind = ServiceKind.VIRTUAL_OBJECT
+
+    def handler(self, function: F) -> F:
+        """Declare an exclusive handler: invocations of one key run one at a time, in order."""
+        return self._added(function, HandlerKind.EXCLUSIVE)
+
+    def shared(self, function: F) -> F:
+        """Declare a handler that runs beside others of its key, and only reads the state."""
+        return self._added(function, HandlerKind.SHARED)
+
+
+class Workflow(_Declared):
+    """A handler that runs once for each key, and others that look at it and talk to it."""
+
+    kind = ServiceKind.WORKFLOW
+
+    def run(self, function: F) -> F:
+        """Declare the workflow itself."""
+        if any(each.kind is HandlerKind.WORKFLOW for each in self.handlers.values()):
+            raise ConfigError(f"the workflow {self.name} has two functions under @run; keep one")
+        return self._added(function, HandlerKind.WORKFLOW)
+
+    def shared(self, function: F) -> F:
+        """Declare a handler that may run at any time, also after the workflow has ended."""
+        return self._added(function, HandlerKind.SHARED)
+
+
+AnyService = Service | VirtualObject | Workflow
+
+
+def _handler(service: str, function: Function, kind: HandlerKind) -> Handler:
+    name = function.__name__
+    if _HANDLER.fullmatch(name) is None:
+        raise ConfigError(
+            f"the handler name {name!r} of {service} is invalid; begin with a letter and go on "
+            "with letters, digits and '_'"
+        )
+    if not iscoroutinefunction(function):
+        raise ConfigError(f"the handler {service}.{name} is not async; write `async def {name}`")
+    argument = _argument(f"{service}.{name}", function)
+    hints = get_type_hints(function, include_extras=True)
+    return Handler(
+        service=service,
+        name=name,
+        kind=kind,
+        function=function,
+        input=None if argument is None else serde_for(hints.get(argument.name, Any)),
+        optional=argument is not None and argument.default is not Parameter.empty,
+        output=serde_for(hints["return"]) if "return" in hints else JSON,
+        documentation=getdoc(function) or "",
+    )
+
+
+def _argument(called: str, function: Function) -> Parameter | None:
+    """The parameter after the context, if there is one."""
+    positional = {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
+    parameters = list(signature(function).parameters.values())
+    if len(parameters) not in {1, 2} or not all(each.kind in positional for each in parameters):
+        raise ConfigError(
+            f"the handler {called} must take its context, and at most one argument; put several "
+            "values into one dict, dataclass or model"
+        )
+    return parameters[1] if len(parameters) > 1 else None

@@ -1,0 +1,47 @@
+"""Promises of a workflow: values that its handlers give each other once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.serving.attempts.operations import Operation, nothing, valued
+from iscp_dagster.invocations.serving.declared.services import ServiceKind
+from iscp_dagster.invocations.serving.errors import ContextError
+
+if TYPE_CHECKING:
+    from iscp_dagster.invocations.serving.attempts.attempt import Attempt
+    from iscp_dagster.invocations.serving.declared.serde import Serde
+
+
+class Promise:
+    """A promise by its name, kept with the workflow's key."""
+
+    def __init__(self, attempt: Attempt, name: str, serde: Serde) -> None:
+        if attempt.service is not ServiceKind.WORKFLOW:
+            raise ContextError(f"{attempt.handler.called} has no promises; workflows have them.")
+        self._attempt = attempt
+        self._name = name
+        self._serde = serde
+
+    def value(self) -> Operation[Any]:
+        """The value, once there is one. Awaiting it raises TerminalError if it was rejected."""
+        message = pb.GetPromiseEntryMessage(key=self._name)
+        return self._attempt.operation(message, valued(self._serde))
+
+    def peek(self, default: Any = None) -> Operation[Any]:
+        """The value if there is one by now, else `default`."""
+        message = pb.PeekPromiseEntryMessage(key=self._name)
+        return self._attempt.operation(message, valued(self._serde, default))
+
+    def resolve(self, value: Any = None) -> Operation[None]:
+        """Give the value. Awaiting it raises TerminalError if the promise was kept before."""
+        dumped = self._serde.dumps(value)
+        message = pb.CompletePromiseEntryMessage(key=self._name, completion_value=dumped)
+        return self._attempt.operation(message, nothing)
+
+    def reject(self, message: str, status: int = 500) -> Operation[None]:
+        """Give a failure instead. Awaiting it raises TerminalError if it was kept before."""
+        failure = pb.Failure(code=status, message=message)
+        entry = pb.CompletePromiseEntryMessage(key=self._name, completion_failure=failure)
+        return self._attempt.operation(entry, nothing)

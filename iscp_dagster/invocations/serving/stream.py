@@ -1,0 +1,192 @@
+"""One stream over ASGI: a replay comes in, entries go out, and completions come meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from iscp_dagster.invocations.journal.handler_events import InputClosed
+from iscp_dagster.invocations.protocol.decoding import DEFAULT, Decoder, Limits
+from iscp_dagster.invocations.protocol.failures import ErrorReport, ProtocolError
+from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.serving.attempts.attempt import Attempt
+from iscp_dagster.invocations.serving.attempts.reports import report
+from iscp_dagster.invocations.serving.context import Context
+from iscp_dagster.invocations.serving.declared.services import Handler, ServiceKind
+from iscp_dagster.invocations.serving.errors import TerminalError
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+BAD_REQUEST = 400
+logger = logging.getLogger("iscp_dagster.invocations")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What holds for all streams of an app. Times in seconds."""
+
+    limits: Limits = DEFAULT
+    tracebacks: bool = False
+    """Whether the runtime is sent tracebacks."""
+    drain: float = 60.0
+    """How long the runtime may leave its side open once the attempt has ended."""
+    grace: float = 5.0
+    """How long a handler may go on once it is cancelled, before that is logged."""
+
+
+class Stream:
+    """One request to invoke a handler, which ends with it; nothing of it is left behind."""
+
+    def __init__(
+        self,
+        service: ServiceKind,
+        handler: Handler,
+        *,
+        version: int,
+        options: Options,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        self._handler = handler
+        self._options = options
+        self._receive = receive
+        self._send = send
+        self._changed = asyncio.Event()
+        self._decoder = Decoder(options.limits)
+        self._attempt = Attempt(
+            service, handler, version=version, limits=options.limits, wake=self._changed.set
+        )
+        self._journal = self._attempt.journal
+        self._open = True
+        """Whether the runtime may send more."""
+        self._gone = False
+        """Whether the runtime hung up."""
+
+    async def serve(self, headers: Headers) -> None:
+        """Answer the request with these headers, and all that the handler does."""
+        while self._open and not self._journal.ready and self._journal.closed is None:
+            await self._take()
+        if self._gone:
+            return
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        tasks = []
+        try:
+            if self._journal.closed is None:
+                self._attempt.task = asyncio.create_task(self._handle())
+                tasks.append(self._attempt.task)
+                await asyncio.sleep(0)
+            if self._journal.closed is None or self._open:
+                tasks.append(asyncio.create_task(self._listen()))
+            await self._tell()
+        finally:
+            await self._stop(tasks)
+
+    async def _take(self) -> None:
+        """Take the next piece of the request."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self._open, self._gone = False, True
+            self._journal.abandon()
+            return
+        self._open = message.get("more_body", False)
+        try:
+            self._journal.receive(self._decoder.feed(message.get("body", b"")))
+            if not self._open:
+                self._decoder.end()
+        except ProtocolError as error:
+            self._journal.fail(ErrorReport.of(error))
+        else:
+            if not self._open:
+                self._journal.step(InputClosed())
+
+    async def _listen(self) -> None:
+        """Take what comes until the runtime has said all, and hung up when it does that."""
+        while not self._gone:
+            await self._take()
+            if not self._open:
+                self._changed.set()
+
+    async def _tell(self) -> None:
+        """Send what there is until the attempt has ended, and the runtime has said all.
+
+        The last piece goes after the request's last one: hypercorn ends the connection, with its
+        other streams, when the answer to a request ends before the request.
+        """
+        while self._journal.closed is None:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._journal.closed is None:
+                await self._put(more=True)
+        if self._open:
+            await self._put(more=True)
+            await self._drained()
+        if not self._gone:
+            await self._put(more=False)
+
+    async def _put(self, *, more: bool) -> None:
+        body = self._journal.taken()
+        if body or not more:
+            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _drained(self) -> None:
+        try:
+            await asyncio.wait_for(self._said_all(), self._options.drain)
+        except asyncio.TimeoutError:
+            logger.warning(
+                "The runtime left the stream of %s open for %s s after its end; it is closed",
+                self._handler.called,
+                self._options.drain,
+            )
+
+    async def _said_all(self) -> None:
+        while self._open:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _handle(self) -> None:
+        """Call the handler, and end the attempt as it ends."""
+        try:
+            self._attempt.end(await self._output())
+        except asyncio.CancelledError:
+            if self._journal.closed is None:
+                self._journal.fail(ErrorReport(message="The handler was cancelled."))
+            raise
+        except (Exception, SystemExit) as error:
+            logger.warning("An attempt of %s failed", self._handler.called, exc_info=error)
+            told = "".join(traceback.format_exception(error)) if self._options.tracebacks else ""
+            self._journal.fail(report(error, description=told))
+
+    async def _output(self) -> pb.OutputEntryMessage:
+        given = self._attempt.input()
+        headers = {each.key: each.value for each in given.headers}
+        try:
+            arguments = self._arguments(given.value)
+            result = await self._handler.function(Context(self._attempt, headers), *arguments)
+        except TerminalError as error:
+            failure = pb.Failure(code=error.status, message=str(error))
+            return pb.OutputEntryMessage(failure=failure)
+        return pb.OutputEntryMessage(value=self._handler.output.dumps(result))
+
+    def _arguments(self, body: bytes) -> tuple[Any, ...]:
+        try:
+            return self._handler.arguments(body)
+        except ValueError as error:
+            said = f"The argument of {self._handler.called} does not fit: {error}"
+            raise TerminalError(said, BAD_REQUEST) from None
+
+    async def _stop(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Cancel what is left of the attempt, and wait until it has ended."""
+        left = [each for each in (*tasks, *self._attempt.actions) if not each.done()]
+        for each in left:
+            each.cancel()
+        while left:
+            _, still = await asyncio.wait(left, timeout=self._options.grace)
+            if still:
+                logger.error("%s goes on after it was cancelled", self._handler.called)
+            left = list(still)

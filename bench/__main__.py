@@ -9,6 +9,7 @@
     python -m bench --only ids         # ids of events per second, by algorithm
     python -m bench --only subscriptions  # 200 subscribers at 20 changes/s, 1,000 idle ones
     python -m bench --only triggers    # from a commit to its event's receiver, on its own stack
+    python -m bench --only invocations # of services, by the endpoint alone
 
 Other parts use the running stack, or CLICKHOUSE_URL and SPARK_REMOTE; both on this machine.
 """
@@ -27,6 +28,7 @@ from bench import (
     detection,
     eventids,
     fleet,
+    invocations,
     latency,
     scale,
     shapes,
@@ -43,7 +45,16 @@ from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.local.stack.environment import with_stack
 
 WITH_STACK = ["snapshot", "tail", "detection", "shapes", "store"]
-BY_ITSELF = ["scale", "fleet", "latency", "ids", "webhooks", "subscriptions", "triggers"]
+BY_ITSELF = [
+    "scale",
+    "fleet",
+    "latency",
+    "ids",
+    "webhooks",
+    "subscriptions",
+    "triggers",
+    "invocations",
+]
 
 
 def main() -> None:
@@ -87,6 +98,8 @@ def _by_itself(chosen: argparse.Namespace, part: str, folder: Path, report: Repo
         eventids.measure(report, chosen.rounds)
     elif part == "triggers":
         triggers.measure(folder, report, chosen.commits)
+    elif part == "invocations":
+        invocations.measure(report, chosen.rounds)
     elif part == "webhooks":
         webhooks.measure(folder, report, chosen.events)
     elif part == "subscriptions":

@@ -1,0 +1,137 @@
+"""No-op invocations a second of a service endpoint, and how long a long replay takes."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median, quantiles
+
+from bench.report import Report
+from iscp_dagster.invocations.protocol.decoding import Decoder
+from iscp_dagster.invocations.protocol.frames import Frame, encode, frame
+from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.protocol.versions import NEWEST, content_type
+
+SERVER = """
+import socket
+import uvicorn
+from iscp_dagster.invocations import Context, Service, service_app
+
+service = Service("Bench")
+
+@service.handler
+async def nothing(ctx: Context) -> None:
+    pass
+
+@service.handler
+async def steps(ctx: Context, count: int) -> int:
+    total = 0
+    for number in range(count):
+        total += await ctx.run("step", lambda: number)
+    return total
+
+listening = socket.socket()
+listening.bind(("127.0.0.1", 0))
+listening.listen(128)
+print(listening.getsockname()[1], flush=True)
+config = uvicorn.Config(service_app(service), log_level="warning", access_log=False)
+uvicorn.Server(config).run([listening])
+"""
+INVOCATIONS = 20_000
+CONCURRENCY = 32
+ENTRIES = 10_000
+END = b"0\r\n\r\n"
+
+
+def measure(report: Report, rounds: int) -> None:
+    """The endpoint alone, over HTTP/1.1, in a process of its own."""
+    with _served() as port:
+        rates, waits = zip(*(asyncio.run(_load(port)) for _ in range(rounds)), strict=True)
+        replays = [asyncio.run(_replay(port)) for _ in range(rounds)]
+    p50, p99 = (1e3 * each for each in _points(waits[-1]))
+    said = f"{median(rates):,.0f} invocations/s  target: >= 800 (p50 {p50:.1f} ms, p99 {p99:.1f})"
+    report.fact(f"invocations: no-op, concurrency {CONCURRENCY}", said)
+    said = f"{median(replays):.2f} s  target: <= 1 s"
+    report.fact(f"invocations: replay of {ENTRIES:,} Run entries", said)
+
+
+@contextmanager
+def _served() -> Iterator[int]:
+    server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    try:
+        yield int(server.stdout.readline())
+    finally:
+        server.terminate()
+        server.wait()
+
+
+async def _load(port: int) -> tuple[float, list[float]]:
+    """The rate at which invocations end, and how long each of them takes."""
+    request = _request(port, "nothing", _start(1), frame(pb.InputEntryMessage()))
+    share = INVOCATIONS // CONCURRENCY
+    begun = time.perf_counter()
+    waits = await asyncio.gather(*(_one(port, request, share) for _ in range(CONCURRENCY)))
+    taken = time.perf_counter() - begun
+    return share * CONCURRENCY / taken, [wait for each in waits for wait in each]
+
+
+async def _one(port: int, request: bytes, count: int) -> list[float]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    waits = []
+    for _ in range(count):
+        begun = time.perf_counter()
+        writer.write(request)
+        answer = await reader.readuntil(END)
+        waits.append(time.perf_counter() - begun)
+        assert answer.startswith(b"HTTP/1.1 200")
+    writer.close()
+    return waits
+
+
+async def _replay(port: int) -> float:
+    """How long it takes until the output of a handler is there that replays many runs."""
+    runs = [
+        frame(pb.RunEntryMessage(name="step", value=b"%d" % number)) for number in range(ENTRIES)
+    ]
+    given = frame(pb.InputEntryMessage(value=b"%d" % ENTRIES))
+    request = _request(port, "steps", _start(ENTRIES + 1), given, *runs)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
+    begun = time.perf_counter()
+    writer.write(request)
+    answer = await reader.readuntil(END)
+    taken = time.perf_counter() - begun
+    writer.close()
+    output = _frames(answer)[0].message()
+    assert output.value == b"%d" % sum(range(ENTRIES))
+    return taken
+
+
+def _start(known: int) -> Frame:
+    return frame(pb.StartMessage(id=bytes(16), debug_id="inv_1bench", known_entries=known))
+
+
+def _request(port: int, handler: str, *frames: Frame) -> bytes:
+    body = b"".join(encode(each) for each in frames)
+    head = (
+        f"POST /invoke/Bench/{handler} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n"
+        f"content-type: {content_type(NEWEST)}\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _frames(answer: bytes) -> list[Frame]:
+    """The frames in a chunked answer."""
+    chunks, rest = b"", answer.partition(b"\r\n\r\n")[2]
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        chunks, rest = chunks + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    return Decoder().feed(chunks)
+
+
+def _points(waits: list[float]) -> tuple[float, float]:
+    return median(waits), quantiles(waits, n=100)[98]

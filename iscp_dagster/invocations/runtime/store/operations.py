@@ -22,6 +22,7 @@ from iscp_dagster.invocations.runtime.store.outcomes import (
     Fired,
     News,
     Refused,
+    Registered,
     Submitted,
 )
 
@@ -118,7 +119,7 @@ class Purge(Operation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Register(Operation[Done | Refused]):
+class Register(Operation[Registered | Refused]):
     """Have a deployment serve these services; new invocations go to it, begun ones stay.
 
     A deployment of the same URL is replaced, and keeps its id. Refused (409) if a service would

@@ -39,6 +39,15 @@ class Submitted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Registered:
+    """The deployment that serves the services now."""
+
+    id: str
+    """An earlier one's, if that has the same URL."""
+    is_new: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Claimed:
     """An invocation to drive."""
 

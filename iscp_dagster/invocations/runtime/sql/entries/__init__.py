@@ -1,0 +1,1 @@
+"""What becomes of entries: each is committed together with what it does."""

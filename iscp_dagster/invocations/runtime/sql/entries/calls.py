@@ -1,0 +1,131 @@
+"""Entries that make, attach to, look at and cancel other invocations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from iscp_dagster.invocations.protocol import ids, kinds
+from iscp_dagster.invocations.protocol.failures import Failure
+from iscp_dagster.invocations.protocol.results import EMPTY, Result, Value
+from iscp_dagster.invocations.runtime.sql.entries.driven import (
+    ACTED,
+    MOST_MILLIS,
+    Acted,
+    Driven,
+    violation,
+)
+from iscp_dagster.invocations.runtime.sql.finding import found, result_of_id
+from iscp_dagster.invocations.runtime.sql.lives.completing import wait
+from iscp_dagster.invocations.runtime.sql.lives.stopping import cancel as stop
+from iscp_dagster.invocations.runtime.sql.lives.submitting import submit
+from iscp_dagster.invocations.runtime.sql.tables import ISCP_JOURNAL, JOURNAL
+from iscp_dagster.invocations.runtime.sql.work import NOT_FOUND, Work
+from iscp_dagster.invocations.runtime.store.operations import Cancel, Submit
+from iscp_dagster.invocations.runtime.store.outcomes import Refused, Submitted
+from iscp_dagster.model.errors import ConfigError
+
+_CALLS = frozenset({kinds.CALL.code, kinds.ONE_WAY_CALL.code})
+
+
+def call(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+    """Invoke a handler; the entry is completed when that invocation ends."""
+    made = _made(work, driven, message, at=0)
+    if isinstance(made, Refused):
+        return made
+    if made.result is None:
+        wait(work, made.id, (driven.number, driven.length))
+    return Acted(child=made.id, result=made.result)
+
+
+def one_way_call(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+    """Invoke a handler, now or at a time, and go on."""
+    made = _made(work, driven, message, at=min(message.invoke_time, MOST_MILLIS))
+    return made if isinstance(made, Refused) else Acted(child=made.id)
+
+
+def get_id(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+    """Complete a GetCallInvocationId at once."""
+    called = _called(work, driven, message.call_entry_index)
+    return called if isinstance(called, Refused) else Acted(result=Value(value=called.encode()))
+
+
+def cancel(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+    """Cancel an invocation; one that is unknown, or has ended, needs none."""
+    target = _target(work, driven, message)
+    if isinstance(target, Refused):
+        return target
+    stop(work, Cancel(id=target or ""))
+    return ACTED
+
+
+def attach(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+    """Complete an AttachInvocation when its target ends; with a failure if there is none."""
+    target = _target(work, driven, message)
+    if isinstance(target, Refused):
+        return target
+    known, held = result_of_id(work.connection, target)
+    if known and held is None and target is not None:
+        wait(work, target, (driven.number, driven.length))
+        return ACTED
+    return Acted(result=held or _no_target(message))
+
+
+def output(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+    """Complete a GetInvocationOutput at once: empty if the target has not ended."""
+    target = _target(work, driven, message)
+    if isinstance(target, Refused):
+        return target
+    known, held = result_of_id(work.connection, target)
+    return Acted(result=(held or EMPTY) if known else _no_target(message))
+
+
+def _made(work: Work, driven: Driven, message: Any, *, at: int) -> Submitted | Refused:
+    asked = Submit(
+        id=ids.shown(ids.new_id()),
+        service=message.service_name,
+        handler=message.handler_name,
+        key=message.key,
+        argument=message.parameter,
+        headers=tuple((each.key, each.value) for each in message.headers),
+        idempotency_key=message.idempotency_key if message.HasField("idempotency_key") else None,
+        at=at,
+    )
+    (outcome,) = submit(work, [asked], parent=driven.id)
+    return outcome
+
+
+def _target(work: Work, driven: Driven, message: Any) -> str | Refused | None:
+    """The id of the invocation that an entry means; None: there is none."""
+    which = message.WhichOneof("target")
+    if which == "invocation_id":
+        try:
+            ids.parsed(message.invocation_id)
+        except ConfigError as error:
+            return violation(driven, str(error))
+        return str(message.invocation_id)
+    if which == "call_entry_index":
+        return _called(work, driven, message.call_entry_index)
+    if which == "idempotent_request_target":
+        at = message.idempotent_request_target
+        key = (at.service_key, at.handler_name)
+        return found(work.connection, at.service_name, *key, at.idempotency_key)
+    if which == "workflow_target":
+        at = message.workflow_target
+        return found(work.connection, at.workflow_name, at.workflow_key, None, None)
+    return violation(driven, "it names no target.")
+
+
+def _called(work: Work, driven: Driven, index: int) -> str | Refused:
+    at = (JOURNAL.invocation == driven.number, JOURNAL.idx == index)
+    chosen = sa.select(JOURNAL.child).select_from(ISCP_JOURNAL)
+    child = work.connection.scalar(chosen.where(*at, JOURNAL.code.in_(_CALLS)))
+    if child is None:
+        return violation(driven, f"entry {index} is no call that made an invocation.")
+    return str(child)
+
+
+def _no_target(message: Any) -> Result:
+    asked = str(getattr(message, message.WhichOneof("target"))).strip().replace("\n", ", ")
+    return Failure(code=NOT_FOUND, message=f"There is no invocation {asked}.")

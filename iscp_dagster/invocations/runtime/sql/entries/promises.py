@@ -1,0 +1,84 @@
+"""Entries on the promises of a workflow's key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from iscp_dagster.invocations.protocol.failures import Failure
+from iscp_dagster.invocations.protocol.results import EMPTY, Result, Value
+from iscp_dagster.invocations.runtime.sql.entries.driven import Acted, Action, Driven, violation
+from iscp_dagster.invocations.runtime.sql.lives.completing import complete_waiting, wait
+from iscp_dagster.invocations.runtime.sql.packing import fields, promise, result
+from iscp_dagster.invocations.runtime.sql.services import learn
+from iscp_dagster.invocations.runtime.sql.tables import ISCP_PROMISES, PROMISES
+from iscp_dagster.invocations.runtime.sql.work import CONFLICT, Work
+from iscp_dagster.invocations.runtime.store.deployments import ServiceKind
+from iscp_dagster.invocations.runtime.store.outcomes import Refused
+from iscp_dagster.joblog.sql.given import insert_into
+
+_RESULT = sa.select(PROMISES.result).where(
+    PROMISES.service == sa.bindparam("of"),
+    PROMISES.key == sa.bindparam("at"),
+    PROMISES.name == sa.bindparam("named"),
+)
+
+
+def of_workflow(action: Action) -> Action:
+    """The action, refused for a service that is no workflow, which has no promises."""
+
+    def act(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+        learn(work, [driven.service])
+        held = work.services[driven.service]
+        if not driven.key or (held is not None and held.kind is not ServiceKind.WORKFLOW):
+            return violation(driven, f"{driven.service!r} is no workflow, hence has no promises.")
+        if "\0" in message.key:
+            return violation(driven, "a promise's name has a NUL in it.")
+        return action(work, driven, message)
+
+    return act
+
+
+def get(work: Work, driven: Driven, message: Any) -> Acted:
+    """Complete a GetPromise, now or when the promise is completed."""
+    held = _held(work, driven, message.key)
+    if held is None:
+        wait(work, _target(driven, message.key), (driven.number, driven.length))
+    return Acted(result=held)
+
+
+def peek(work: Work, driven: Driven, message: Any) -> Acted:
+    """Complete a PeekPromise now."""
+    return Acted(result=_held(work, driven, message.key) or EMPTY)
+
+
+def complete(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+    """Do a CompletePromise: it is empty the first time, else a failure."""
+    given = _given(message)
+    if given is None:
+        return violation(driven, "it completes a promise with neither a value nor a failure.")
+    row = {"service": driven.service, "key": driven.key, "name": message.key}
+    insert = insert_into(work.connection.dialect, ISCP_PROMISES).on_conflict_do_nothing()
+    if not work.connection.execute(insert.values(row | {"result": fields(given)})).rowcount:
+        text = f"The promise {message.key!r} was completed already."
+        return Acted(result=Failure(code=CONFLICT, message=text))
+    complete_waiting(work, {_target(driven, message.key): given})
+    return Acted(result=EMPTY)
+
+
+def _given(message: Any) -> Result | None:
+    variant = message.WhichOneof("completion")
+    if variant == "completion_value":
+        return Value(value=message.completion_value)
+    return Failure.read(message.completion_failure) if variant else None
+
+
+def _held(work: Work, driven: Driven, name: str) -> Result | None:
+    of = {"of": driven.service, "at": driven.key, "named": name}
+    packed = work.connection.scalar(_RESULT, of)
+    return None if packed is None else result(packed)
+
+
+def _target(driven: Driven, name: str) -> str:
+    return promise(driven.service, driven.key, name)

@@ -1,0 +1,78 @@
+"""Entries on the state of a keyed service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from iscp_dagster.invocations.protocol.results import EMPTY, Value, keys_value
+from iscp_dagster.invocations.runtime.sql.entries.driven import (
+    ACTED,
+    Acted,
+    Action,
+    Driven,
+    violation,
+)
+from iscp_dagster.invocations.runtime.sql.tables import ISCP_SERVICE_STATE, STATE
+from iscp_dagster.invocations.runtime.sql.work import Work
+from iscp_dagster.invocations.runtime.store.outcomes import Refused
+from iscp_dagster.joblog.sql.given import insert_into
+
+_OF = (STATE.service == sa.bindparam("of"), STATE.key == sa.bindparam("at"))
+_NAMED = STATE.name == sa.bindparam("named")
+_VALUE = sa.select(STATE.value).where(*_OF, _NAMED)
+_NAMES = sa.select(STATE.name).where(*_OF).order_by(STATE.name)
+_CLEAR = sa.delete(ISCP_SERVICE_STATE).where(*_OF, _NAMED)
+_CLEAR_ALL = sa.delete(ISCP_SERVICE_STATE).where(*_OF)
+
+
+def keyed(action: Action) -> Action:
+    """The action, refused for a service without keys, which has no state."""
+
+    def act(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+        if not driven.key:
+            return violation(driven, f"service {driven.service!r} has no keys, hence no state.")
+        return action(work, driven, message)
+
+    return act
+
+
+def get(work: Work, driven: Driven, message: Any) -> Acted:
+    """Complete a GetState at once."""
+    value = work.connection.scalar(_VALUE, _of(driven) | {"named": message.key})
+    return Acted(result=EMPTY if value is None else Value(value=value))
+
+
+def get_keys(work: Work, driven: Driven, _message: Any) -> Acted:
+    """Complete a GetStateKeys at once; in the order of their bytes."""
+    names = work.connection.scalars(_NAMES, _of(driven))
+    return Acted(result=keys_value([bytes(each) for each in names]))
+
+
+def put(work: Work, driven: Driven, message: Any) -> Acted:
+    """Do a SetState."""
+    row = {"service": driven.service, "key": driven.key, "name": message.key}
+    insert = insert_into(work.connection.dialect, ISCP_SERVICE_STATE)
+    whole = insert.on_conflict_do_update(
+        index_elements=[STATE.service, STATE.key, STATE.name],
+        set_={"value": insert.excluded.value},
+    )
+    work.connection.execute(whole, row | {"value": message.value})
+    return ACTED
+
+
+def clear(work: Work, driven: Driven, message: Any) -> Acted:
+    """Do a ClearState."""
+    work.connection.execute(_CLEAR, _of(driven) | {"named": message.key})
+    return ACTED
+
+
+def clear_all(work: Work, driven: Driven, _message: Any) -> Acted:
+    """Do a ClearAllState."""
+    work.connection.execute(_CLEAR_ALL, _of(driven))
+    return ACTED
+
+
+def _of(driven: Driven) -> dict[str, Any]:
+    return {"of": driven.service, "at": driven.key}

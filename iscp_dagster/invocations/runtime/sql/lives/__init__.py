@@ -1,0 +1,1 @@
+"""What becomes of invocations: submitted, claimed, completed, stopped, ended, forgotten."""

@@ -1,0 +1,112 @@
+"""Attempts: an invocation is claimed, and left by suspending, failing or finishing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+
+import sqlalchemy as sa
+
+from iscp_dagster.invocations.protocol import kinds
+from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.protocol.results import Result, Value, result_of
+from iscp_dagster.invocations.runtime.sql.lives.ending import end
+from iscp_dagster.invocations.runtime.sql.lives.stopping import change, retries
+from iscp_dagster.invocations.runtime.sql.packing import report
+from iscp_dagster.invocations.runtime.sql.tables import JOURNAL
+from iscp_dagster.invocations.runtime.sql.work import FENCED, VIOLATION, Work, fenced
+from iscp_dagster.invocations.runtime.store.operations import Fail, Finish, Suspend
+from iscp_dagster.invocations.runtime.store.outcomes import Done, Refused
+from iscp_dagster.invocations.runtime.store.views import Status
+
+_LEFT = {"owner": None, "waits": None, "next_at": None}
+_AT = sa.select(JOURNAL.idx, JOURNAL.open).where(
+    JOURNAL.invocation == sa.bindparam("the_number"),
+    JOURNAL.idx.in_(sa.bindparam("indexes", expanding=True)),
+)
+_OUTPUTS = (
+    sa.select(JOURNAL.invocation, JOURNAL.body)
+    .where(JOURNAL.invocation.in_(sa.bindparam("numbers", expanding=True)))
+    .where(JOURNAL.code == kinds.OUTPUT.code)
+    .order_by(JOURNAL.invocation, JOURNAL.idx)
+)
+
+
+def suspend(work: Work, asked: Suspend) -> Done | Refused:
+    """See the operation."""
+    head = work.head(asked.id)
+    if head is None or fenced(head, asked.fence):
+        return FENCED
+    indexes = sorted(set(asked.indexes))
+    given = {"the_number": head.number, "indexes": indexes}
+    rows = {row.idx: row.open for row in work.connection.execute(_AT, given)}
+    missing = [index for index in indexes if index not in rows]
+    if missing or not rows:
+        what = f"entry {missing[0]}, which is not in its journal" if missing else "no entry"
+        return Refused(code=VIOLATION, message=f"{asked.id} suspends to wait for {what}.")
+    if all(rows.values()):
+        suspended = {"status": int(Status.SUSPENDED), "waits": json.dumps(indexes)}
+        change(work, head.number, **_LEFT | suspended)
+    else:
+        change(work, head.number, **_LEFT, status=int(Status.READY))
+        work.ready = True
+    return Done()
+
+
+def fail(work: Work, asked: Fail) -> Done | Refused:
+    """See the operation."""
+    head = work.head(asked.id)
+    if head is None or fenced(head, asked.fence):
+        return FENCED
+    at_once = asked.next_at <= work.now
+    change(
+        work,
+        head.number,
+        status=int(Status.READY if at_once else Status.BACKING_OFF),
+        owner=None,
+        waits=None,
+        next_at=None if at_once else asked.next_at,
+        retries=retries(head),
+        error=report(asked.error),
+        error_at=work.now,
+    )
+    if at_once:
+        work.ready = True
+    else:
+        work.due(asked.next_at)
+    return Done()
+
+
+def finish(work: Work, asked: Sequence[Finish]) -> list[Done | Refused]:
+    """See the operation."""
+    heads = work.heads(each.id for each in asked)
+    mine = {each.id: heads[each.id] for each in asked if not fenced(heads.get(each.id), each.fence)}
+    outputs = _outputs(work, [head.number for head in mine.values()])
+    ends = [(head, outputs[head.number]) for head in mine.values() if head.number in outputs]
+    end(work, ends)
+    ended = {head.id for head, _ in ends}
+    return [
+        Done()
+        if each.id in ended and each.id in mine
+        else _without_output(each.id)
+        if each.id in mine
+        else FENCED
+        for each in asked
+    ]
+
+
+def _outputs(work: Work, numbers: Collection[int]) -> dict[int, Result]:
+    """The last Output entry's result, by invocation."""
+    if not numbers:
+        return {}
+    rows = work.connection.execute(_OUTPUTS, {"numbers": list(numbers)})
+    return {row.invocation: _output(row.body) for row in rows}
+
+
+def _output(body: bytes) -> Result:
+    # Without a variant it is a value of no bytes.
+    return result_of(pb.OutputEntryMessage.FromString(body)) or Value(value=b"")
+
+
+def _without_output(id_: str) -> Refused:
+    return Refused(code=VIOLATION, message=f"{id_} ends without an Output entry.")

@@ -1,0 +1,196 @@
+"""Claims: which runtime drives an invocation, and what it needs to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from iscp_dagster.invocations.runtime.sql.packing import deployment, frame
+from iscp_dagster.invocations.runtime.sql.tables import (
+    DEPLOYMENTS,
+    INVOCATIONS,
+    IS_READY,
+    IS_RUNNING,
+    ISCP_INVOCATION_NEWS,
+    ISCP_INVOCATIONS,
+    ISCP_RUNTIMES,
+    ISCP_SERVICE_DEPLOYMENTS,
+    ISCP_SERVICES,
+    JOURNAL,
+    NEWS,
+    RUNTIMES,
+    SERVICES,
+    STATE,
+)
+from iscp_dagster.invocations.runtime.sql.work import Work
+from iscp_dagster.invocations.runtime.store.deployments import Deployment
+from iscp_dagster.invocations.runtime.store.operations import Beat, Claim, Recover, Release
+from iscp_dagster.invocations.runtime.store.outcomes import Claimed
+from iscp_dagster.invocations.runtime.store.views import Status
+from iscp_dagster.joblog.sql.given import insert_into
+
+StateOf = tuple[tuple[tuple[bytes, bytes], ...], bool]
+"""Names and values, and whether there are more."""
+
+_CHOSEN = sa.func.coalesce(INVOCATIONS.deployment_id, SERVICES.deployment_id)
+_READY = (
+    sa.select(
+        *(INVOCATIONS[name] for name in ("number", "id", "service", "handler", "key")),
+        *(INVOCATIONS[name] for name in ("fence", "retries")),
+        DEPLOYMENTS.id.label("through"),
+    )
+    .outerjoin(ISCP_SERVICES, SERVICES.name == INVOCATIONS.service)
+    .join(ISCP_SERVICE_DEPLOYMENTS, DEPLOYMENTS.id == _CHOSEN)
+    .where(IS_READY)
+    .order_by(INVOCATIONS.number)
+    .limit(sa.bindparam("most"))
+)
+_TAKE = (
+    sa.update(ISCP_INVOCATIONS)
+    .where(INVOCATIONS.number == sa.bindparam("taken"))
+    .values(
+        status=int(Status.RUNNING),
+        owner=sa.bindparam("by"),
+        fence=INVOCATIONS.fence + 1,
+        attempts=INVOCATIONS.attempts + 1,
+        deployment_id=sa.bindparam("through"),
+        known=sa.bindparam("length"),
+        next_at=None,
+        changed=sa.bindparam("now"),
+    )
+)
+_DEPLOYMENTS = sa.select(ISCP_SERVICE_DEPLOYMENTS).where(
+    DEPLOYMENTS.id.in_(sa.bindparam("ids", expanding=True))
+)
+_ENTRIES = (
+    sa.select(*(JOURNAL[name] for name in ("invocation", "code", "flags", "body", "result")))
+    .add_columns(JOURNAL.created)
+    .where(JOURNAL.invocation.in_(sa.bindparam("numbers", expanding=True)))
+    .order_by(JOURNAL.invocation, JOURNAL.idx)
+)
+_SIZE = sa.func.length(STATE.name) + sa.func.length(STATE.value)
+_SIZED = (
+    sa.select(STATE.name, STATE.value, sa.func.sum(_SIZE).over(order_by=STATE.name).label("total"))
+    .add_columns(_SIZE.label("size"))
+    .where(STATE.service == sa.bindparam("of"), STATE.key == sa.bindparam("at"))
+    .subquery()
+)
+_FITS = _SIZED.c.total <= sa.bindparam("bound")
+_STATE = (
+    sa.select(_SIZED.c.name, sa.case((_FITS, _SIZED.c.value)).label("value"))
+    .where(_SIZED.c.total - _SIZED.c.size <= sa.bindparam("bound"))
+    .order_by(_SIZED.c.name)
+)
+
+
+def claim(work: Work, asked: Claim) -> tuple[Claimed, ...]:
+    """See the operation."""
+    rows = work.connection.execute(_READY, {"most": asked.most}).all()
+    if not rows:
+        return ()
+    journals = _journals(work, [row.number for row in rows])
+    _know(work, asked.owner)
+    taken = [
+        {"taken": row.number, "by": asked.owner, "through": row.through, "now": work.now}
+        | {"length": len(journals[row.number])}
+        for row in rows
+    ]
+    work.connection.execute(_TAKE, taken)
+    ids = sorted({row.through for row in rows})
+    served = {
+        row.id: deployment(row) for row in work.connection.execute(_DEPLOYMENTS, {"ids": ids})
+    }
+    return tuple(
+        _claimed(
+            row,
+            served[row.through],
+            journals[row.number],
+            _state(work, row, asked.eager_bytes),
+        )
+        for row in rows
+    )
+
+
+def release(work: Work, asked: Release) -> int:
+    """See the operation."""
+    driven = sa.select(INVOCATIONS.number, INVOCATIONS.id)
+    rows = work.connection.execute(driven.where(IS_RUNNING, INVOCATIONS.owner == asked.owner))
+    held = set(asked.held)
+    return _free(work, [row.number for row in rows if row.id not in held])
+
+
+def beat(work: Work, asked: Beat) -> int:
+    """See the operation."""
+    row = {"owner": asked.owner, "beat": 1}
+    insert = insert_into(work.connection.dialect, ISCP_RUNTIMES).values(row)
+    more = insert.on_conflict_do_update(
+        index_elements=[RUNTIMES.owner], set_={"beat": RUNTIMES.beat + 1}
+    )
+    return int(work.connection.scalar(more.returning(RUNTIMES.beat)) or 0)
+
+
+def recover(work: Work, asked: Recover) -> int:
+    """See the operation."""
+    freed = 0
+    for owner, seen in asked.beats:
+        still = (RUNTIMES.owner == owner, RUNTIMES.beat == seen)
+        if work.connection.execute(sa.delete(ISCP_RUNTIMES).where(*still)).rowcount:
+            work.connection.execute(sa.delete(ISCP_INVOCATION_NEWS).where(NEWS.owner == owner))
+            freed += release(work, Release(owner=owner))
+    return freed
+
+
+def _know(work: Work, owner: str) -> None:
+    """Have others see that the runtime drives something, also one that they took for dead."""
+    insert = insert_into(work.connection.dialect, ISCP_RUNTIMES)
+    row = {"owner": owner, "beat": 0}
+    work.connection.execute(insert.on_conflict_do_nothing().values(row))
+
+
+def _free(work: Work, numbers: Sequence[int]) -> int:
+    if numbers:
+        freed = (
+            sa.update(ISCP_INVOCATIONS)
+            .where(INVOCATIONS.number == sa.bindparam("freed"))
+            .values(status=int(Status.READY), owner=None, changed=work.now)
+        )
+        work.connection.execute(freed, [{"freed": number} for number in numbers])
+        work.ready = True
+    return len(numbers)
+
+
+def _journals(work: Work, numbers: Collection[int]) -> dict[int, list[sa.Row[Any]]]:
+    found: dict[int, list[sa.Row[Any]]] = defaultdict(list)
+    for row in work.connection.execute(_ENTRIES, {"numbers": list(numbers)}):
+        found[row.invocation].append(row)
+    return found
+
+
+def _state(work: Work, row: Any, bound: int) -> StateOf:
+    if not row.key:
+        return (), False
+    of = {"of": row.service, "at": row.key, "bound": bound}
+    pairs = work.connection.execute(_STATE, of).all()
+    fitting = tuple((each.name, each.value) for each in pairs if each.value is not None)
+    return fitting, len(fitting) < len(pairs)
+
+
+def _claimed(
+    row: Any, served: Deployment, journal: Sequence[sa.Row[Any]], state: StateOf
+) -> Claimed:
+    return Claimed(
+        id=row.id,
+        fence=row.fence + 1,
+        service=row.service,
+        handler=row.handler,
+        key=row.key,
+        deployment=served,
+        journal=tuple(frame(each) for each in journal),
+        state=state[0],
+        partial_state=state[1],
+        retries=row.retries,
+        stored_at=journal[-1].created,
+    )

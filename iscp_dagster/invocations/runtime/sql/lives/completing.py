@@ -1,0 +1,123 @@
+"""Completing entries, and what that means for the invocation that waits for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from iscp_dagster.invocations.protocol.results import Result
+from iscp_dagster.invocations.runtime.sql.packing import fields
+from iscp_dagster.invocations.runtime.sql.tables import (
+    INVOCATIONS,
+    ISCP_INVOCATION_NEWS,
+    ISCP_INVOCATIONS,
+    ISCP_JOURNAL,
+    ISCP_WAITS,
+    JOURNAL,
+    WAITS,
+)
+from iscp_dagster.invocations.runtime.sql.work import Work
+from iscp_dagster.invocations.runtime.store.outcomes import News
+from iscp_dagster.invocations.runtime.store.views import Status
+
+Place = tuple[int, int]
+"""An entry: its invocation's number, and its index."""
+
+AT_ONCE = 5_000
+"""Entries for a statement; SQLite takes 32,766 parameters."""
+
+_PLACE = sa.tuple_(JOURNAL.invocation, JOURNAL.idx)
+_OPEN = sa.select(JOURNAL.invocation, JOURNAL.idx).where(
+    _PLACE.in_(sa.bindparam("places", expanding=True)), JOURNAL.open
+)
+_COMPLETE = (
+    sa.update(ISCP_JOURNAL)
+    .where(JOURNAL.invocation == sa.bindparam("number"), JOURNAL.idx == sa.bindparam("at"))
+    .values(open=False, result=sa.bindparam("the_result"), completed_at=sa.bindparam("now"))
+)
+_WAKE = (
+    sa.update(ISCP_INVOCATIONS)
+    .where(INVOCATIONS.number.in_(sa.bindparam("numbers", expanding=True)))
+    .values(status=int(Status.READY), waits=None, changed=sa.bindparam("now"))
+)
+_WAITING = sa.select(WAITS.target, WAITS.invocation, WAITS.idx).where(
+    WAITS.target.in_(sa.bindparam("targets", expanding=True))
+)
+_MET = sa.delete(ISCP_WAITS).where(WAITS.target.in_(sa.bindparam("targets", expanding=True)))
+
+
+def complete(work: Work, results: Mapping[Place, Result]) -> set[Place]:
+    """Complete those of the entries that are open; returns them.
+
+    An invocation that is suspended on one becomes ready; who drives one is told.
+    """
+    done: set[Place] = set()
+    places = list(results)
+    for start in range(0, len(places), AT_ONCE):
+        some = places[start : start + AT_ONCE]
+        rows = work.connection.execute(_OPEN, {"places": some})
+        done |= {(number, index) for number, index in rows}
+    if done:
+        completed = [
+            {"number": number, "at": index, "the_result": fields(results[number, index])}
+            | {"now": work.now}
+            for number, index in done
+        ]
+        work.connection.execute(_COMPLETE, completed)
+        _tell(work, {place: results[place] for place in sorted(done)})
+    return done
+
+
+def complete_waiting(work: Work, results: Mapping[str, Result]) -> None:
+    """Complete the entries that wait for these targets: ends of invocations, or promises."""
+    targets = {"targets": list(results)}
+    rows = work.connection.execute(_WAITING, targets).all()
+    if rows:
+        work.connection.execute(_MET, targets)
+        complete(work, {(row.invocation, row.idx): results[row.target] for row in rows})
+
+
+def wait(work: Work, target: str, place: Place) -> None:
+    """Have the entry completed when the target is."""
+    row = {"target": target, "invocation": place[0], "idx": place[1]}
+    work.connection.execute(sa.insert(ISCP_WAITS), row)
+
+
+def take_away(work: Work, head: sa.Row[Any]) -> None:
+    """Tell who drives the invocation that it was ended or paused by somebody else."""
+    if head.status == Status.RUNNING:
+        _news(work, [(head, None, None)])
+
+
+def _tell(work: Work, results: Mapping[Place, Result]) -> None:
+    heads = work.numbered({number for number, _ in results})
+    woken: set[int] = set()
+    told: list[tuple[sa.Row[Any], int | None, Result | None]] = []
+    for (number, index), result in results.items():
+        head = heads.get(number)
+        if head is None:
+            continue
+        if head.status == Status.RUNNING:
+            told.append((head, index, result))
+        elif head.status == Status.SUSPENDED and index in json.loads(head.waits):
+            woken.add(number)
+    if woken:
+        work.connection.execute(_WAKE, {"numbers": sorted(woken), "now": work.now})
+        work.ready = True
+    _news(work, told)
+
+
+def _news(work: Work, told: Iterable[tuple[sa.Row[Any], int | None, Result | None]]) -> None:
+    rows = []
+    for head, index, result in told:
+        if head.owner == work.owner:
+            work.news.append(News(id=head.id, fence=head.fence, index=index, result=result))
+        else:
+            rows.append(
+                {"owner": head.owner, "invocation": head.number, "fence": head.fence, "idx": index}
+            )
+    if rows:
+        work.connection.execute(sa.insert(ISCP_INVOCATION_NEWS), rows)

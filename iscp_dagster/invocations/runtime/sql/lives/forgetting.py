@@ -1,0 +1,65 @@
+"""Forgetting invocations that have ended, and what belongs to them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from iscp_dagster.invocations.runtime.sql.tables import (
+    INVOCATIONS,
+    ISCP_INVOCATIONS,
+    ISCP_JOURNAL,
+    ISCP_PROMISES,
+    ISCP_SERVICE_STATE,
+    JOURNAL,
+    PROMISES,
+    STATE,
+    Role,
+)
+from iscp_dagster.invocations.runtime.sql.work import CONFLICT, Work
+from iscp_dagster.invocations.runtime.store.operations import Prune, Purge
+from iscp_dagster.invocations.runtime.store.outcomes import Done, Refused
+from iscp_dagster.invocations.runtime.store.views import Status
+
+_KEPT = (INVOCATIONS.number, INVOCATIONS.service, INVOCATIONS.key, INVOCATIONS.role)
+_OVER = (
+    sa.select(*_KEPT)
+    .where(INVOCATIONS.keep_until <= sa.bindparam("now"))
+    .order_by(INVOCATIONS.keep_until)
+    .limit(sa.bindparam("most"))
+)
+
+
+def purge(work: Work, asked: Purge) -> Done | Refused:
+    """See the operation."""
+    head = work.head(asked.id)
+    if head is None:
+        return Done(changed=False)
+    if head.status != Status.COMPLETED:
+        return Refused(
+            code=CONFLICT, message=f"Invocation {asked.id} has not ended; cancel or kill it first."
+        )
+    _forget(work, [head])
+    return Done()
+
+
+def prune(work: Work, asked: Prune) -> int:
+    """See the operation."""
+    rows = work.connection.execute(_OVER, {"now": asked.now, "most": asked.most}).all()
+    _forget(work, rows)
+    return len(rows)
+
+
+def _forget(work: Work, rows: Sequence[Any]) -> None:
+    if not rows:
+        return
+    numbers = [row.number for row in rows]
+    work.connection.execute(sa.delete(ISCP_JOURNAL).where(JOURNAL.invocation.in_(numbers)))
+    work.connection.execute(sa.delete(ISCP_INVOCATIONS).where(INVOCATIONS.number.in_(numbers)))
+    runs = [(row.service, row.key) for row in rows if row.role == Role.RUN]
+    if runs:
+        for table, columns in ((ISCP_SERVICE_STATE, STATE), (ISCP_PROMISES, PROMISES)):
+            of = sa.tuple_(columns.service, columns.key).in_(runs)
+            work.connection.execute(sa.delete(table).where(of))

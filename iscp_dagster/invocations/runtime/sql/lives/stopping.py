@@ -1,0 +1,136 @@
+"""Canceling, killing, pausing and resuming invocations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+
+from iscp_dagster.invocations.protocol import kinds
+from iscp_dagster.invocations.protocol.failures import CANCELLED, Failure
+from iscp_dagster.invocations.runtime.sql.lives.completing import complete, take_away
+from iscp_dagster.invocations.runtime.sql.lives.ending import end
+from iscp_dagster.invocations.runtime.sql.packing import report
+from iscp_dagster.invocations.runtime.sql.tables import (
+    INVOCATIONS,
+    ISCP_INVOCATIONS,
+    ISCP_JOURNAL,
+    JOURNAL,
+)
+from iscp_dagster.invocations.runtime.sql.work import CONFLICT, FENCED, Work, fenced, unknown
+from iscp_dagster.invocations.runtime.store.operations import Cancel, Kill, Pause, Resume
+from iscp_dagster.invocations.runtime.store.outcomes import Done, Refused
+from iscp_dagster.invocations.runtime.store.views import Status
+
+CANCEL = Failure(code=CANCELLED, message="cancelled")
+KILL = Failure(code=CANCELLED, message="killed")
+
+_OPEN = sa.select(JOURNAL.idx).where(JOURNAL.invocation == sa.bindparam("the_number"), JOURNAL.open)
+_NOT_BEGUN = frozenset({Status.SCHEDULED, Status.INBOX})
+
+
+def cancel(work: Work, asked: Cancel) -> Done | Refused:
+    """See the operation."""
+    head = work.head(asked.id)
+    if head is None:
+        return unknown(asked.id)
+    changed, rest = _cancel(work, head)
+    while rest:
+        heads = work.heads(rest).values()
+        rest = [child for each in heads for child in _cancel(work, each)[1]]
+    return Done(changed=changed)
+
+
+def kill(work: Work, asked: Kill) -> Done | Refused:
+    """See the operation."""
+    head = work.head(asked.id)
+    return unknown(asked.id) if head is None else Done(changed=kill_all(work, [asked.id]) > 0)
+
+
+def kill_all(work: Work, ids: Iterable[str]) -> int:
+    """Kill the invocations and, in turn, those that their open calls made; how many."""
+    count = 0
+    rest = list(ids)
+    while rest:
+        heads = [head for head in work.heads(rest).values() if head.status != Status.COMPLETED]
+        rest = [child for head in heads for child in _open_calls(work, head)]
+        for head in heads:
+            take_away(work, head)
+        end(work, [(head, KILL) for head in heads])
+        count += len(heads)
+    return count
+
+
+def pause(work: Work, asked: Pause) -> Done | Refused:
+    """See the operation."""
+    head = work.head(asked.id)
+    if asked.fence is not None and fenced(head, asked.fence):
+        return FENCED
+    if head is None:
+        return unknown(asked.id)
+    if head.status == Status.PAUSED:
+        return Done(changed=False)
+    if head.status == Status.COMPLETED or head.status in _NOT_BEGUN:
+        what = "has ended" if head.status == Status.COMPLETED else "has not begun; cancel it"
+        return Refused(code=CONFLICT, message=f"Invocation {asked.id} {what}.")
+    if asked.fence is None:
+        take_away(work, head)
+    values: dict[str, Any] = {"status": int(Status.PAUSED), "owner": None, "waits": None}
+    if asked.error is not None:
+        values |= {"error": report(asked.error), "error_at": work.now}
+        values |= {"retries": retries(head)}
+    change(work, head.number, **values, next_at=None)
+    return Done()
+
+
+def resume(work: Work, asked: Resume) -> Done | Refused:
+    """See the operation."""
+    head = work.head(asked.id)
+    if head is None:
+        return unknown(asked.id)
+    if head.status not in {Status.PAUSED, Status.BACKING_OFF}:
+        return Done(changed=False)
+    change(work, head.number, status=int(Status.READY), next_at=None, retries=0)
+    work.ready = True
+    return Done()
+
+
+def change(work: Work, number: int, **values: Any) -> None:
+    """Set columns of an invocation."""
+    changed = sa.update(ISCP_INVOCATIONS).where(INVOCATIONS.number == number)
+    work.connection.execute(changed.values(**values, changed=work.now))
+
+
+def retries(head: sa.Row[Any]) -> int:
+    """How often the invocation was tried again since an entry was stored, this failure counted."""
+    progressed: bool = head.length > head.known
+    return 1 if progressed else int(head.retries) + 1
+
+
+def _cancel(work: Work, head: sa.Row[Any]) -> tuple[bool, list[str]]:
+    """Cancel one invocation; whether that changed it, and which calls are to be canceled too."""
+    if head.status == Status.COMPLETED:
+        return False, []
+    if head.fence == 0:
+        end(work, [(head, CANCEL)])
+        return True, []
+    children = _open_calls(work, head)
+    indexes = list(work.connection.scalars(_OPEN, {"the_number": head.number}))
+    if not indexes:
+        change(work, head.number, cancelled=True)
+        return not head.cancelled, []
+    complete(work, {(head.number, index): CANCEL for index in indexes})
+    return True, children
+
+
+def _open_calls(work: Work, head: sa.Row[Any]) -> list[str]:
+    """The invocations that open calls of this one made, and not another caller."""
+    made = ISCP_INVOCATIONS.alias("made")
+    calls = (
+        sa.select(made.c.id)
+        .join(ISCP_JOURNAL, JOURNAL.child == made.c.id)
+        .where(JOURNAL.invocation == head.number, JOURNAL.open, JOURNAL.code == kinds.CALL.code)
+        .where(made.c.parent == head.id)
+    )
+    return list(work.connection.scalars(calls.order_by(JOURNAL.idx)))

@@ -1,0 +1,80 @@
+"""Results, errors and entries as columns keep them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import sqlalchemy as sa
+
+from iscp_dagster.invocations.protocol.failures import ErrorReport
+from iscp_dagster.invocations.protocol.frames import COMPLETED, REQUIRES_ACK, Frame
+from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.protocol.results import Result, completion, result_of
+from iscp_dagster.invocations.runtime.store.deployments import Deployment, Mode
+
+
+def fields(result: Result) -> bytes:
+    """The result as the fields 13 to 15.
+
+    Protobuf reads an entry with these bytes behind it as the entry with its result set.
+    """
+    return completion(0, result).body
+
+
+def result(packed: bytes) -> Result:
+    """The result that `fields` gave."""
+    held = result_of(pb.CompletionMessage.FromString(packed))
+    assert held is not None
+    return held
+
+
+def frame(row: sa.Row[Any]) -> Frame:
+    """An entry of ISCP_JOURNAL as it is replayed: with its result, acknowledged."""
+    flags = row.flags & ~REQUIRES_ACK
+    if row.result is None:
+        return Frame.of(row.code, flags, row.body)
+    return Frame.of(row.code, flags | COMPLETED, row.body + row.result)
+
+
+def report(error: ErrorReport) -> str:
+    """An attempt's error as text."""
+    return json.dumps(asdict(error))
+
+
+def reported(text: str | None) -> ErrorReport | None:
+    """The error that `report` gave."""
+    return None if text is None else ErrorReport(**json.loads(text))
+
+
+def deployment(row: Any) -> Deployment:
+    """A row of ISCP_SERVICE_DEPLOYMENTS."""
+    return Deployment(
+        id=row.id,
+        url=row.url,
+        mode=Mode(row.mode),
+        http=row.http,
+        versions=(row.least, row.greatest),
+        registered=row.registered,
+    )
+
+
+def headers(given: Iterable[tuple[str, str]]) -> str:
+    return json.dumps([list(each) for each in given])
+
+
+def pairs(text: str) -> tuple[tuple[str, str], ...]:
+    """The headers that `headers` gave."""
+    return tuple((name, value) for name, value in json.loads(text))
+
+
+def identity(service: str, key: str, handler: str, idempotency_key: str | None) -> str:
+    """What two submissions must not have in common; without a key of a workflow's run."""
+    return json.dumps([service, key, handler, idempotency_key])
+
+
+def promise(service: str, key: str, name: str) -> str:
+    """A promise as ISCP_WAITS names it; no invocation's id."""
+    return json.dumps([service, key, name])

@@ -1,0 +1,94 @@
+"""Service deployments and services: registered, looked up, forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import sqlalchemy as sa
+
+from iscp_dagster.invocations.runtime.sql.lives.stopping import kill_all
+from iscp_dagster.invocations.runtime.sql.services import packed, service
+from iscp_dagster.invocations.runtime.sql.tables import (
+    DEPLOYMENTS,
+    INVOCATIONS,
+    ISCP_SERVICE_DEPLOYMENTS,
+    ISCP_SERVICES,
+    SERVICES,
+)
+from iscp_dagster.invocations.runtime.sql.work import CONFLICT, Work
+from iscp_dagster.invocations.runtime.store.deployments import Service
+from iscp_dagster.invocations.runtime.store.operations import Register, Unregister
+from iscp_dagster.invocations.runtime.store.outcomes import Done, Refused, Registered
+from iscp_dagster.invocations.runtime.store.views import Status
+from iscp_dagster.joblog.sql.given import insert_into
+
+
+def register(work: Work, asked: Register) -> Registered | Refused:
+    """See the operation."""
+    if not asked.force and (refused := _conflict(work, asked.services)):
+        return refused
+    given = asked.deployment
+    of_url = sa.select(DEPLOYMENTS.id).where(DEPLOYMENTS.url == given.url)
+    known = work.connection.scalar(of_url)
+    id_ = known or given.id
+    _put(
+        work,
+        ISCP_SERVICE_DEPLOYMENTS,
+        {"id": id_, "url": given.url, "mode": given.mode.value, "registered": work.now}
+        | {"http": given.http, "least": given.versions[0], "greatest": given.versions[1]},
+    )
+    work.connection.execute(sa.delete(ISCP_SERVICES).where(SERVICES.deployment_id == id_))
+    for each in asked.services:
+        _put(work, ISCP_SERVICES, packed(each, id_))
+    work.services.clear()
+    work.ready = True
+    return Registered(id=id_, is_new=known is None)
+
+
+def unregister(work: Work, asked: Unregister) -> Done | Refused:
+    """See the operation."""
+    needing = _needing(work, asked.id)
+    if needing and not asked.force:
+        return Refused(
+            code=CONFLICT,
+            message=f"{len(needing):,} invocations that have not ended need the deployment "
+            f"{asked.id!r}, among them {needing[0]}; let them end, or force it to kill them.",
+        )
+    kill_all(work, needing)
+    work.connection.execute(sa.delete(ISCP_SERVICES).where(SERVICES.deployment_id == asked.id))
+    gone = sa.delete(ISCP_SERVICE_DEPLOYMENTS).where(DEPLOYMENTS.id == asked.id)
+    work.services.clear()
+    return Done(changed=work.connection.execute(gone).rowcount > 0)
+
+
+def _conflict(work: Work, services: Collection[Service]) -> Refused | None:
+    named = sa.select(ISCP_SERVICES).where(SERVICES.name.in_([each.name for each in services]))
+    known = {row.name: service(row) for row in work.connection.execute(named)}
+    for each in services:
+        if each.name in known and known[each.name].kind is not each.kind:
+            return Refused(
+                code=CONFLICT,
+                message=f"Service {each.name!r} is a {known[each.name].kind.value} of deployment "
+                f"{known[each.name].deployment!r}, and would become a {each.kind.value}; "
+                "use another name, or force it.",
+            )
+    return None
+
+
+def _needing(work: Work, deployment: str) -> list[str]:
+    """The invocations that have not ended and are, or would be, driven through the deployment."""
+    of = sa.select(SERVICES.name).where(SERVICES.deployment_id == deployment)
+    bound = sa.or_(
+        INVOCATIONS.deployment_id == deployment,
+        sa.and_(INVOCATIONS.deployment_id.is_(None), INVOCATIONS.service.in_(of)),
+    )
+    chosen = sa.select(INVOCATIONS.id).where(INVOCATIONS.status != int(Status.COMPLETED), bound)
+    return list(work.connection.scalars(chosen.order_by(INVOCATIONS.number)))
+
+
+def _put(work: Work, table: sa.Table, row: dict[str, Any]) -> None:
+    keys = [column.name for column in table.primary_key]
+    insert = insert_into(work.connection.dialect, table).values(row)
+    rest = {name: insert.excluded[name] for name in row if name not in keys}
+    work.connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=rest))

@@ -18,6 +18,8 @@ from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import (
     CLICKHOUSE_URL,
     CLICKHOUSE_URLS,
+    INVOCATIONS_TOKEN,
+    INVOCATIONS_URL,
     KEEP_RUNS_DAYS,
     LAKE,
     LOG_URL,
@@ -128,4 +130,5 @@ def deployment_of(environ: Mapping[str, str]) -> Deployment:
         lake=environ[LAKE],
         bounds=bounds_of(environ),
         event_ids=IdScheme.from_environment(environ),
+        invocations=(environ.get(INVOCATIONS_URL, ""), environ.get(INVOCATIONS_TOKEN, "")),
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from iscp_dagster.batches.factory import opener
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.events.ids import DEFAULT_IDS, IdScheme
 from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.serviceconsumers.runtime import runtime_at
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.reading.bounds import Bounds
 
@@ -25,9 +27,11 @@ def wired(
     lake: str,
     bounds: Bounds,
     event_ids: IdScheme = DEFAULT_IDS,
+    invocations: tuple[str, str] = ("", ""),
 ) -> Deployment:
     """The deployment made of these ClickHouse servers by shard, log, lake and Spark session makers.
 
+    `invocations` are the address and the token of the runtime of invocations; empty: there is none.
     Cheap: nothing connects before it is used. Raises ConfigError for an unknown state store.
     """
     return Deployment(
@@ -41,4 +45,5 @@ def wired(
         lake=lake,
         bounds=bounds,
         event_ids=event_ids,
+        services=partial(runtime_at, *invocations) if invocations[0] else None,
     )

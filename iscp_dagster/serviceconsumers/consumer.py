@@ -18,7 +18,13 @@ from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.serviceconsumers.chunks import CHANGE, Chunk, Owner, Part, chunks
 from iscp_dagster.serviceconsumers.rows import Lines
-from iscp_dagster.serviceconsumers.services import PAUSED, InvocationGoingError, Invoked, Services
+from iscp_dagster.serviceconsumers.services import (
+    INVOKED,
+    PAUSED,
+    InvocationGoingError,
+    Invoked,
+    Services,
+)
 from iscp_dagster.serviceconsumers.sorting import Sorter
 
 TENANTS = 8
@@ -224,7 +230,7 @@ class _Tenant:
             for chunk, invoked in self.ended
         ]
         counts = {"invocations": self.begun, "attached": self.attached}
-        return {**counts, **({"invoked": shown} if shown else {})}
+        return {**counts, **({INVOKED: shown} if shown else {})}
 
     def _head(self, chunk: Chunk, invoked: Invoked) -> str:
         declared = self.all.its.declared

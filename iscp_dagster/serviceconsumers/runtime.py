@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from iscp_dagster.invocations.client import (
@@ -73,7 +74,9 @@ class RuntimeServices:
         told = self.client.invocation(invoked.id)
         # It may have ended since; then the next look says how.
         status = str(told["status"]) if told["status"] != ENDED else invoked.status
-        return replace(invoked, status=status, failure=str(told.get("error") or ""))
+        error = told["error"]
+        failure = f"{error['code']} {error['message']}" if error else ""
+        return replace(invoked, status=status, failure=failure)
 
     def _known(self, url: str, service: str, handler: str) -> Mapping[str, Any] | None:
         """The service, if the runtime knows it with that handler at that address."""
@@ -97,3 +100,9 @@ def _is_keyed(found: Mapping[str, Any] | None, url: str, service: str, handler: 
             "one of a service or a virtual object with changes."
         )
     return kind.keyed
+
+
+@lru_cache(maxsize=4)
+def runtime_at(url: str, token: str = "") -> RuntimeServices:
+    """The runtime at an address, with one client for the whole process. Raises ConfigError."""
+    return RuntimeServices(Client(url, token))

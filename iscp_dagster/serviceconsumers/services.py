@@ -17,6 +17,8 @@ class InvocationGoingError(IscpError):
 ENDED = "completed"
 """The status of an invocation that has ended, also with a failure."""
 PAUSED = "paused"
+INVOKED = "invoked"
+"""The fact under which an iteration lists a tenant's invocations."""
 
 
 @dataclass(frozen=True, kw_only=True)

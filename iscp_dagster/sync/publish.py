@@ -96,7 +96,8 @@ class Delivery:
     def done(self) -> Done:
         """The claim as done, with the counts that the job's status keeps."""
         counts = {"inserted": self.inserted, "deleted": self.deleted, "bytes": self.bytes}
-        return Done(claim=self.claim, to=self.to, counts=counts)
+        told = {name: each for name, each in self.told.items() if isinstance(each, int)}
+        return Done(claim=self.claim, to=self.to, counts=counts | told)
 
 
 Moved = Mapping[JobKey, FenceError] | Mapping[JobKey, Claim | FenceError]

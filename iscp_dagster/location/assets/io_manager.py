@@ -19,6 +19,7 @@ from dagster import (
 from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.location.assets.iterations import InStep
+from iscp_dagster.location.assets.metadata import told_metadata
 from iscp_dagster.location.names import SHARD, TENANT_COLUMN
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.jobs import Job
@@ -97,7 +98,9 @@ class Outcomes:
 
     def summary(self) -> dict[str, Any]:
         """The totals for the run's page."""
+        invoked = sum(each.told.get("invocations", 0) for each in self.delivered)
         return {
+            **({"invocations": invoked} if invoked else {}),
             "tenants": len({each.tenant for each in self.outcomes}),
             "rows_inserted": sum(each.inserted for each in self.delivered),
             "rows_deleted": sum(each.deleted for each in self.delivered),
@@ -152,7 +155,7 @@ def _delivered(delivery: Delivery) -> dict[str, Any]:
         "bytes": delivery.bytes,
         "chunks": written.chunks,
         "registration": str(delivery.claim.registration),
-        **delivery.told,
+        **told_metadata(delivery.told),
     }
 
 

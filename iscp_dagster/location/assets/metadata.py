@@ -12,6 +12,7 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.declared.schema import DeltaField
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
+from iscp_dagster.serviceconsumers.services import INVOKED
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.outbox import numbers_of
 
@@ -68,3 +69,15 @@ def events_if_known(deployment: Deployment, source: SourceTable, name: str) -> M
         found["oldest_pending"] = MetadataValue.timestamp(oldest)
     said = "; ".join(f"{name} {state}" for name, state in endpoints.items())
     return {**found, "endpoints": MetadataValue.text(said)}
+
+
+def told_metadata(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a consumer reported besides rows; of invocations, a table with a link to each."""
+    if INVOKED not in told:
+        return told
+    lines = ["| chunk | rows | invocation | status |", "|---|---|---|---|"]
+    for each in told[INVOKED]:
+        status = f"{each['status']}, was there already" if each["attached"] else each["status"]
+        link = f"[{each['id']}]({each['link']})"
+        lines.append(f"| {each['chunk']} | {each['rows']} | {link} | {status} |")
+    return {**told, INVOKED: MetadataValue.md("\n".join(lines))}

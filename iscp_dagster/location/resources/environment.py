@@ -20,11 +20,20 @@ from iscp_dagster.model.declared.kinds import kind_names
 from iscp_dagster.model.variables import (
     CLICKHOUSE_URL,
     CLICKHOUSE_URLS,
+    INVOCATIONS_TOKEN,
+    INVOCATIONS_URL,
     LAKE,
     LOG_URL,
     SPARK_REMOTE,
     STATE_STORE,
 )
+
+_OPTIONAL = {
+    "state_store": STATE_STORE,
+    "invocations_url": INVOCATIONS_URL,
+    "invocations_token": INVOCATIONS_TOKEN,
+}
+"""The fields of `Iscp` that the environment may leave out."""
 
 
 def resources_from_environment(
@@ -44,7 +53,7 @@ def resources_from_environment(
         max_versions=bounds_of(os.environ).versions,
         max_bytes=bounds_of(os.environ).bytes,
         event_ids=IdScheme.from_environment(os.environ).text,
-        **({"state_store": EnvVar(STATE_STORE)} if STATE_STORE in os.environ else {}),
+        **{option: EnvVar(name) for option, name in _OPTIONAL.items() if name in os.environ},
     )
     tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in kind_names()}
     return {"iscp": iscp, **tables}

@@ -46,6 +46,11 @@ class Iscp(ConfigurableResource[Deployment]):
         "algorithm=sha256,prefix=prod_eu,form=hex; each part may be left out.",
     )
 
+    invocations_url: str = Field(
+        default="", description="The runtime that invokes service consumers' handlers."
+    )
+    invocations_token: str = Field(default="", description="The bearer token that it asks for.")
+
     def deployment(self) -> Deployment:
         """Make the deployment. Cheap: nothing is connected before it is used."""
         return wired(
@@ -59,4 +64,5 @@ class Iscp(ConfigurableResource[Deployment]):
             lake=self.lake.root,
             bounds=Bounds(versions=self.max_versions, bytes=self.max_bytes),
             event_ids=IdScheme.parse(self.event_ids),
+            invocations=(self.invocations_url, self.invocations_token),
         )

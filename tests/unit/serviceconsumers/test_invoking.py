@@ -1,0 +1,258 @@
+"""What becomes of invocations: attached to, failed, paused, refused to a run that lost its job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+import pytest
+from invoked import SCHEMA, Runtime, retriever_of
+from logs import T0
+from onetable import Clock
+
+from iscp_dagster import ServiceConsumer, SourceTable
+from iscp_dagster.invocations.client import InvocationFailedError
+from iscp_dagster.joblog import lifecycle
+from iscp_dagster.location.assets.metadata import told_metadata
+from iscp_dagster.model.errors import ConfigError, FenceError, SchemaError, UnavailableError
+from iscp_dagster.model.jobs import NewJob
+from iscp_dagster.planning.declared import job_spec, name_of
+from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
+from iscp_dagster.serviceconsumers.services import InvocationGoingError
+
+CHANGES = [(desk, id_, None, 2, False) for desk in ("acme", "globex") for id_ in range(5)]
+DESKS = ("acme", "globex")
+
+
+class Killed(BaseException):
+    """What a run that is killed does not catch."""
+
+
+def declared(**options):
+    return ServiceConsumer("http://a:1", handler="Trades/booked", **({"rows": 2} | options))
+
+
+def consumer(runtime, **changes):
+    made = changes.pop("declared", None) or declared()
+    given = {
+        "source": SourceTable("shop.trades", key="id", tenant="desk", services=[made]),
+        "declared": made,
+        "table_id": "t",
+        "generation": 0,
+        "services": runtime,
+        "lost": lambda _: None,
+    }
+    return InvokingConsumer(**(given | changes))
+
+
+def rows_told(runtime):
+    return [(body["tenant"], row["id"]) for body in runtime.bodies for row in body["rows"]]
+
+
+@dataclass
+class Dying(Runtime):
+    """Has the run killed at its n-th request, before or after the runtime has taken it."""
+
+    real: Runtime = field(default_factory=Runtime)
+    left: int = 1
+    taken: bool = False
+
+    def send(self, *arguments, **named):
+        self.left -= 1
+        if self.left < 0 or (self.left == 0 and not self.taken):
+            raise Killed
+        sent = self.real.send(*arguments, **named)
+        if self.left == 0:
+            raise Killed
+        return sent
+
+    def look(self, invoked, seconds):
+        return self.real.look(invoked, seconds)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("requests", [1, 3, 5])
+def test_a_run_that_dies_between_two_chunks_is_gone_on_with(requests, taken):
+    runtime = Runtime()
+    with pytest.raises(Killed):
+        consumer(Dying(real=runtime, left=requests, taken=taken)).consume(
+            retriever_of(CHANGES, DESKS)
+        )
+    done = len(runtime.invoked)
+    assert done == requests - (not taken)
+    again = retriever_of(CHANGES, DESKS)
+    consumer(runtime).consume(again)
+    assert not again.refused
+    assert sorted(rows_told(runtime)) == sorted((desk, id_) for desk, id_, *_ in CHANGES)
+    told = [again.told[desk] for desk in DESKS]
+    assert [each["invocations"] for each in told] == [3, 3]
+    assert sum(each["attached"] for each in told) == done
+
+
+def test_chunks_of_a_tenant_are_invoked_one_after_the_other():
+    runtime = Runtime()
+    consumer(runtime).consume(retriever_of(CHANGES, DESKS))
+    for desk in DESKS:
+        mine = [body for body in runtime.bodies if body["tenant"] == desk]
+        assert [body["chunk"] for body in mine] == [0, 1, 2]
+        assert [body["last"] for body in mine] == [False, False, True]
+
+
+def test_at_once_begins_so_many_before_it_waits():
+    runtime = Runtime(handler=lambda body: "paused" if body["chunk"] == 0 else None)
+    retriever = retriever_of(CHANGES, ["acme"])
+    consumer(runtime, declared=declared(at_once=2)).consume(retriever)
+    assert [body["chunk"] for body in runtime.bodies] == [0, 1]
+    assert isinstance(retriever.refused["acme"], InvocationGoingError)
+
+
+def test_a_failed_handler_stops_its_tenant_alone_and_is_invoked_anew_by_the_next_iteration():
+    runtime = Runtime(
+        handler=lambda b: "400 no" if (b["tenant"], b["chunk"]) == ("acme", 1) else None
+    )
+    retriever = retriever_of(CHANGES, DESKS)
+    consumer(runtime).consume(retriever)
+    ((tenant, error),) = retriever.refused.items()
+    assert (tenant, type(error), error.permanent) == ("acme", InvocationFailedError, True)
+    failed = next(each for each in runtime.invoked.values() if each.failed)
+    assert f"invocation {failed.id} of Trades/booked with chunk 1 of (1, 5]" in str(error)
+    assert f"({failed.link}) failed: 400 no. Correct the handler" in str(error)
+    assert retriever.told["globex"]["invocations"] == 3
+    runtime.handler = lambda _: None
+    mended = retriever_of(CHANGES, DESKS)
+    consumer(runtime).consume(mended)
+    assert not mended.refused
+    assert [mended.told[desk]["attached"] for desk in DESKS] == [1, 3]
+    mine = [body["chunk"] for body in runtime.bodies if body["tenant"] == "acme"]
+    assert mine == [0, 1, 1, 2]
+
+
+def test_a_paused_invocation_is_a_temporary_error_that_says_how_to_resume_it():
+    runtime = Runtime(handler=lambda body: "paused" if body["tenant"] == "acme" else None)
+    retriever = retriever_of(CHANGES, DESKS)
+    consumer(runtime).consume(retriever)
+    ((tenant, error),) = retriever.refused.items()
+    assert (tenant, error.permanent) == ("acme", False)
+    paused = next(each for each in runtime.invoked.values() if not each.ended)
+    assert f"is paused; resume it (`iscp invocations resume {paused.id}`)" in str(error)
+
+
+def test_an_invocation_that_goes_on_is_waited_for_only_so_long():
+    clock, looks = Clock(), []
+
+    class Slow(Runtime):
+        def look(self, invoked, seconds):
+            looks.append(seconds)
+            clock.pass_(seconds)
+            return replace(invoked, status="suspended")
+
+    retriever = retriever_of(CHANGES[:2], ["acme"])
+    consumer(Slow(), declared=declared(patience=10), monotonic=clock.monotonic).consume(retriever)
+    error = retriever.refused["acme"]
+    assert isinstance(error, InvocationGoingError)
+    assert "is suspended; it goes on (10 s are waited for it at a time)" in str(error)
+    assert sum(looks) == 11
+
+
+def test_a_runtime_that_is_down_is_no_tenants_fault():
+    retriever = retriever_of(CHANGES, DESKS)
+    consumer(Runtime(down=True)).consume(retriever)
+    assert {type(each) for each in retriever.refused.values()} == {UnavailableError}
+    assert retriever.refused.keys() == set(DESKS)
+
+
+def test_a_virtual_objects_key_is_the_tenant():
+    runtime = Runtime(keyed_by_tenant=True)
+    consumer(runtime).consume(retriever_of(CHANGES, DESKS))
+    assert runtime.keys == [body["tenant"] for body in runtime.bodies]
+
+
+def test_a_zombie_that_goes_on_asks_for_what_the_other_run_asked_for():
+    """Overtaken after its look at the fence, it attaches; then it sees that it lost the job."""
+    runtime, seen = Runtime(), list[object]()
+
+    class Zombies(Runtime):
+        def send(self, *arguments, **named):
+            if not seen:
+                seen.append(arguments)
+                consumer(runtime).consume(retriever_of(CHANGES, ["acme"]))
+            return runtime.send(*arguments, **named)
+
+        def look(self, invoked, seconds):
+            return runtime.look(invoked, seconds)
+
+    lost = FenceError("taken")
+    zombie = retriever_of(CHANGES, ["acme"])
+    consumer(Zombies(), lost=lambda _: lost if len(seen) > 1 else None).consume(zombie)
+    assert zombie.told["acme"]["attached"] == zombie.told["acme"]["invocations"] == 3
+    assert len(rows_told(runtime)) == len(set(rows_told(runtime))) == 5
+
+
+def test_a_run_that_lost_a_job_invokes_nothing_more_of_it():
+    runtime, lost = Runtime(), FenceError("taken by another writer")
+
+    def after_one(tenant):
+        mine = [body for body in runtime.bodies if body["tenant"] == tenant]
+        return lost if tenant == "acme" and mine else None
+
+    retriever = retriever_of(CHANGES, DESKS)
+    consumer(runtime, lost=after_one).consume(retriever)
+    assert retriever.refused == {"acme": lost}
+    assert [body["chunk"] for body in runtime.bodies if body["tenant"] == "acme"] == [0]
+    assert retriever.told["globex"]["invocations"] == 3
+
+
+def test_a_rebuilt_job_invokes_everything_anew():
+    runtime = Runtime()
+    source = SourceTable("shop.trades", key="id", tenant="desk", services=[declared()])
+    spec = job_spec(source, source.services[0])
+    row = NewJob(tenant="acme", name=name_of(source, source.services[0]), table_id="t", spec=spec)
+    job = lifecycle.registered(row, registration=7, seq=0, now=T0)
+    for each in (job, job, lifecycle.rebuilt(job, T0)):
+        generation = each.spec.detail.consumer.generation
+        whole = retriever_of(CHANGES, ["acme"], span=(-1, 2), snapshot=True)
+        consumer(runtime, generation=generation).consume(whole)
+    assert [body["chunk"] for body in runtime.bodies] == [0, 1, 2] * 2
+
+
+def test_a_value_that_json_has_not_stops_its_tenant_alone():
+    changes = [("acme", 1, None, 2, False), ("globex", 2, None, 2, False)]
+    retriever = retriever_of(changes, DESKS)
+    rows = retriever.coming.get()
+    when = SCHEMA.get_field_index("amount")
+    years = pa.array([2**62, 0], pa.int64()).cast(pa.timestamp("us"))
+    retriever.coming.queue.insert(0, rows.set_column(when, "amount", years))
+    runtime = Runtime()
+    consumer(runtime).consume(retriever)
+    assert isinstance(retriever.refused["acme"], SchemaError)
+    assert "Job shop.trades/trades_booked: column 'amount' has a value" in str(
+        retriever.refused["acme"]
+    )
+    assert [body["tenant"] for body in runtime.bodies] == ["globex"]
+
+
+def test_without_a_runtime_or_with_a_column_of_a_taken_name_there_is_no_consumer():
+    made = declared()
+    source = SourceTable("shop.trades", key="id", tenant="desk", services=[made])
+    info = job_spec(source, made).detail.consumer
+    given = {"table_id": "t", "lost": lambda _: None}
+    with pytest.raises(ConfigError, match="no runtime of invocations is named; set ISCP_INVOCATIO"):
+        InvokingConsumer.of(source, info, services=None, columns=["id"], **given)
+    with pytest.raises(ConfigError, match="the source has a column '_change', a name that every"):
+        InvokingConsumer.of(source, info, services=Runtime, columns=["id", "_change"], **given)
+
+
+def test_the_invocations_are_shown_with_status_and_link():
+    runtime = Runtime()
+    retriever = retriever_of(CHANGES[:3], ["acme"])
+    consumer(runtime).consume(retriever)
+    shown = told_metadata(retriever.told["acme"])
+    assert (shown["invocations"], shown["attached"]) == (2, 0)
+    assert shown["invoked"].value.splitlines()[2:] == [
+        "| 0 | 2 | [inv_0](http://here/inv_0) | succeeded |",
+        "| 1 | 1 | [inv_1](http://here/inv_1) | succeeded |",
+    ]
+    again = retriever_of(CHANGES[:3], ["acme"])
+    consumer(runtime).consume(again)
+    assert told_metadata(again.told["acme"])["invoked"].value.endswith("was there already |")
+    assert told_metadata({"matches": 3}) == {"matches": 3}

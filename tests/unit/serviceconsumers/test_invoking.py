@@ -58,11 +58,13 @@ class Dying(Runtime):
     taken: bool = False
 
     def send(self, *arguments, **named):
-        self.left -= 1
-        if self.left < 0 or (self.left == 0 and not self.taken):
+        with self._lock:
+            self.left -= 1
+            last, dead = self.left == 0, self.left < 0
+        if dead or (last and not self.taken):
             raise Killed
         sent = self.real.send(*arguments, **named)
-        if self.left == 0:
+        if last:
             raise Killed
         return sent
 

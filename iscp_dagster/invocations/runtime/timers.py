@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import datetime, timezone
 
 Clock = Callable[[], int]
 """Milliseconds since 1970."""
@@ -26,6 +27,10 @@ class SteadyClock:
         # Threads may race here; either value is a right one.
         self._ahead = max(self._ahead, self._wall() - now)
         return int((self._ahead + now) * _MS)
+
+    def utc(self) -> datetime:
+        """The same as a moment of UTC."""
+        return datetime.fromtimestamp(self() / _MS, timezone.utc)
 
 
 class Due:

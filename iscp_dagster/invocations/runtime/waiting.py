@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 
-from iscp_dagster.invocations.protocol.results import Result
+from iscp_dagster.invocations.protocol.results import Result, Value
 
 MOST_WATCHED = 1_000
 """Invocations that are looked for in the database at once."""
+MOST_RECENT = 1_024
+"""Results that are kept for who asks right after the end."""
+_SMALL = 65_536
 
 
 class Waiting:
@@ -19,12 +22,18 @@ class Waiting:
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[asyncio.Future[Result]]] = defaultdict(list)
+        self._recent: OrderedDict[str, Result] = OrderedDict()
 
     @contextmanager
     def future(self, id_: str) -> Iterator[asyncio.Future[Result]]:
-        """Gets the invocation's result when it is told; forgotten at the end of the block."""
+        """Gets the invocation's result when it is told, or was a moment ago.
+
+        Forgotten at the end of the block.
+        """
         made: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting[id_].append(made)
+        if id_ in self._recent:
+            made.set_result(self._recent[id_])
         try:
             yield made
         finally:
@@ -33,6 +42,7 @@ class Waiting:
     def ended(self, results: Mapping[str, Result]) -> None:
         """Tell how invocations ended to those who wait for them."""
         for id_, result in results.items():
+            self._keep(id_, result)
             for each in self._waiting.get(id_, ()):
                 if not each.done():
                     each.set_result(result)
@@ -44,6 +54,13 @@ class Waiting:
             for each in chosen:
                 self._waiting[each] = self._waiting.pop(each)
         return chosen
+
+    def _keep(self, id_: str, result: Result) -> None:
+        if isinstance(result, Value) and len(result.value) > _SMALL:
+            return
+        self._recent[id_] = result
+        if len(self._recent) > MOST_RECENT:
+            self._recent.popitem(last=False)
 
     def _forget(self, id_: str, made: asyncio.Future[Result]) -> None:
         held = self._waiting[id_]

@@ -46,3 +46,18 @@ def test_more_than_one_look_asks_for_are_asked_for_in_turn(monkeypatch):
             return [waiting.watched() for _ in range(3)]
 
     assert asyncio.run(inside()) == [["a", "b"], ["c", "a"], ["b", "c"]]
+
+
+def test_who_asks_right_after_the_end_is_told_unless_it_is_long_ago_or_large(monkeypatch):
+    monkeypatch.setattr(module, "MOST_RECENT", 2)
+
+    async def inside():
+        waiting = Waiting()
+        waiting.ended({"a": ONE, "b": ONE, "c": TWO, "d": Value(value=b"x" * 100_000)})
+        found = []
+        for id_ in "abcd":
+            with waiting.future(id_) as future:
+                found.append(future.result() if future.done() else None)
+        return found
+
+    assert asyncio.run(inside()) == [None, ONE, TWO, None]

@@ -1,0 +1,195 @@
+"""One attempt at an invocation: its stream, from the request to the end of the response."""
+
+from __future__ import annotations
+
+import asyncio
+
+from iscp_dagster.invocations.journal import runtime_events as events
+from iscp_dagster.invocations.protocol import versions
+from iscp_dagster.invocations.protocol.decoding import Decoder
+from iscp_dagster.invocations.protocol.failures import ErrorReport, ProtocolError
+from iscp_dagster.invocations.protocol.frames import Frame
+from iscp_dagster.invocations.runtime.driving.course import Course
+from iscp_dagster.invocations.runtime.driving.opening import opening
+from iscp_dagster.invocations.runtime.driving.outgoing import Outgoing
+from iscp_dagster.invocations.runtime.driving.tools import Tools
+from iscp_dagster.invocations.runtime.http.exchange import (
+    Address,
+    DeploymentUnreachableError,
+    Exchange,
+    Head,
+    Request,
+    StaleError,
+)
+from iscp_dagster.invocations.runtime.store.deployments import Mode
+from iscp_dagster.invocations.runtime.store.outcomes import Claimed, News
+
+STALE_TRIES = 3
+"""Exchanges that are begun for one attempt where connections end before they are looked at."""
+LINGER_SECONDS = 10.0
+"""The longest that a stream may stay open after its last message."""
+_OK = 200
+_EXCERPT = 200
+
+
+class UnfitAnswerError(DeploymentUnreachableError):
+    """A service deployment answers otherwise than a service endpoint does for this handler."""
+
+    code = 1_123
+
+
+class Attempt:
+    """Drives a claimed invocation until it ends, suspends, fails or is taken away.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(self, claimed: Claimed, tools: Tools) -> None:
+        self.claimed, self._tools = claimed, tools
+        self._version = min(versions.NEWEST, claimed.deployment.versions[1])
+        self._duplex = claimed.deployment.mode is Mode.FULL_DUPLEX
+        self._course = Course(
+            claimed,
+            tools,
+            version=self._version,
+            duplex=self._duplex,
+            notify=self._notify,
+            abort=self._abort,
+        )
+        self._outgoing = Outgoing((), self._replayed)
+        self._exchange: Exchange | None = None
+        self._asked = False
+        self._heard = tools.monotonic()
+
+    async def run(self) -> None:
+        """Return once the store knows how the attempt ended, or another one drives it."""
+        try:
+            await self._streamed()
+        except ProtocolError as error:
+            self._course.broken(ErrorReport.of(error, self._course.length))
+        except DeploymentUnreachableError as error:
+            self._course.broken(ErrorReport(message=str(error)))
+        except asyncio.CancelledError:
+            self._course.drop("the runtime stops")
+            raise
+        await self._course.over()
+
+    def told(self, news: News) -> None:
+        """An entry was completed, or somebody else ended or paused the invocation."""
+        if news.fence != self.claimed.fence:
+            return
+        if news.index is None or news.result is None:
+            self._course.drop("somebody else ended or paused the invocation")
+        else:
+            self._course.step(events.CompletionReady(index=news.index, result=news.result))
+
+    def idle(self, now: float) -> float:
+        """Seconds since the last message of either side; 0 while entries are being stored."""
+        return 0.0 if self._course.storing else now - self._heard
+
+    def ask_to_suspend(self) -> bool:
+        """Close the request, so that the handler suspends; whether that was news."""
+        news = self._duplex and not self._asked
+        self._asked = True
+        self._outgoing.end()
+        return news
+
+    def tend(self, now: float) -> None:
+        """Hold the attempt to its times."""
+        idle, settings = self.idle(now), self._tools.settings
+        if self._course.ending:
+            if idle > LINGER_SECONDS:
+                self._abort("it stayed open after its last message")
+        elif idle > settings.inactivity + settings.abort:
+            told = f"{self.claimed.deployment.url} sent nothing for {idle:.0f} s."
+            self._course.broken(ErrorReport(message=told))
+            self._abort(told)
+        elif idle > settings.inactivity:
+            self.ask_to_suspend()
+
+    async def _streamed(self) -> None:
+        for rest in reversed(range(STALE_TRIES)):
+            try:
+                await self._exchanged()
+            except StaleError:
+                if not rest:
+                    raise
+            else:
+                return
+
+    async def _exchanged(self) -> None:
+        claimed, tools = self.claimed, self._tools
+        frames = opening(claimed, version=self._version, now=tools.clock())
+        self._outgoing = Outgoing(frames, self._replayed)
+        address = Address.parsed(claimed.deployment.url)
+        exchange = await tools.client.open(address, self._request(), claimed.deployment.http)
+        self._exchange = exchange
+        try:
+            if self._duplex:
+                await self._both_ways(exchange)
+            else:
+                await self._outgoing.run_whole(exchange)
+                await self._received(exchange)
+        finally:
+            await exchange.close()
+
+    def _request(self) -> Request:
+        kind = versions.content_type(self._version)
+        return Request(
+            method="POST",
+            path=f"/invoke/{self.claimed.service}/{self.claimed.handler}",
+            headers=[("content-type", kind), ("accept", kind)],
+        )
+
+    async def _both_ways(self, exchange: Exchange) -> None:
+        sending = asyncio.ensure_future(self._outgoing.run(exchange))
+        try:
+            await self._received(exchange)
+        finally:
+            sending.cancel()
+            # Whatever became of it, what was received says how the attempt ended.
+            await asyncio.gather(sending, return_exceptions=True)
+
+    async def _received(self, exchange: Exchange) -> None:
+        head = await exchange.head()
+        self._heard = self._tools.monotonic()
+        await self._check(head, exchange)
+        decoder = self._decoder()
+        while data := await exchange.receive():
+            self._heard = self._tools.monotonic()
+            for each in decoder.feed(data):
+                self._course.step(events.Received(frame=each))
+            if self._course.ending:
+                # Handlers wait for the end of the request before they end the response.
+                self._outgoing.end()
+            await self._course.room()
+        decoder.end()
+        self._course.step(events.StreamClosed())
+
+    async def _check(self, head: Head, exchange: Exchange) -> None:
+        deployment = self.claimed.deployment
+        where = f"{deployment.url} answers {self._request().path}"
+        if head.status != _OK:
+            said = (await exchange.receive())[:_EXCERPT].decode(errors="replace")
+            raise UnfitAnswerError(f"{where} with status {head.status}: {said!r}.")
+        kind = head.headers.get("content-type")
+        if versions.version_of(kind) != self._version:
+            wanted = versions.content_type(self._version)
+            raise UnfitAnswerError(f"{where} with the content type {kind!r}, and not {wanted}.")
+
+    def _decoder(self) -> Decoder:
+        journal = self.claimed.journal
+        size = sum(len(each.body) for each in journal)
+        return Decoder(self._tools.settings.limits, entries=len(journal), entry_bytes=size)
+
+    def _replayed(self) -> None:
+        self._course.step(events.Replayed())
+
+    def _notify(self, frame: Frame) -> None:
+        self._heard = self._tools.monotonic()
+        self._outgoing.put(frame)
+
+    def _abort(self, why: str) -> None:
+        if self._exchange is not None:
+            why = why.rstrip(".")
+            self._exchange.abort(DeploymentUnreachableError(f"The stream was broken off: {why}."))

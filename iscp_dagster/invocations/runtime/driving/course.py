@@ -1,0 +1,181 @@
+"""What follows from an attempt's stream: what the store is told, and what the handler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from iscp_dagster.invocations.journal import runtime_events as events
+from iscp_dagster.invocations.journal.runtime_side import begun, step
+from iscp_dagster.invocations.protocol.failures import ErrorReport
+from iscp_dagster.invocations.protocol.frames import Frame
+from iscp_dagster.invocations.runtime.driving.tools import Tools
+from iscp_dagster.invocations.runtime.settings import MS
+from iscp_dagster.invocations.runtime.store.operations import (
+    Commit,
+    Fail,
+    Finish,
+    Operation,
+    Pause,
+    Suspend,
+)
+from iscp_dagster.invocations.runtime.store.outcomes import Claimed, Refused
+
+MOST_PENDING = 64
+"""Entries of an attempt that wait for their commit before no more are read."""
+
+logger = logging.getLogger(__name__)
+
+
+class Course:
+    """Applies the runtime's side of the protocol to one claimed invocation.
+
+    `notify` sends a frame to the handler; `abort` breaks the stream off. Belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        claimed: Claimed,
+        tools: Tools,
+        *,
+        version: int,
+        duplex: bool,
+        notify: Callable[[Frame], None],
+        abort: Callable[[str], None],
+    ) -> None:
+        self._claimed, self._tools = claimed, tools
+        self._notify, self._abort = notify, abort
+        self._state = begun(claimed.journal, duplex=duplex, version=version)
+        self._finishing: asyncio.Future[Any] | None = None
+        self._progress = False
+        self._room = asyncio.Event()
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def length(self) -> int:
+        return self._state.length
+
+    @property
+    def storing(self) -> bool:
+        return self._state.stored < self._state.length
+
+    @property
+    def ending(self) -> bool:
+        """Whether the handler sent its last message, or nothing more is to be taken from it."""
+        return self._state.last is not None or self._over.done()
+
+    def step(self, event: events.InEvent) -> None:
+        """Take an event in, and do what follows."""
+        if self._over.done():
+            return
+        self._state, out = step(self._state, event)
+        for each in out:
+            self._do(each)
+        if isinstance(self._state.last, events.Finish) and self._finishing is None:
+            # In one transaction with the Output; without one it is refused.
+            self._finishing = self._put(Finish(id=self._claimed.id, fence=self._claimed.fence))
+
+    def broken(self, report: ErrorReport) -> None:
+        self.step(events.Broken(report=report))
+
+    def drop(self, why: str) -> None:
+        """Record nothing more: the invocation is not this attempt's."""
+        self._end()
+        self._abort(why)
+
+    async def over(self) -> None:
+        """Wait until the store knows how the attempt ended, or somebody else drives it."""
+        await self._over
+
+    async def room(self) -> None:
+        """Wait while too many entries are being stored."""
+        while self._state.length - self._state.stored > MOST_PENDING and not self._over.done():
+            self._room.clear()
+            await self._room.wait()
+
+    def _do(self, out: events.OutEvent) -> None:
+        claimed = self._claimed
+        if isinstance(out, events.Commit):
+            self._commit(out)
+        elif isinstance(out, events.Notify):
+            self._notify(out.frame)
+        elif isinstance(out, events.Suspend):
+            self._last(Suspend(id=claimed.id, fence=claimed.fence, indexes=out.indexes))
+        elif isinstance(out, events.Finish):
+            self._last(Finish(id=claimed.id, fence=claimed.fence))
+        else:
+            if isinstance(out, events.Violation):
+                self._abort(out.report.message)
+            self._failed(out.report)
+
+    def _commit(self, out: events.Commit) -> None:
+        claimed = self._claimed
+        operation = Commit(id=claimed.id, fence=claimed.fence, index=out.index, frame=out.entry)
+        self._put(operation).add_done_callback(partial(self._stored, out))
+
+    def _stored(self, out: events.Commit, future: asyncio.Future[Any]) -> None:
+        self._room.set()
+        outcome = self._outcome(future)
+        if isinstance(outcome, Refused):
+            self.step(events.Refused(index=out.index, report=_refusal(out, outcome)))
+            self._abort(outcome.message)
+        elif outcome is not None:
+            self._progress = True
+            self.step(events.Committed(index=out.index))
+            if outcome.result is not None:
+                self.step(events.CompletionReady(index=out.index, result=outcome.result))
+
+    def _failed(self, report: ErrorReport) -> None:
+        """Try again later, or leave it to a person."""
+        claimed, policy = self._claimed, self._tools.settings.policy
+        failed = 1 if self._progress else claimed.retries + 1
+        asked = None if report.retry_after is None else report.retry_after / MS
+        wait = policy.wait(failed, asked)
+        logger.info("%s: attempt %s failed: %s", claimed.id, failed, report.message)
+        if wait is None:
+            self._last(Pause(id=claimed.id, fence=claimed.fence, error=report))
+        else:
+            at = self._tools.clock() + round(wait * MS)
+            self._last(Fail(id=claimed.id, fence=claimed.fence, error=report, next_at=at))
+
+    def _last(self, operation: Operation[Any]) -> None:
+        put = self._finishing if isinstance(operation, Finish) else None
+        future = put or self._put(operation)
+        future.add_done_callback(partial(self._ended, operation))
+
+    def _ended(self, operation: Operation[Any], future: asyncio.Future[Any]) -> None:
+        outcome = self._outcome(future)
+        if isinstance(outcome, Refused) and isinstance(operation, (Finish, Suspend)):
+            self._failed(ErrorReport(code=outcome.code, message=outcome.message))
+        else:
+            self._end()
+
+    def _outcome(self, future: asyncio.Future[Any]) -> Any:
+        """The outcome; None if the attempt is over: taken by others, or the database failed."""
+        if future.cancelled():
+            return self.drop("the runtime stops")
+        error = future.exception()
+        if error is not None:
+            logger.warning("%s: its attempt is dropped: %s", self._claimed.id, error)
+            return self.drop(str(error))
+        outcome = future.result()
+        if isinstance(outcome, Refused) and outcome.fenced:
+            return self.drop(outcome.message)
+        return outcome
+
+    def _put(self, operation: Operation[Any]) -> asyncio.Future[Any]:
+        return self._tools.put(operation)
+
+    def _end(self) -> None:
+        self._room.set()
+        if not self._over.done():
+            self._over.set_result(None)
+
+
+def _refusal(out: events.Commit, outcome: Refused) -> ErrorReport:
+    kind = out.entry.kind
+    message = f"Entry {out.index}, {kind}, is refused: {outcome.message}"
+    return ErrorReport(code=outcome.code, message=message, index=out.index, kind=kind.code)

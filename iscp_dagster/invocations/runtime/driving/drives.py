@@ -1,0 +1,75 @@
+"""The attempts that are under way in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+
+from iscp_dagster.invocations.runtime.driving.attempts import Attempt
+from iscp_dagster.invocations.runtime.driving.tools import Tools
+from iscp_dagster.invocations.runtime.store.outcomes import Claimed, News
+
+logger = logging.getLogger(__name__)
+
+
+class Drives:
+    """Runs attempts, each as a task; `freed` is called when one has ended.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(self, tools: Tools, freed: Callable[[], None]) -> None:
+        self._tools, self._freed = tools, freed
+        self._attempts: dict[str, Attempt] = {}
+        self._tasks: dict[Attempt, asyncio.Task[None]] = {}
+
+    @property
+    def free(self) -> int:
+        """How many more may begin."""
+        return max(0, self._tools.settings.most - len(self._tasks))
+
+    @property
+    def held(self) -> Collection[str]:
+        """The invocations that are driven."""
+        return tuple(self._attempts)
+
+    def start(self, claimed: Iterable[Claimed]) -> None:
+        """Drive what was claimed; an older attempt at the same invocation is over already."""
+        for each in claimed:
+            attempt = Attempt(each, self._tools)
+            task = asyncio.ensure_future(attempt.run())
+            self._attempts[each.id] = attempt
+            self._tasks[attempt] = task
+            task.add_done_callback(partial(self._ended, attempt))
+
+    def told(self, news: Iterable[News]) -> None:
+        """Hand on what happened to invocations."""
+        for each in news:
+            attempt = self._attempts.get(each.id)
+            if attempt is not None:
+                attempt.told(each)
+
+    def tend(self, *, crowded: bool) -> None:
+        """Hold attempts to their times; where others wait for a place, have idle ones suspend."""
+        now = self._tools.monotonic()
+        for attempt in list(self._tasks):
+            attempt.tend(now)
+            if crowded and attempt.idle(now) > self._tools.settings.yield_after:
+                attempt.ask_to_suspend()
+
+    async def close(self) -> None:
+        """Break off every attempt."""
+        tasks = list(self._tasks.values())
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
+        del self._tasks[attempt]
+        if self._attempts.get(attempt.claimed.id) is attempt:
+            del self._attempts[attempt.claimed.id]
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("%s: its attempt broke", attempt.claimed.id, exc_info=task.exception())
+        self._freed()

@@ -1,0 +1,33 @@
+"""What an attempt's stream begins with: the Start, then the journal that there is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from iscp_dagster.invocations.protocol import ids
+from iscp_dagster.invocations.protocol.failures import WITH_DELAY
+from iscp_dagster.invocations.protocol.frames import Frame, frame
+from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.runtime.store.outcomes import Claimed
+
+
+def opening(claimed: Claimed, *, version: int, now: int) -> list[Frame]:
+    """The frames of the Start and of the replay, in this version of the protocol."""
+    start = pb.StartMessage(
+        id=ids.parsed(claimed.id),
+        debug_id=claimed.id,
+        known_entries=len(claimed.journal),
+        partial_state=claimed.partial_state,
+        key=claimed.key,
+    )
+    for key, value in claimed.state:
+        start.state_map.add(key=key, value=value)
+    if version >= WITH_DELAY:
+        start.retry_count_since_last_stored_entry = claimed.retries
+        start.duration_since_last_stored_entry = max(0, now - claimed.stored_at)
+    return [frame(start), *(_replayed(each) for each in claimed.journal)]
+
+
+def _replayed(entry: Frame) -> Frame:
+    """A stored entry is acknowledged by being replayed."""
+    return replace(entry, requires_ack=False) if entry.requires_ack else entry

@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
-from iscp_dagster.invocations.journal import handler_side, runtime_side
 from iscp_dagster.invocations.journal import handler_events as h
+from iscp_dagster.invocations.journal import handler_side, runtime_side
 from iscp_dagster.invocations.journal import runtime_events as r
 from iscp_dagster.invocations.journal.handler_state import Attempt
 from iscp_dagster.invocations.protocol.frames import Frame, frame

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iscp_dagster.invocations.protocol import awakeables, ids, kinds
 from iscp_dagster.invocations.protocol.decoding import Decoder, Limits
 from iscp_dagster.invocations.protocol.failures import (
+    ErrorReport,
     Failure,
     MessageTooLargeError,
     ProtocolError,
@@ -19,12 +22,15 @@ from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import (
     EMPTY,
     Value,
+    check,
     completed,
+    completion,
     keys_value,
     result_of,
     state_keys,
     variants,
 )
+from iscp_dagster.model.errors import ConfigError
 
 RESULTS = {
     "empty": EMPTY,
@@ -129,8 +135,106 @@ def test_ids_are_read_as_they_were_written(invocation, index):
     assert ids.parsed(ids.shown(ids.new_id()))
 
 
-def test_the_example_of_an_awakeables_id():
-    text = "prom_1NMyOAvDK2CcBjUH4Rmb7eGBp0DNNDnmsAAAAAQ"
-    invocation, index = awakeables.parsed(text)
-    assert (len(invocation), index) == (24, 1)
-    assert awakeables.awakeable_id(invocation, index) == text
+@pytest.mark.parametrize(
+    "text", ["", "prom_1", "prom_1AAAA", "prom_2AAAAAAAAAA", "prom_1é", "prom_1AAAAAAB="]
+)
+def test_what_is_no_awakeables_id_is_refused(text):
+    with pytest.raises(ConfigError, match="no awakeable's id"):
+        awakeables.parsed(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "inv_1", "inv_1AAAA", "prom_1AAAAAAAAAAAAAAAAAAAAAA", "inv_1" + "A" * 21 + "B"]
+)
+def test_what_is_no_invocations_id_is_refused(text):
+    with pytest.raises(ConfigError, match="no invocation's id"):
+        ids.parsed(text)
+
+
+def test_two_invocations_have_different_ids():
+    assert len({ids.new_id() for _ in range(100)}) == 100
+    assert ids.parsed(ids.shown(bytes(16))) == bytes(16)
+    assert ids.shown(bytes(16)) == "inv_1" + "A" * 22
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=60), st.data())
+def test_garbage_is_frames_or_a_breach_and_nothing_else(garbage, data):
+    decoder = Decoder(Limits(message_bytes=50))
+    cut, status = data.draw(st.integers(0, len(garbage))), None
+    try:
+        frames = decoder.feed(garbage[:cut]) + decoder.feed(garbage[cut:])
+        decoder.end()
+        assert b"".join(map(encode, frames)) == garbage
+        for each in frames:
+            _ = each.name
+    except ProtocolError as error:
+        status = error.status
+    assert status in {None, 413, 571}
+
+
+def test_after_a_fault_the_stream_is_over():
+    decoder = Decoder()
+    with pytest.raises(ProtocolError) as first:
+        decoder.feed(HEADER.pack(0x0006, 0, 0))
+    for again in (lambda: decoder.feed(encode(frame(pb.EndMessage()))), decoder.end):
+        with pytest.raises(ProtocolError) as later:
+            again()
+        assert later.value is first.value
+
+
+def test_a_journal_that_is_there_before_the_stream_counts():
+    limits = Limits(journal_entries=3, journal_bytes=10)
+    run = HEADER.pack(0x0C05, 0, 0)
+    assert len(Decoder(limits, entries=2).feed(run)) == 1
+    with pytest.raises(MessageTooLargeError, match="4 entries, and 3 are allowed"):
+        Decoder(limits, entries=3).feed(run)
+    with pytest.raises(MessageTooLargeError, match="11 bytes, and 10 are allowed"):
+        Decoder(limits, entry_bytes=10).feed(HEADER.pack(0x0C05, 0, 1))
+    # Messages that are no entries are not of the journal.
+    assert Decoder(limits, entries=3).feed(encode(completion(1, EMPTY)))
+
+
+def test_a_large_message_that_comes_byte_by_byte_is_held_once():
+    body, decoder = bytes(200_000), Decoder()
+    stream = HEADER.pack(0x0C05, 0, len(body)) + body
+    assert [decoder.feed(stream[at : at + 1]) for at in range(len(stream))][-1] != []
+
+
+@pytest.mark.parametrize("kind", [each for each in KINDS.values() if each.completable], ids=str)
+def test_a_completion_has_the_result_of_its_entry(kind):
+    for variant in variants(kind):
+        result = RESULTS[variant]
+        message = completion(300, result).message()
+        assert (message.entry_index, result_of(message)) == (300, result)
+
+
+def test_a_result_that_its_entry_cannot_hold_is_refused():
+    not_text, not_keys = Value(value=b"\xff"), Value(value=b"\xff")
+    with pytest.raises(ProtocolError, match="no UTF-8"):
+        completed(frame(pb.GetCallInvocationIdEntryMessage()), not_text)
+    with pytest.raises(ProtocolError, match="no keys"):
+        completed(frame(pb.GetStateKeysEntryMessage()), not_keys)
+    with pytest.raises(ProtocolError, match="no keys"):
+        state_keys(b"\xff")
+    with pytest.raises(ProtocolError, match="no result of the form 'empty'"):
+        check(kinds.RUN, EMPTY)
+    with pytest.raises(ProtocolError, match="no message that is known"):
+        completed(Frame(code=0xFC00, body=b""), EMPTY)
+
+
+def test_completing_keeps_name_and_flags():
+    entry = frame(pb.AwakeableEntryMessage(name="paid"), requires_ack=True)
+    held = completed(entry, Value(value=b"x"))
+    assert (held.name, held.requires_ack, held.completed) == ("paid", True, True)
+
+
+def test_a_report_of_an_error_is_read_as_it_was_written():
+    plain = ErrorReport(message="no")
+    full = ErrorReport(
+        code=429, message="later", description="why", index=0, name="", kind=0, retry_after=0
+    )
+    assert [ErrorReport.read(each.written()) for each in (plain, full)] == [plain, full]
+    assert ErrorReport.read(full.written(version=1)) == replace(full, retry_after=None)
+    breach = MessageTooLargeError("too large")
+    assert ErrorReport.of(breach, 3) == ErrorReport(code=413, message="too large", index=3)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -27,6 +28,7 @@ from iscp_dagster.invocations.protocol.versions import (
 )
 from iscp_dagster.invocations.serving.declared.manifest import manifest
 from iscp_dagster.invocations.serving.declared.services import AnyService, Handler
+from iscp_dagster.invocations.serving.draining import answered
 from iscp_dagster.invocations.serving.stream import Options, Stream
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.web.admission import Admission, Guard, allowed_hosts
@@ -43,20 +45,21 @@ def service_app(
     origins: Iterable[str] = (),
     limits: Limits = DEFAULT,
     tracebacks: bool = False,
+    clock: Callable[[], float] = time.time,
 ) -> Starlette:
     """The app that serves these services, under any prefix of the path.
 
     Over HTTP/1.1 in request/response mode, over HTTP/2 full duplex. `hosts` are names of the
     server besides its address (and those in ISCP_ALLOWED_HOSTS), `origins` web pages that may use
-    it. `tracebacks` shows the runtime where an attempt failed. Raises ConfigError for two services
-    of one name.
+    it. `tracebacks` shows the runtime where an attempt failed; `clock` tells seconds since 1970.
+    Raises ConfigError for two services of one name.
     """
     names = [each.name for each in services]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ConfigError(f"there are two services named {', '.join(sorted(twice))}; rename one")
     allowed = allowed_hosts(os.environ) | {each.lower() for each in hosts}
     admission = Admission(hosts=frozenset(allowed), origins=frozenset(origins))
-    options = replace(Options(), limits=limits, tracebacks=tracebacks)
+    options = Options(limits=limits, tracebacks=tracebacks, clock=clock)
     return Starlette(
         routes=[Mount("/", ServiceEndpoint({each.name: each for each in services}, options))],
         middleware=[Middleware(Guard, admission=admission)],
@@ -74,15 +77,17 @@ class ServiceEndpoint:
         if scope["type"] != "http":
             return
         parts = scope["path"].split("/")
-        if parts[-1] in DISCOVERIES and parts[-_INVOKE:-2] != ["invoke"]:
-            await self._discovery(scope)(scope, receive, send)
-        elif (handler := self._handler(parts)) is None:
-            await _refused(404, f"No handler is served at {scope['path']}.")(scope, receive, send)
-        elif scope["method"] != "POST":
-            refused = _refused(405, "A handler is invoked with POST.", Allow="POST")
-            await refused(scope, receive, send)
-        else:
+        handler = self._handler(parts)
+        if handler is not None and scope["method"] == "POST":
             await self._invoke(handler, scope, receive, send)
+            return
+        if handler is not None:
+            answer = _refused(405, "A handler is invoked with POST.", allow="POST")
+        elif parts[-1] in DISCOVERIES:
+            answer = self._discovery(scope)
+        else:
+            answer = _refused(404, f"No handler is served at {scope['path']}.")
+        await answered(answer, receive, send, self.options.drain)
 
     def _handler(self, parts: list[str]) -> Handler | None:
         if len(parts) <= _INVOKE or parts[-_INVOKE] != "invoke":
@@ -94,7 +99,8 @@ class ServiceEndpoint:
         spoken = version_of(Headers(scope=scope).get("content-type"))
         if spoken is None:
             served = ", ".join(content_type(each) for each in range(LOWEST, NEWEST + 1))
-            await _refused(415, f"Send one of {served}.")(scope, receive, send)
+            refused = _refused(415, f"Send one of {served}.")
+            await answered(refused, receive, send, self.options.drain)
             return
         stream = Stream(
             self.services[handler.service].kind,
@@ -109,7 +115,7 @@ class ServiceEndpoint:
 
     def _discovery(self, scope: Scope) -> Response:
         if scope["method"] != "GET":
-            return _refused(405, "A manifest is asked for with GET.", Allow="GET")
+            return _refused(405, "A manifest is asked for with GET.", allow="GET")
         chosen = negotiated(Headers(scope=scope).get("accept"))
         if chosen is None:
             served = " or ".join(manifest_type(each) for each in (1, 2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import cached_property
@@ -67,7 +66,11 @@ class Context:
 
     def time(self) -> Operation[float]:
         """The time in seconds since 1970, the same in each replay."""
-        return self.run("time", _now, serde=JSON)
+
+        async def now() -> float:
+            return self._attempt.clock()
+
+        return self.run("time", now, serde=JSON)
 
     @cached_property
     def random(self) -> random.Random:
@@ -186,10 +189,6 @@ class Context:
         if isinstance(duration, timedelta):
             duration = duration.total_seconds()
         return round((self._attempt.clock() + max(0.0, duration)) * 1000)
-
-
-def _now() -> float:
-    return time.time()
 
 
 def _dumped(value: Any) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import traceback
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ class Options:
     """What holds for all streams of an app. Times in seconds."""
 
     limits: Limits = DEFAULT
+    clock: Callable[[], float] = time.time
     tracebacks: bool = False
     """Whether the runtime is sent tracebacks."""
     drain: float = 60.0
@@ -60,7 +62,12 @@ class Stream:
         self._changed = asyncio.Event()
         self._decoder = Decoder(options.limits)
         self._attempt = Attempt(
-            service, handler, version=version, limits=options.limits, wake=self._changed.set
+            service,
+            handler,
+            version=version,
+            limits=options.limits,
+            wake=self._changed.set,
+            clock=options.clock,
         )
         self._journal = self._attempt.journal
         self._open = True
@@ -90,7 +97,7 @@ class Stream:
     async def _take(self) -> None:
         """Take the next piece of the request."""
         message = await self._receive()
-        if message["type"] == "http.disconnect":
+        if message["type"] != "http.request" or not self._open:
             self._open, self._gone = False, True
             self._journal.abandon()
             return

@@ -42,7 +42,7 @@ class Attempt:
         version: int,
         limits: Limits,
         wake: Callable[[], None],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float],
     ) -> None:
         self.service = service
         self.handler = handler

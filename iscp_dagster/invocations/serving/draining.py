@@ -1,0 +1,33 @@
+"""Answers that end after their request.
+
+Hypercorn ends an HTTP/2 connection, with its other streams, when the answer to a request ends
+before the request has been read to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from starlette.responses import Response
+from starlette.types import Receive, Send
+
+
+async def answered(response: Response, receive: Receive, send: Send, seconds: float) -> None:
+    """Send the answer to a request that nobody has read; its last piece once that is read.
+
+    After so many seconds the request is not waited for any longer.
+    """
+    start = {"status": response.status_code, "headers": response.raw_headers}
+    await send({"type": "http.response.start", **start})
+    await send({"type": "http.response.body", "body": bytes(response.body), "more_body": True})
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(_read(receive), seconds)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _read(receive: Receive) -> None:
+    more = True
+    while more:
+        message = await receive()
+        more = message["type"] == "http.request" and message.get("more_body", False)

@@ -1,0 +1,402 @@
+"""How handlers fail, and what their runtime is told."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import pytest
+from asgistream import Journal, names
+
+from iscp_dagster.invocations import (
+    Context,
+    RetryableError,
+    RunRetry,
+    Service,
+    TerminalError,
+    VirtualObject,
+    service_app,
+)
+from iscp_dagster.invocations.protocol.decoding import Limits
+from iscp_dagster.invocations.protocol.failures import Failure
+from iscp_dagster.invocations.protocol.frames import frame
+from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.model.errors import ConfigError
+
+
+def journal_of(function, argument=b"", *, kind=Service, mark="handler", app=None, **options):
+    service = kind("S")
+    getattr(service, mark)(function)
+    path = f"S/{function.__name__}"
+    return Journal(service_app(service, **(app or {})), path, argument, **options)
+
+
+def attempt(journal, commit=None):
+    return names(asyncio.run(journal.attempt(commit)))
+
+
+def failed(journal):
+    """The error that ends an attempt."""
+    assert attempt(journal)[-1] == "Error"
+    return journal.last
+
+
+def test_a_terminal_error_is_the_output():
+    async def refuse(ctx: Context) -> None:
+        raise TerminalError("no such order", 404)
+
+    journal = journal_of(refuse)
+    assert attempt(journal) == ["Output", "End"]
+    assert journal.output.failure == pb.Failure(code=404, message="no such order")
+
+
+def test_an_argument_that_does_not_fit_is_the_callers_failure():
+    async def double(ctx: Context, number: int) -> int:
+        return 2 * number
+
+    journal = journal_of(double, b'"x"')
+    attempt(journal)
+    assert journal.output.failure.code == 400
+    assert "The argument of S.double does not fit" in journal.output.failure.message
+
+
+def test_any_other_error_is_tried_again():
+    async def stumble(ctx: Context) -> None:
+        ctx.send("T", "h")
+        raise KeyError("lost")
+
+    error = failed(journal_of(stumble))
+    assert (error.code, error.message) == (500, "KeyError: 'lost'")
+    assert error.description == ""
+    assert not error.HasField("next_retry_delay")
+
+
+def test_leaving_the_process_is_an_error_too():
+    async def leave(ctx: Context) -> None:
+        sys.exit(3)
+
+    assert failed(journal_of(leave)).message == "SystemExit: 3"
+
+
+def test_a_retryable_error_says_when():
+    async def later(ctx: Context) -> None:
+        raise RetryableError("busy", delay=1.5)
+
+    error = failed(journal_of(later))
+    assert (error.message, error.next_retry_delay) == ("busy", 1_500)
+    assert not failed(journal_of(later, version=1)).HasField("next_retry_delay")
+
+
+def test_tracebacks_are_sent_where_they_are_asked_for():
+    async def stumble(ctx: Context) -> None:
+        raise KeyError("lost")
+
+    error = failed(journal_of(stumble, app={"tracebacks": True}))
+    assert "test_service_failures.py" in error.description
+
+
+def test_what_a_handler_awaits_may_fail():
+    async def ask(ctx: Context) -> list:
+        try:
+            await ctx.gather(ctx.call("T", "h"), ctx.sleep(1))
+        except TerminalError as error:
+            return [error.status, str(error)]
+
+    journal = journal_of(ask)
+    attempt(journal)
+    journal.complete(1, Failure(code=409, message="cancelled"))
+    assert attempt(journal) == ["Suspension"]
+    journal.complete(2, Failure(code=410, message="second"))
+    attempt(journal)
+    assert journal.output.value == b'[409,"cancelled"]'
+
+
+def broken():
+    raise OSError("unplugged")
+
+
+async def works(ctx: Context) -> str:
+    retry = RunRetry(initial=0.5, factor=3, cap=5, attempts=4, within=60)
+    try:
+        await ctx.run("work", broken, retry=retry)
+    except TerminalError as error:
+        return f"{error.status} {error}"
+
+
+@pytest.mark.parametrize(("tried", "delay"), [(0, 500), (1, 1_500), (2, 4_500)])
+def test_a_run_is_tried_again_by_its_policy(tried, delay):
+    journal = journal_of(works)
+    journal.retries = (tried, 1_000)
+    error = failed(journal)
+    assert (error.message, error.next_retry_delay) == ("OSError: unplugged", delay)
+    assert (error.related_entry_index, error.related_entry_name) == (1, "work")
+    assert error.related_entry_type == 0x0C05
+
+
+@pytest.mark.parametrize("retries", [(3, 1_000), (1, 60_000)])
+def test_a_run_fails_for_good_when_its_policy_is_exhausted(retries):
+    journal = journal_of(works)
+    journal.retries = retries
+    assert attempt(journal) == ["Run", "Suspension"]
+    assert journal.entries[1].message().failure.message == "OSError: unplugged"
+    journal.retries = (0, 0)
+    attempt(journal)
+    assert journal.output.value == b'"500 OSError: unplugged"'
+
+
+def test_the_tries_of_an_entry_are_not_those_of_the_next():
+    async def two(ctx: Context) -> None:
+        await ctx.run("one", int)
+        await ctx.run("two", broken, retry=RunRetry(attempts=2))
+
+    journal = journal_of(two)
+    journal.retries = (5, 0)
+    attempt(journal)
+    journal.retries = (0, 9_999_999)
+    assert failed(journal).next_retry_delay == 100
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"initial": -1}, {"factor": 0.5}, {"initial": 9, "cap": 1}, {"attempts": 0}]
+)
+def test_a_policy_that_makes_no_sense_is_refused(wrong):
+    with pytest.raises(ConfigError):
+        RunRetry(**wrong)
+
+
+def test_a_terminal_error_in_a_run_is_its_result():
+    async def refuse(ctx: Context) -> int:
+        def checks():
+            raise TerminalError("declined", 402)
+
+        try:
+            await ctx.run("check", checks)
+        except TerminalError as error:
+            return error.status
+
+    journal = journal_of(refuse)
+    assert attempt(journal) == ["Run", "Suspension"]
+    attempt(journal)
+    assert journal.output.value == b"402"
+
+
+async def plain(ctx: Context) -> None:
+    await ctx.sleep(1)
+    await ctx.call("T", "h", key="k")
+
+
+LINE = plain.__code__.co_firstlineno
+
+
+@pytest.mark.parametrize(
+    ("recorded", "found", "line"),
+    [
+        (pb.RunEntryMessage(name="charge", value=b"1"), "Run name='charge'", LINE + 1),
+        (pb.CallEntryMessage(service_name="U", handler_name="h"), "service_name='U'", LINE + 1),
+        (pb.OutputEntryMessage(value=b"1"), "Output", LINE + 1),
+    ],
+)
+def test_a_mismatch_names_both_entries_and_the_handlers_line(recorded, found, line):
+    journal = journal_of(plain)
+    journal.entries.append(frame(recorded))
+    error = failed(journal)
+    assert error.code == 570
+    assert "Entry 1 of the journal is " in error.message
+    assert found in error.message
+    assert "the handler issues Sleep" in error.message
+    assert f"test_service_failures.py, line {line}." in error.message
+
+
+def test_a_mismatch_is_told_of_what_identifies_an_entry():
+    journal = journal_of(plain)
+    journal.entries.append(frame(pb.SleepEntryMessage(wake_up_time=1, empty=pb.Empty())))
+    journal.entries.append(frame(pb.CallEntryMessage(service_name="T", handler_name="h")))
+    error = failed(journal)
+    assert "issues Call key='k' service_name='T' handler_name='h'" in error.message
+    assert f"line {LINE + 2}." in error.message
+
+
+def test_a_handler_that_ends_too_early_is_a_mismatch_at_its_definition():
+    async def short(ctx: Context) -> None:
+        pass
+
+    journal = journal_of(short)
+    journal.entries.append(frame(pb.SleepEntryMessage(wake_up_time=1, empty=pb.Empty())))
+    error = failed(journal)
+    assert error.code == 570
+    assert "is Sleep, but the handler issues Output" in error.message
+    assert f"line {short.__code__.co_firstlineno}." in error.message
+
+
+def test_a_choice_among_other_operations_is_a_mismatch():
+    async def choose(ctx: Context) -> str:
+        return (await ctx.select(a=ctx.sleep(1), b=ctx.sleep(2)))[0]
+
+    async def chooses(ctx: Context) -> str:
+        _, b = ctx.sleep(1), ctx.sleep(2)
+        return (await ctx.select(b=b))[0]
+
+    journal = journal_of(choose)
+    attempt(journal)
+    journal.complete(1)
+    attempt(journal)
+    other = journal_of(chooses)
+    other.entries = journal.entries
+    error = failed(other)
+    assert error.code == 570
+    assert "Entry 3 of the journal chooses entry 1" in error.message
+    assert f"line {chooses.__code__.co_firstlineno + 2}." in error.message
+
+
+def test_a_handler_cannot_swallow_that_its_attempt_has_ended():
+    after = []
+
+    async def stubborn(ctx: Context) -> None:
+        for _ in range(3):
+            try:
+                await ctx.sleep(1)
+            except BaseException as error:  # noqa: BLE001
+                after.append(type(error))
+        ctx.send("T", "h")
+
+    assert attempt(journal_of(stubborn)) == ["Sleep", "Suspension"]
+    assert after == [asyncio.CancelledError] * 3
+
+
+def test_a_handler_that_cancels_itself_is_tried_again():
+    async def gives_up(ctx: Context) -> None:
+        raise asyncio.CancelledError
+
+    assert failed(journal_of(gives_up)).message == "The handler was cancelled."
+
+
+def test_what_a_value_cannot_be_is_told():
+    async def odd(ctx: Context) -> None:
+        ctx.send("T", "h", object())
+
+    assert "object has no form in JSON" in failed(journal_of(odd)).message
+
+
+async def in_a_task(ctx: Context) -> None:
+    async def aside():
+        await ctx.sleep(1)
+
+    await asyncio.create_task(aside())
+
+
+async def awaited_in_a_task(ctx: Context) -> None:
+    await asyncio.gather(ctx.sleep(1), ctx.sleep(2))
+
+
+async def in_a_thread(ctx: Context) -> None:
+    await ctx.run("aside", lambda: ctx.send("T", "h"))
+
+
+async def in_a_run(ctx: Context) -> None:
+    async def aside():
+        ctx.send("T", "h")
+
+    await ctx.run("aside", aside)
+
+
+@pytest.mark.parametrize("handler", [in_a_task, awaited_in_a_task, in_a_thread, in_a_run])
+def test_a_context_is_its_handlers_alone(handler):
+    error = failed(journal_of(handler))
+    assert f"S.{handler.__name__} uses its context in another task" in error.message
+
+
+async def reads_state(ctx: Context) -> None:
+    await ctx.state.get("x")
+
+
+async def promises(ctx: Context) -> None:
+    ctx.promise("x")
+
+
+async def no_key(ctx: Context) -> None:
+    ctx.send("T", "h", idempotency_key="")
+
+
+async def nothing_to_select(ctx: Context) -> None:
+    await ctx.select()
+
+
+async def other_awaitables(ctx: Context) -> None:
+    made = asyncio.sleep(0)
+    try:
+        await ctx.gather(ctx.sleep(1), made)
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("handler", "told"),
+    [
+        (reads_state, "S.reads_state has no state"),
+        (promises, "S.promises has no promises"),
+        (no_key, "idempotency_key is empty"),
+        (nothing_to_select, "needs operations by name"),
+        (other_awaitables, "coroutine is not an operation of the context"),
+    ],
+)
+def test_what_a_context_does_not_do_is_told(handler, told):
+    assert told in failed(journal_of(handler)).message
+
+
+def test_a_shared_handler_changes_no_state():
+    async def shares(ctx: Context) -> None:
+        ctx.state.set("x", 1)
+
+    error = failed(journal_of(shares, kind=VirtualObject, mark="shared", key="k"))
+    assert "S.shares is shared, and only reads the state" in error.message
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_an_older_runtime_lacks_is_told(version):
+    async def cancels(ctx: Context) -> None:
+        ctx.cancel("inv_1other")
+
+    async def names_its_call(ctx: Context) -> None:
+        ctx.call("T", "h", idempotency_key="i")
+
+    for handler in (cancels, names_its_call):
+        error = failed(journal_of(handler, version=version))
+        assert f"the runtime speaks version {version}" in error.message
+
+
+def test_a_journal_has_an_end():
+    async def endless(ctx: Context) -> None:
+        while True:
+            ctx.send("T", "h")
+
+    error = failed(journal_of(endless, app={"limits": Limits(journal_entries=20)}))
+    assert "The journal has 20 entries, and no more are allowed" in error.message
+
+
+def test_a_replay_of_ten_thousand_runs_takes_less_than_a_second():
+    async def steps(ctx: Context, count: int) -> int:
+        return sum([await ctx.run("step", int) for _ in range(count)])
+
+    journal = journal_of(steps, b"10000")
+    runs = [frame(pb.RunEntryMessage(name="step", value=b"1"))] * 10_000
+    journal.entries += runs
+    begun = time.process_time()
+    attempt(journal)
+    assert journal.output.value == b"10000"
+    # The aim is 1 s of an idle processor.
+    assert time.process_time() - begun < 2
+
+
+def test_an_app_has_one_service_of_a_name():
+    with pytest.raises(ConfigError, match="two services named S"):
+        service_app(Service("S"), Service("S"))
+
+
+def test_a_failing_handler_is_logged(caplog):
+    async def stumble(ctx: Context) -> None:
+        raise KeyError("lost")
+
+    attempt(journal_of(stumble))
+    assert "An attempt of S.stumble failed" in caplog.text
+    assert "KeyError: 'lost'" in caplog.text

@@ -31,7 +31,7 @@ def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dagste
 
 @pytest.mark.slow
 def test_the_embedded_dagster_is_tuned_for_short_runs(instance: DagsterInstance) -> None:
-    assert instance.run_coordinator.dequeue_interval_seconds == 1
+    assert instance.run_coordinator.dequeue_interval_seconds == 0.5
     assert instance.run_coordinator.dequeue_use_threads
     retained = instance.get_tick_retention_settings(InstigatorType.SENSOR)
     assert retained[TickStatus.SKIPPED] == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+from itertools import islice
+from threading import Event
 
 import pytest
 import yaml
@@ -13,6 +15,8 @@ from dagster._core.remote_origin import (
     RemoteJobOrigin,
     RemoteRepositoryOrigin,
 )
+from dagster._daemon.controller import create_daemon_of_type
+from dagster._daemon.daemon import SpanMarker
 from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import (
     QueuedRunCoordinatorDaemon,
 )
@@ -94,6 +98,22 @@ def test_a_tenant_takes_at_most_half_of_the_slots(queue):
     for table in ("shop.a", "shop.b", "shop.c"):
         queue(table, {"eu"})
     assert next_runs(queue.instance) == ["shop.a", "shop.b"]
+
+
+def test_a_queued_run_waits_for_half_a_second_at_most(queue):
+    daemon = create_daemon_of_type(QueuedRunCoordinatorDaemon.daemon_type(), queue.instance)
+    waits = []
+
+    class Shutdown(Event):
+        def wait(self, timeout=None):
+            waits.append(timeout)
+            return super().wait(timeout)
+
+    daemon.run_iteration = lambda _: iter(())
+    loop = daemon.core_loop(None, Shutdown())
+    begun = [each for each in islice(loop, 9) if each is SpanMarker.START_SPAN]
+    assert len(begun) == 3
+    assert waits == [0.5] * 2
 
 
 def test_sensors_have_the_threads_that_the_documentation_says():

@@ -1,8 +1,9 @@
-"""The change feed's Parquet files, read with Arrow inside a Spark task.
+"""The change feed's Parquet files, read with Arrow: in a Spark task, or in the run's process.
 
 The log names the files that hold a range's changes, which saves Spark's planning: that costs more
-than reading a few thousand rows (ADR 29). Gives the same rows in the same order as
-`reader.changes`, where it can: see `plan_feed`. Imports neither pyspark nor deltalake.
+than reading a few thousand rows (ADR 29). `plan_feed` gives the same rows in the same order as
+`reader.changes`, and `plan_rows` those of `reader.feed`, where they can. Imports neither pyspark
+nor deltalake.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from iscp_dagster.delta.checks import (
 from iscp_dagster.delta.filescan import (
     ROWS_PER_BATCH,
     Files,
+    NotPlainError,
     Slice,
     lies_elsewhere,
     plain_files,
@@ -65,36 +67,38 @@ class CommitFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeedScan:
-    """A range of the feed that one task reads; picklable.
-
-    `identity` (the tenant and the key) identifies rows; if not `keyed`, rows are ordered by tenant,
-    version and then these columns.
-    """
+class FeedRows:
+    """The rows of a range of the feed; picklable."""
 
     files: Files
     parts: tuple[CommitFile, ...]
-    output: tuple[str, ...]
-    identity: tuple[str, ...]
-    tenant: str | None = None
-    keyed: bool = True
 
-    def rows(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `mapInArrow`: a batch of one number in, batches of rows out."""
-        for batch in numbers if self.parts else ():
-            for _ in range(batch.num_rows):
-                yield from self._changes().to_batches(max_chunksize=ROWS_PER_BATCH)
+    def whole(self) -> pa.Table:
+        """All rows in memory, with their version, time and kind of change, in no order.
 
-    def _changes(self) -> pa.Table:
-        """Raises as `Files.read` does, before any row is handed on."""
+        Raises as `Files.read` does.
+        """
         import pyarrow as pa
 
         found = [self._stamped(part) for part in self.parts]
-        whole = pa.concat_tables(found).combine_chunks()
-        return _latest(whole, self) if self.keyed else _added(whole, self)
+        return pa.concat_tables(found).combine_chunks()
+
+    def few(self, most: int) -> pa.Table | None:
+        """`whole`; None for more than `most` bytes, or for rows that Spark would read differently.
+
+        Its feed has U+FFFD for what is not UTF-8. Raises as `Files.read` does otherwise.
+        """
+        import pyarrow as pa
+
+        try:
+            rows = self.whole()
+            rows.validate(full=True)
+        except (NotPlainError, pa.ArrowInvalid):
+            return None
+        return rows if rows.nbytes <= most else None
 
     def _stamped(self, part: CommitFile) -> pa.Table:
-        """The rows of a file, with their version, time and kind of change."""
+        """The rows of a file."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -115,6 +119,31 @@ class FeedScan:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class FeedScan(FeedRows):
+    """A range of the feed that one task reads.
+
+    `identity` (the tenant and the key) identifies rows; if not `keyed`, rows are ordered by tenant,
+    version and then these columns.
+    """
+
+    output: tuple[str, ...]
+    identity: tuple[str, ...]
+    tenant: str | None = None
+    keyed: bool = True
+
+    def rows(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For `mapInArrow`: a batch of one number in, batches of rows out."""
+        for batch in numbers if self.parts else ():
+            for _ in range(batch.num_rows):
+                yield from self._changes().to_batches(max_chunksize=ROWS_PER_BATCH)
+
+    def _changes(self) -> pa.Table:
+        """Raises as `Files.read` does, before any row is handed on."""
+        whole = self.whole()
+        return _latest(whole, self) if self.keyed else _added(whole, self)
+
+
 _SAID = DeltaField(name=CHANGE_TYPE, type=Primitive("string"))
 
 
@@ -133,24 +162,38 @@ def plan_feed(
     It runs in one task, in memory: for few rows. Spark must read files that do not hold the rows as
     they are (`filescan.plain_files`), and rows that it orders or compares differently.
     """
-    files = plain_files(location, facts, list(dict.fromkeys([*output, *identity])))
-    if files is None or any(lies_elsewhere(file.path) for _, file in feed):
+    found = plan_rows(location, facts, feed, [*output, *identity], tenant)
+    if found is None:
         return None
-    types = {each.name: each.type for each in files.fields}
+    types = {each.name: each.type for each in found.files.fields}
     if not all(_is_sorted(types[name]) for name in identity):
         return None
-    partitioned = [f for f in files.fields if f.name in facts.metadata.partition_columns]
-    parts = tuple(_part(at, file, partitioned, tenant) for at, file in feed)
-    if any(isinstance(value, Unheld) for p in parts for value in p.slice_.partition.values()):
-        return None
     return FeedScan(
-        files=files,
-        parts=parts,
+        files=found.files,
+        parts=found.parts,
         output=tuple(output),
         identity=tuple(identity),
         tenant=tenant,
         keyed=keyed,
     )
+
+
+def plan_rows(
+    location: str,
+    facts: TableFacts,
+    feed: Sequence[tuple[Moment, FeedFile]],
+    columns: Sequence[str],
+    tenant: str | None,
+) -> FeedRows | None:
+    """How to read these columns of these files of the feed; None where Spark must read them."""
+    files = plain_files(location, facts, list(dict.fromkeys(columns)))
+    if files is None or any(lies_elsewhere(file.path) for _, file in feed):
+        return None
+    partitioned = [f for f in files.fields if f.name in facts.metadata.partition_columns]
+    parts = tuple(_part(at, file, partitioned, tenant) for at, file in feed)
+    if any(isinstance(value, Unheld) for p in parts for value in p.slice_.partition.values()):
+        return None
+    return FeedRows(files=files, parts=parts)
 
 
 def _is_sorted(type_: Any) -> bool:

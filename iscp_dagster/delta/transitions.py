@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from iscp_dagster.delta.checks import (
     FOLDED,
@@ -43,10 +43,16 @@ from iscp_dagster.model.declared.schema import (
     VERSION,
     DeltaField,
     DeltaType,
+    Primitive,
+    schema_json,
 )
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.spark.columns import column, columns
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LONG, BOOLEAN = Primitive("long"), Primitive("boolean")
 NO_FIELDS = "array<string>"
 
 
@@ -113,6 +119,27 @@ def images(spark: Any, read: ViewRead, after: Moment, upto: Moment, *, partition
     _in_utc(spark)
     rows = feed(spark, read.selection, after, upto)
     rows = rows.select(*columns(read.selection.output), *stamps())
+    return _imaged(rows, read, partitions)
+
+
+def images_of(spark: Any, read: ViewRead, rows: pa.Table) -> Any:
+    """The image rows, as `images` gives them, of rows of the feed that were read already.
+
+    They have the columns of the selection, `_version`, `_timestamp` and `_iscp_upsert`, and texts
+    in UTF-8; Spark gets them with the request.
+    """
+    from pyspark.sql.types import StructType
+
+    _in_utc(spark)
+    types = {**read.types, VERSION: LONG, TIMESTAMP: LONG, UPSERT: BOOLEAN}
+    names = [*read.selection.output, VERSION, TIMESTAMP, UPSERT]
+    schema = schema_json([DeltaField(name=name, type=types[name]) for name in names])
+    given = spark.createDataFrame(rows.select(names), StructType.fromJson(schema))
+    return _imaged(given, read, 1)
+
+
+def _imaged(rows: Any, read: ViewRead, partitions: int) -> Any:
+    """The image rows of rows of the feed."""
     rows = _viewed(rows, read, VERSION, TIMESTAMP, UPSERT)
     tenant = columns([read.selection.tenant_column] if read.selection.tenant_column else [])
     alone = partitions == 1 or not tenant

@@ -21,6 +21,7 @@ from iscp_dagster.delta import transitions as delta_transitions
 from iscp_dagster.delta.apart import by_plan, read_as
 from iscp_dagster.delta.checks import CHANGE_COLUMNS, check_source, is_reserved
 from iscp_dagster.delta.feed import ReadKind, ReadPlan, read_range
+from iscp_dagster.delta.log.commit import FeedFile
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.transitions import ViewRead
 from iscp_dagster.model.batch import BatchRecord, Layout, Phase, Range
@@ -48,6 +49,10 @@ SMALL_BYTES = 32 * 1024 * 1024
 """Ranges and tenants of fewer bytes in the lake than this are read in one task."""
 MOST_ROWS = 500_000
 """The most changes that one task holds in memory; Spark sorts more."""
+FEW_BYTES, FEW_ROWS = 1024 * 1024, 20_000
+"""Changes of a view that the run itself reads from the lake; more are read by Spark."""
+MOST_SENT = 4 * 1024 * 1024
+"""The most bytes of rows that Spark gets with a request."""
 NUMBERS = pa.schema([("id", pa.int64())])
 """The input of tasks that read files themselves."""
 
@@ -115,6 +120,8 @@ class MappedFrame:
     unpack: Mapped = as_they_are
     names: tuple[str, ...] | None = None
     """The frame's columns; None: Spark knows them."""
+    few: bool = False
+    """Whether the run itself takes the rows, since that is less work than a task in Python."""
 
 
 def _earlier(given_again: Mapping[str, str], tenants: frozenset[str]) -> str:
@@ -320,7 +327,7 @@ class Reader:
         """
         plan, range_ = wanted.plan, wanted.range
         if wanted.transitions is not None:
-            return self._images(spark, wanted, wanted.transitions)
+            return self._images(spark, wanted, wanted.transitions, through_spark=through_spark)
         if plan.kind is ReadKind.SNAPSHOT:
             return self._snapshot(spark, range_.to, columns, through_spark=through_spark)
         selection = self._selection(columns, range_.to.version)
@@ -335,7 +342,12 @@ class Reader:
         )
 
     def _images(
-        self, spark: SparkSession, wanted: Reading, transitions: Transitions
+        self,
+        spark: SparkSession,
+        wanted: Reading,
+        transitions: Transitions,
+        *,
+        through_spark: bool,
     ) -> MappedFrame:
         """The image rows of the range, or the rows with which a history begins."""
         range_, at = wanted.range, wanted.range.to
@@ -352,29 +364,56 @@ class Reader:
             frame = delta_transitions.base(spark, read, at).drop(*CHANGE_COLUMNS)
             return MappedFrame(frame.coalesce(1) if small else frame, names=tuple(read.based))
         partitions = int(wanted.layout.get("partitions") or self._partitions(range_))
+        rows = None if through_spark or partitions > 1 else self._few(range_, read.selection)
+        if rows is not None:
+            frame = delta_transitions.images_of(spark, read, rows)
+            return MappedFrame(frame, names=tuple(read.imaged), few=True)
         frame = delta_transitions.images(spark, read, range_.from_, at, partitions=partitions)
         return MappedFrame(frame, names=tuple(read.imaged))
 
+    def _few(self, range_: Range, selection: delta_reader.Selection) -> pa.Table | None:
+        """The feed's rows; None where Spark must read them, or there are too many."""
+        feed = self._feed_files(range_, FEW_ROWS, FEW_BYTES)
+        if not feed:
+            return None
+        found = feedscan.plan_rows(
+            self.delta_log.location,
+            self.delta_log.facts(range_.to.version),
+            feed,
+            selection.output,
+            selection.tenant_column,
+        )
+        return None if found is None else found.few(MOST_SENT)
+
     def _feed(self, range_: Range, selection: delta_reader.Selection) -> feedscan.FeedScan | None:
         """How one task reads the changes itself; None where Spark must, or there are too many."""
-        after, upto = range_.from_.version, range_.to.version
-        written = self.delta_log.written(after, upto, self.tenants)
-        files = self.delta_log.feed_files(after, upto, self.tenants)
-        if written is None or files is None or selection.folded:
-            return None
-        rows = sum(volume.rows for _, volume in written)
-        # `rows` counts what was written; the files of deleted rows are read as well.
-        if rows > MOST_ROWS or sum(file.weight for _, file in files) > SMALL_BYTES:
+        feed = None if selection.folded else self._feed_files(range_, MOST_ROWS, SMALL_BYTES)
+        if feed is None:
             return None
         return feedscan.plan_feed(
             self.delta_log.location,
-            self.delta_log.facts(upto),
-            [(self.delta_log.moment(version), file) for version, file in files],
+            self.delta_log.facts(range_.to.version),
+            feed,
             output=selection.output,
             identity=selection.identity if selection.keys else selection.ordering,
             tenant=selection.tenant_column,
             keyed=bool(selection.keys),
         )
+
+    def _feed_files(
+        self, range_: Range, rows: int, size: int
+    ) -> list[tuple[Moment, FeedFile]] | None:
+        """The files of the feed; None where they do not make it up, or hold more than this."""
+        after, upto = range_.from_.version, range_.to.version
+        written = self.delta_log.written(after, upto, self.tenants)
+        files = self.delta_log.feed_files(after, upto, self.tenants)
+        if written is None or files is None:
+            return None
+        # `rows` counts what was written; the files of deleted rows are read as well.
+        changed = sum(volume.rows for _, volume in written)
+        if changed > rows or sum(file.weight for _, file in files) > size:
+            return None
+        return [(self.delta_log.moment(version), file) for version, file in files]
 
     def _snapshot(
         self, spark: SparkSession, at: Moment, columns: Sequence[str], *, through_spark: bool

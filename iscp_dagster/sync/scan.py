@@ -30,19 +30,19 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
-from iscp_dagster.spark.columns import map_in_arrow, spark_schema
+from iscp_dagster.spark.columns import Mapped, map_in_arrow, spark_schema
 from iscp_dagster.spark.guard import interruptible
 from iscp_dagster.spark.session import speculates
 from iscp_dagster.sync.consumers import is_index, new_consumer
 from iscp_dagster.sync.executors.retriever import Retriever, Share
 from iscp_dagster.sync.executors.worker import Worker
 from iscp_dagster.sync.executors.writer import SCAN_SCHEMA, Receipt, Writer, relayed_rows, writing
-from iscp_dagster.sync.reader import Reader, Reading, new_build
+from iscp_dagster.sync.reader import MappedFrame, Reader, Reading, new_build
 from iscp_dagster.sync.reading.transitions import transitions_of
 from iscp_dagster.sync.sink import Sink
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 class ScanError(IscpError):
@@ -340,16 +340,18 @@ def _run(
     *,
     through_spark: bool,
 ) -> list[Receipt]:
-    """One Spark job: executors write the tables, and relay what the workers consume."""
+    """One Spark job: executors write the tables, and relay what the workers consume.
+
+    The run itself does what executors do where there are few rows.
+    """
     shares = [each.retriever.share for each in workers.values()]
     shared = dict.fromkeys(name for share in shares for name in share.scanned(share.columns))
     columns = dict.fromkeys(name for each in writer.shares for name in each.columns)
     relayed = (*shared, *SYSTEM_COLUMNS) if workers else ()
     rows = reader.rows(spark, wanted, [*columns, *shared], through_spark=through_spark)
-    task, schema = writing(writer, rows.unpack, relayed=relayed), spark_schema(SCAN_SCHEMA)
-    scan_ = map_in_arrow(rows.frame, task, schema, rows.names)
+    task = writing(writer, rows.unpack, relayed=relayed)
     receipts: list[Receipt] = []
-    for row in _rows_of(scan_, one_by_one=bool(workers)):
+    for row in _output(rows, task, one_by_one=bool(workers)):
         payload = row.pop("payload")
         if payload is None:
             receipts.append(Receipt(**row))
@@ -366,12 +368,16 @@ def _run(
     return receipts
 
 
-def _rows_of(frame: DataFrame, *, one_by_one: bool) -> Iterable[dict[str, Any]]:
-    """The frame's rows. Fetching all at once takes one request; `collect` takes another."""
+def _output(rows: MappedFrame, task: Mapped, *, one_by_one: bool) -> Iterable[dict[str, Any]]:
+    """What the task gives. Fetching all at once takes one request; `collect` takes another."""
+    if rows.few:
+        found = task(rows.frame.toArrow().to_batches())
+        return (row for batch in found for row in batch.to_pylist())
+    frame = map_in_arrow(rows.frame, task, spark_schema(SCAN_SCHEMA), rows.names)
     if one_by_one:
         return (row.asDict() for row in frame.toLocalIterator())
-    rows: list[dict[str, Any]] = frame.toArrow().to_pylist()
-    return rows
+    given: list[dict[str, Any]] = frame.toArrow().to_pylist()
+    return given
 
 
 def _consumed(

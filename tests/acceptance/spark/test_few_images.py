@@ -1,0 +1,144 @@
+"""Image rows of a few changes that the run itself reads: those that Spark reads, of every type."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from tables import TYPES, typed_columns, typed_rows
+
+from iscp_dagster.delta.expressions import analyzed
+from iscp_dagster.delta.feedscan import plan_rows
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.delta.reader import Selection
+from iscp_dagster.delta.transitions import ViewRead, images, images_of
+from iscp_dagster.model.declared.images import Condition, Stage, Transitions
+from iscp_dagster.spark.session import shared
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MOST = 1_000_000
+ODD = TYPES | {
+    "f": ("FLOAT", "'NaN', '-0.0', 1.17e-38, NULL"),
+    "d": ("DOUBLE", "'NaN', '-0.0', -0.1, NULL"),
+    "far": ("DATE", "'0001-01-01', '9999-12-31', '1582-10-10', NULL"),
+    "later": ("TIMESTAMP", "'0001-01-01 00:00:00', '9999-12-31 23:59:59.999999', NULL, NULL"),
+    "`U per`": ("STRING", "'Ab', 'aB', '\\ufffd', NULL"),
+}
+VIEW = Transitions(
+    stages=(
+        Stage(
+            where="d IS NULL OR d = 0 OR NOT d < -0.05 OR i > 0",
+            columns=(
+                ("halved", "try_divide(dec, 2)"),
+                ("told", "concat(`U per`, date_format(later, 'yyyy-MM-dd HH'), month(far))"),
+                ("kept", "named_struct('m', mp, 't', nt, 'b', hex(bi))"),
+            ),
+        ),
+    )
+).with_conditions(
+    [
+        Condition(name="isNaN", match="d > 1e300", unmatch="d = 0 OR s = ''"),
+        Condition(name="late", match="ts > TIMESTAMP'1970-01-01 00:00:00' OR st.a = 1"),
+        Condition(name="lower", match="lower(`U per`) = 'ab' AND bo", unmatch="array_size(ar) > 1"),
+    ]
+)
+NARROW = Transitions(columns=("s", "mp", "d"))
+BOTH = {"a", "é/%20"}
+
+
+@pytest.fixture(scope="module")
+def spark(spark_remote):
+    return shared(spark_remote)
+
+
+@pytest.fixture(scope="module")
+def table(spark, tmp_path_factory):
+    """A table whose rows of every type were inserted, changed, moved and deleted."""
+    path = tmp_path_factory.mktemp("lake") / "odd"
+
+    def sql(text):
+        return spark.sql(text.replace("{t}", f"delta.`{path}`")).collect()
+
+    sql(
+        f"CREATE TABLE {{t}} (tenant STRING, id BIGINT, {typed_columns(ODD)}) USING delta "
+        "PARTITIONED BY (tenant) TBLPROPERTIES ('delta.columnMapping.mode' = 'name', "
+        "'delta.enableChangeDataFeed' = 'true', 'delta.enableInCommitTimestamps' = 'true')"
+    )
+    sql(f"INSERT INTO {{t}} {rows('a', 0)} UNION ALL {rows('é/%20', 2)}")
+    sql("UPDATE {t} SET d = -d, f = -f, mp = map('x', 1, 'y', NULL), nt = ts WHERE id < 4")
+    sql("UPDATE {t} SET tenant = 'a', id = 10 + id WHERE tenant != 'a' AND id > 3")
+    sql("ALTER TABLE {t} ADD COLUMNS (more STRING)")
+    sql("UPDATE {t} SET more = s, s = 'given', `U per` = 'AB' WHERE id IN (1, 2, 14)")
+    sql("DELETE FROM {t} WHERE id % 2 = 0")
+    return SimpleNamespace(path=str(path), log=DeltaLog(str(path), "tenant"), sql=sql)
+
+
+def rows(tenant, shift):
+    """Return a query of four rows of that tenant, with ids from `shift`."""
+    asked = typed_rows({name.strip("`"): each for name, each in ODD.items()}, f"'{tenant}'")
+    asked = asked.replace("AS U per", "AS `U per`").replace("U per[id]", "`U per`[id]")
+    return asked.replace(f"SELECT '{tenant}', id", f"SELECT '{tenant}', id + {shift}", 1)
+
+
+def read_of(spark, table, transitions, tenants, version):
+    fields = table.log.facts(version).fields
+    types = {each.name: each.type for each in fields}
+    selection = Selection(
+        path=table.path,
+        columns=(),
+        keys=("id",),
+        tenant_column="tenant",
+        types=types,
+        tenants=frozenset(tenants),
+    )
+    return ViewRead.of(selection, fields, transitions, analyzed(spark, "v", fields, transitions))
+
+
+def fed(table, read, after, upto):
+    """Return how the log says that the range is read, which must be possible without Spark."""
+    files = table.log.feed_files(after, upto, read.selection.tenants)
+    feed = [(table.log.moment(version), file) for version, file in files]
+    facts = table.log.facts(upto)
+    found = plan_rows(table.path, facts, feed, read.selection.output, "tenant")
+    assert found is not None
+    return found
+
+
+def told(frame):
+    """Return the rows and their types; NaN and -0.0 are told apart from what equals them."""
+    found = frame.toArrow()
+    return found.schema, [repr(row) for row in found.to_pylist(maps_as_pydicts=None)]
+
+
+def test_the_rows_are_those_that_spark_reads_whatever_their_types(spark, table):
+    last, met = table.log.latest().version, set()
+    for transitions, tenants, ranges in (
+        (VIEW, BOTH, [(0, last), *((at - 1, at) for at in range(2, last + 1))]),
+        (NARROW, BOTH, [(1, last)]),
+        (VIEW, {"a"}, [(1, last)]),
+    ):
+        for after, upto in ranges:
+            read = read_of(spark, table, transitions, tenants, upto)
+            expected = told(images(spark, read, table.log.moment(after), table.log.moment(upto)))
+            rows = fed(table, read, after, upto)
+            if not rows.parts:
+                assert expected[1] == []
+                continue
+            assert told(images_of(spark, read, rows.few(MOST))) == expected
+            met |= {
+                change
+                for change in (1, 2, 3)
+                for row in expected[1]
+                if f"'_change': {change}," in row
+            }
+    assert met == {1, 2, 3}
+
+
+def test_spark_reads_what_is_no_text_and_what_is_too_much(spark, table):
+    read = read_of(spark, table, NARROW, BOTH, table.log.latest().version)
+    last = table.log.latest().version
+    assert fed(table, read, 0, last).few(100) is None
+    version = table.log.latest().version
+    table.sql("UPDATE {t} SET ar = array(CAST(X'ff61' AS STRING)) WHERE id = 1")
+    assert fed(table, read, version, version + 1).few(MOST) is None

@@ -113,6 +113,10 @@ class Client:
         """Close the connections."""
         self._http.close()
 
+    def health(self) -> None:
+        """Returns if the runtime answers."""
+        self._asked("GET", _path("restate", "health"))
+
     def call(
         self,
         service: str,
@@ -181,17 +185,17 @@ class Client:
                 raise
             raise WaitError(f"The invocation {invocation} has not ended yet.") from refused
 
-    def resolve(self, awakeable: str, value: Any = None) -> None:
-        """Complete an awakeable with a value."""
+    def resolve(self, awakeable: str, value: Any = None) -> bool:
+        """Complete an awakeable with a value; whether it was not completed before."""
         content = _written(value)
         place = _path("restate", "awakeables", awakeable, "resolve")
-        self._asked("POST", place, content=content, headers={"content-type": _JSON})
+        return self._changed("POST", place, content=content, headers={"content-type": _JSON})
 
-    def reject(self, awakeable: str, reason: str) -> None:
-        """Complete an awakeable with a failure."""
+    def reject(self, awakeable: str, reason: str) -> bool:
+        """Complete an awakeable with a failure; whether it was not completed before."""
         place = _path("restate", "awakeables", awakeable, "reject")
         headers = {"content-type": "text/plain; charset=utf-8"}
-        self._asked("POST", place, content=reason.encode(), headers=headers)
+        return self._changed("POST", place, content=reason.encode(), headers=headers)
 
     def register(self, uri: str, *, force: bool = False) -> Mapping[str, Any]:
         """Register the services at an address; a second time nothing changes, unless `force`."""
@@ -215,24 +219,28 @@ class Client:
         """An invocation with its journal."""
         return self._told("GET", _path("admin", "invocations", invocation))
 
-    def cancel(self, invocation: str) -> None:
+    def cancel(self, invocation: str) -> bool:
         """Cancel an invocation: its handler learns it at what it awaits, and may clean up."""
-        self._change(invocation, "cancel")
+        return self.change(invocation, "cancel")
 
-    def kill(self, invocation: str) -> None:
+    def kill(self, invocation: str) -> bool:
         """End an invocation, and those that it called, at once."""
-        self._change(invocation, "kill")
+        return self.change(invocation, "kill")
 
-    def resume(self, invocation: str) -> None:
+    def resume(self, invocation: str) -> bool:
         """Have a paused invocation tried again, now."""
-        self._change(invocation, "resume")
+        return self.change(invocation, "resume")
 
-    def purge(self, invocation: str) -> None:
+    def purge(self, invocation: str) -> bool:
         """Forget an invocation that has ended: its output, its journal, its idempotency key."""
-        self._change(invocation, "purge")
+        return self.change(invocation, "purge")
 
-    def _change(self, invocation: str, verb: str) -> None:
-        self._asked("PATCH", _path("admin", "invocations", invocation, verb))
+    def change(self, invocation: str, verb: str) -> bool:
+        """`cancel`, `kill`, `pause`, `resume` or `purge` an invocation; whether that changed it."""
+        return self._changed("PATCH", _path("admin", "invocations", invocation, verb))
+
+    def _changed(self, method: str, path: str, **request: Any) -> bool:
+        return bool(self._told(method, path, **request)["changed"])
 
     def _told(self, method: str, path: str, **request: Any) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self._asked(method, path, **request).json()

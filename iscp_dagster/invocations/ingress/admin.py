@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from iscp_dagster.invocations.ingress import facts
 from iscp_dagster.invocations.ingress.addresses import service_address
@@ -52,22 +51,24 @@ _OK, _CREATED = 200, 201
 _FILTERS = {"status", "service", "handler", "key", "limit", "before"}
 
 
+Answer = Callable[[Request], Awaitable[Response]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Admin:
     """Answers administration."""
 
     backend: Backend
 
-    def routes(self) -> list[Route]:
-        """Below `/admin`."""
+    def answers(self) -> list[tuple[str, Mapping[str, Answer]]]:
+        """The paths below `/admin`, each with what answers its methods."""
         return [
-            Route("/admin/deployments", self.register, methods=["POST"]),
-            Route("/admin/deployments", self.deployments),
-            Route("/admin/deployments/{id}", self.unregister, methods=["DELETE"]),
-            Route("/admin/services", self.services),
-            Route("/admin/invocations", self.invocations),
-            Route("/admin/invocations/{id}", self.invocation),
-            Route("/admin/invocations/{id}/{change}", self.change, methods=["PATCH", "POST"]),
+            ("/deployments", {"POST": self.register, "GET": self.deployments}),
+            ("/deployments/{id}", {"DELETE": self.unregister}),
+            ("/services", {"GET": self.services}),
+            ("/invocations", {"GET": self.invocations}),
+            ("/invocations/{id}", {"GET": self.invocation}),
+            ("/invocations/{id}/{change}", {"PATCH": self.change}),
         ]
 
     async def register(self, request: Request) -> Response:
@@ -76,13 +77,14 @@ class Admin:
         if "uri" not in asked:
             raise RefusedError(UNPROCESSABLE, "The field 'uri' is missing.")
         url = service_address(asked["uri"])
-        known = {each.url for each in await self.backend.read(self.backend.store.deployments)}
         found, services = await self._discovered(url)
         force = asked.get("force", False)
         operation = Register(deployment=found, services=services, force=force)
-        _done(await self.backend.do(operation))
-        deployment, now = await self._of(url)
-        return _json(facts.deployment(deployment, now), _OK if url in known else _CREATED)
+        made = await self.backend.do(operation)
+        if isinstance(made, Refused):
+            raise RefusedError(made.code, made.message)
+        told = await self._told(made.id)
+        return _json(told, _CREATED if made.is_new else _OK)
 
     async def _discovered(self, url: str) -> tuple[Deployment, tuple[Service, ...]]:
         try:
@@ -96,9 +98,10 @@ class Admin:
             )
         return found, services
 
-    async def _of(self, url: str) -> tuple[Deployment, list[Service]]:
+    async def _told(self, id_: str) -> dict[str, Any]:
         deployments, services = await self._registered()
-        return next(each for each in deployments if each.url == url), services
+        found = (each for each in deployments if each.id == id_)
+        return next((facts.deployment(each, services) for each in found), {"id": id_})
 
     async def _registered(self) -> tuple[list[Deployment], list[Service]]:
         store = self.backend.store
@@ -156,7 +159,7 @@ def chosen_by(parameters: Mapping[str, str]) -> Chosen:
         raise RefusedError(BAD, f"The parameter {unknown_[0]!r} is unknown; known: {known}.")
     status = parameters.get("status")
     return Chosen(
-        statuses=() if status is None else (status_of(status),),
+        statuses=() if status is None else (_status(status),),
         service=parameters.get("service", ""),
         handler=parameters.get("handler", ""),
         key=parameters.get("key"),
@@ -165,9 +168,9 @@ def chosen_by(parameters: Mapping[str, str]) -> Chosen:
     )
 
 
-def status_of(text: str) -> Status:
+def _status(text: str) -> Status:
     """The status of that name. Raises RefusedError (400)."""
-    found = {each.label: each for each in Status}.get(text.replace("_", " ").lower())
+    found = facts.status(text)
     if found is None:
         known = ", ".join(each.label for each in Status)
         raise RefusedError(BAD, f"The status {text!r} is unknown; use one of {known}.")

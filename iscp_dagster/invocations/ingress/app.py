@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
@@ -11,15 +11,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Lifespan
 
-from iscp_dagster.invocations.ingress.admin import Admin
+from iscp_dagster.invocations.ingress.admin import Admin, Answer
 from iscp_dagster.invocations.ingress.backend import Backend
 from iscp_dagster.invocations.ingress.invoking import Bounds, Invoking, Waiting
 from iscp_dagster.invocations.ingress.outputs import Awakeables, Outputs
 from iscp_dagster.invocations.ingress.refusals import (
-    NOT_FOUND,
     PLAIN,
     UNAVAILABLE,
     RefusedError,
@@ -33,7 +32,6 @@ from iscp_dagster.web.admission import Admission, Guard
 HEALTH = "/restate/health"
 _LOGGER = logging.getLogger(__name__)
 _FAILED = 500
-Answer = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +43,8 @@ class Settings:
     admission: Admission = field(default_factory=Admission)
     """Guards a server without a token against foreign web pages."""
     bounds: Bounds = field(default_factory=Bounds)
+    open_below: str = ""
+    """A path below which no token is asked for: it cannot be guessed."""
     routes: Sequence[BaseRoute] = ()
     """Routes of others, such as services of the process's own."""
     lifespan: Lifespan[Starlette] | None = None
@@ -55,14 +55,15 @@ def create_app(settings: Settings) -> Starlette:
     return Starlette(
         routes=_routes(settings),
         middleware=[_guard(settings)],
-        exception_handlers={HTTPException: _http, RefusedError: _refused},
+        exception_handlers={HTTPException: _http},
         lifespan=settings.lifespan,
     )
 
 
 def _guard(settings: Settings) -> Middleware:
     if settings.token:
-        return Middleware(Gate, token=settings.token, open_to_all=frozenset({HEALTH}))
+        open_below = f"{settings.open_below}/" if settings.open_below else ""
+        return Middleware(Gate, token=settings.token, open_at=HEALTH, open_below=open_below)
 
     def forbidden(status: int, reason: str, headers: Mapping[str, str]) -> Response:
         return told(status, status, reason, headers)
@@ -76,25 +77,30 @@ def _routes(settings: Settings) -> list[BaseRoute]:
     outputs = _careful(Outputs(backend=backend, waiting=waiting))
     invoking = _careful(Invoking(backend=backend, waiting=waiting, bounds=bounds))
     awakeables = _careful(Awakeables(backend=backend, bounds=bounds))
+    restate = [
+        Route("/health", _healthy),
+        Route("/awakeables/{rest:path}", awakeables, methods=["POST"]),
+        Route("/invocation/{rest:path}", outputs),
+        Route("/workflow/{rest:path}", outputs),
+    ]
+    admin = [_administering(*each) for each in Admin(backend=backend).answers()]
     return [
-        Route(HEALTH, _healthy),
-        Route("/restate/awakeables/{rest:path}", awakeables, methods=["POST"]),
-        Route("/restate/invocation/{rest:path}", outputs),
-        Route("/restate/workflow/{rest:path}", outputs),
-        *(_administering(each) for each in Admin(backend=backend).routes()),
+        Mount("/restate", routes=restate),
+        Mount("/admin", routes=admin),
         *settings.routes,
-        *(Route(f"/{own}{{rest:path}}", _nothing, methods=_METHODS) for own in _OWN),
         Route("/{rest:path}", invoking, methods=["POST"]),
     ]
 
 
-_OWN = ("restate/", "admin/", "services/")
-_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+def _administering(path: str, answers: Mapping[str, Answer]) -> Route:
+    """One route for all methods of a path, so that others are answered with 405."""
+    careful = {method: _careful(answer) for method, answer in answers.items()}
 
+    async def answer(request: Request) -> Response:
+        # HEAD asks for a GET without its body.
+        return await careful["GET" if request.method == "HEAD" else request.method](request)
 
-def _administering(route: Route) -> Route:
-    methods = sorted(route.methods or ())
-    return Route(route.path, _careful(route.endpoint), methods=methods)
+    return Route(path, answer, methods=list(careful))
 
 
 def _careful(answer: Answer) -> Answer:
@@ -120,17 +126,8 @@ async def _healthy(_request: Request) -> Response:
     return JSONResponse({"status": "ok"}, headers=PLAIN)
 
 
-async def _nothing(request: Request) -> Response:
-    raise RefusedError(NOT_FOUND, f"There is nothing at {request.method} {request.url.path}.")
-
-
-async def _http(_request: Request, error: Exception) -> Response:
+async def _http(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    return told(error.status_code, error.status_code, f"{error.detail}.", error.headers)
-
-
-async def _refused(_request: Request, error: Exception) -> Response:
-    if not isinstance(error, RefusedError):
-        raise error
-    return refusal(error)
+    message = f"{request.method} {request.url.path}: {error.detail}."
+    return told(error.status_code, error.status_code, message, error.headers)

@@ -14,7 +14,7 @@ from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure
 from iscp_dagster.invocations.protocol.frames import ONEOF
 from iscp_dagster.invocations.protocol.results import Result, Value, result_of, state_keys
 from iscp_dagster.invocations.runtime.store.deployments import Deployment, Service
-from iscp_dagster.invocations.runtime.store.views import Invocation, JournalEntry
+from iscp_dagster.invocations.runtime.store.views import Invocation, JournalEntry, Status
 
 SHOWN = 2_000
 """Characters of a value; more are left out."""
@@ -109,6 +109,12 @@ def service(each: Service, uri: str | None) -> dict[str, Any]:
         "uri": uri,
         "handlers": [{"name": its.name, "ty": its.kind.value} for its in each.handlers],
     }
+
+
+def status(label: str) -> Status | None:
+    """The status that people call so; None if there is none."""
+    named = label.replace("_", " ").lower()
+    return next((each for each in Status if each.label == named), None)
 
 
 def time(at: int | None) -> str | None:

@@ -45,7 +45,7 @@ def check_input(handler: Handler, request: Request, content: bytes) -> None:
         raise RefusedError(
             UNSUPPORTED, f"The handler {handler.name} takes {type_}, and not {given}."
         )
-    if content and JSON in {given, type_}:
+    if content and type_ == JSON:
         parsed(content)
 
 

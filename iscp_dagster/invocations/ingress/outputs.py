@@ -45,7 +45,7 @@ class Outputs:
 
     async def __call__(self, request: Request) -> Response:
         """The output; 470 from `output` while there is none."""
-        _, what, *named, verb = segments(raw_path(request))
+        what, *named, verb = segments(raw_path(request))
         id_ = await self._found(what, tuple(named))
         found: Invocation | None = await self.backend.read(self.backend.store.invocation, id_)
         if verb not in {"attach", "output"}:
@@ -111,7 +111,7 @@ class Awakeables:
             form = "/restate/awakeables/{id}/resolve, or …/reject"
             raise RefusedError(NOT_FOUND, f"Complete an awakeable by {form}.")
         result = await self._result(request, parts[-1])
-        done = await self.backend.do(CompleteAwakeable(awakeable=parts[2], result=result))
+        done = await self.backend.do(CompleteAwakeable(awakeable=parts[1], result=result))
         if isinstance(done, Refused):
             raise RefusedError(done.code, done.message)
         return JSONResponse({"changed": done.changed}, _ACCEPTED, headers=PLAIN)
@@ -126,4 +126,4 @@ class Awakeables:
             raise RefusedError(BAD, "The reason is no UTF-8 text.") from error
 
 
-_PARTS = 4
+_PARTS = 3

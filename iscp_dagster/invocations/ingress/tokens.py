@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,22 +35,27 @@ def checked(token: str) -> str:
 class Gate:
     """The ASGI middleware: answers 401 before reading a request without the token.
 
-    What is at the paths `open_to_all` needs none.
+    What is at the path `open_at`, or below `open_below` (with its final slash), needs none.
     """
 
     app: ASGIApp
     token: str
-    open_to_all: Collection[str] = ()
+    open_at: str = ""
+    open_below: str = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        closed = scope["type"] == "http" and scope["path"] not in self.open_to_all
-        if closed and not self._admits(Headers(scope=scope).getlist("authorization")):
+        if scope["type"] != "http" or self._open(scope["path"]):
+            await self.app(scope, receive, send)
+        elif not self._admits(Headers(scope=scope).getlist("authorization")):
             reason = f"Send `Authorization: Bearer …` with the token of {INVOCATIONS_TOKEN}."
             headers = {"WWW-Authenticate": "Bearer", "Connection": "close"}
             refused = told(UNAUTHENTICATED, UNAUTHENTICATED, reason, headers)
             await refused(scope, receive, send)
         else:
             await self.app(scope, receive, send)
+
+    def _open(self, path: str) -> bool:
+        return path == self.open_at or bool(self.open_below and path.startswith(self.open_below))
 
     def _admits(self, given: list[str]) -> bool:
         found = _BEARER.fullmatch(given[0]) if len(given) == 1 else None

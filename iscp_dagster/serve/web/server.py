@@ -120,7 +120,7 @@ def serve(
     With `follow` it also ends when the declarations change. Raises ConfigError when the address
     cannot be listened on.
     """
-    with _listening(host, port) as place:
+    with listening(host, port) as place:
         shown = f"[{host}]" if ":" in host else host
         tell(f"GraphQL: http://{shown}:{place.getsockname()[1]}{PATH}")
         config = uvicorn.Config(
@@ -150,7 +150,8 @@ def _following(settings: Settings, server: uvicorn.Server) -> AbstractContextMan
 
 
 @contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens there. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         place = socket.create_server((host, port), family=family, backlog=1024)

@@ -1,0 +1,60 @@
+"""The durable invocations of a deployment, as its database has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from iscp_dagster.invocations.ingress import facts
+from iscp_dagster.invocations.runtime.sql.store import SqlStore
+from iscp_dagster.invocations.runtime.store.protocol import Store
+from iscp_dagster.invocations.runtime.store.views import Chosen, Status
+from iscp_dagster.joblog.sql.engine import open_engine
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.variables import LOG_URL
+
+
+def open_invocations(environ: Mapping[str, str]) -> Store:
+    """The invocations in the database of the ISCP log that the environment or the stack names.
+
+    Raises ConfigError if neither does.
+    """
+    from iscp_dagster.local.stack.environment import with_stack
+
+    found = with_stack(environ)
+    if not found.get(LOG_URL):
+        raise ConfigError(
+            f"{LOG_URL} is not set, and no stack is up. Start one with `iscp up`, or name the "
+            "database of your deployment's ISCP log."
+        )
+    store = SqlStore(open_engine(found[LOG_URL]))
+    store.ensure()
+    return store
+
+
+def chosen(
+    *, status: str | None, service: str | None, handler: str | None, key: str | None, limit: int
+) -> Chosen:
+    """The invocations that the names choose. Raises ConfigError for a status that is none."""
+    wanted = None if status is None else facts.status(status)
+    if status is not None and wanted is None:
+        known = ", ".join(each.label for each in Status)
+        raise ConfigError(f"The status {status!r} is unknown; use one of {known}.")
+    return Chosen(
+        statuses=() if wanted is None else (wanted,),
+        service=service or "",
+        handler=handler or "",
+        key=key,
+        limit=limit,
+    )
+
+
+def whole(store: Store, id_: str) -> dict[str, Any]:
+    """An invocation with its journal, as JSON. Raises ConfigError if it is unknown."""
+    found = store.invocation(id_)
+    if found is None:
+        raise ConfigError(
+            f"There is no invocation {id_!r}; `iscp invocations list` shows those kept."
+        )
+    journal = [facts.entry(id_, each) for each in store.journal(id_)]
+    return facts.invocation(found) | {"journal": journal}

@@ -104,6 +104,8 @@ class Attempt:
                 if self.ending and self.hang_up:
                     break
         finally:
+            if telling.done():
+                telling.result()
             telling.cancel()
         assert not left, f"the stream ends within a message: {left[:20]!r}"
         assert self.stream.status == 200, f"{self.stream.status} from {self.of.service}"

@@ -17,7 +17,7 @@ from wire import ACK, Packet, packet, result_of
 from world import World
 
 MANIFEST = "application/vnd.restate.endpointmanifest.v1+json"
-HANG_SECONDS = 30.0
+HANG_SECONDS = 20.0
 
 
 class Peer:

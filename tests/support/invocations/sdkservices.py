@@ -163,6 +163,31 @@ async def slowly(ctx: ObjectContext, told: dict[str, Any]) -> list[str]:
     return [*items, told["item"]]
 
 
+@counter.handler()
+async def journey(ctx: ObjectContext, file: str) -> dict[str, Any]:
+    first = await ctx.run("step 0", lambda: note(file, "run 0"))
+    note(file, "past 0")
+    before = await ctx.get("total")
+    ctx.set("total", 1)
+    ctx.set("other", 2)
+    known = sorted(await ctx.state_keys())
+    await ctx.sleep(timedelta(seconds=0.01))
+    hello = await ctx.service_call(greet, "you")
+    name, value = ctx.awakeable()
+    ctx.service_send(settle, {"id": name, "way": "resolve"})
+    got = await value
+    second = await ctx.run("step 1", lambda: note(file, "run 1"))
+    note(file, "past 1")
+    ctx.clear("other")
+    after = [await ctx.get("total"), await ctx.get("other")]
+    ctx.clear_all()
+    return {
+        "runs": [first, second],
+        "state": [before, known, after, await ctx.get("total")],
+        "heard": [hello, got],
+    }
+
+
 @signup.main()
 async def run(ctx: WorkflowContext, name: str) -> str:
     ctx.set("name", name)

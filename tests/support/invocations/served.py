@@ -59,11 +59,6 @@ class Served:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
-    def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait(START_SECONDS)
-
 
 def hypercorn(python: Path | str, app: str, port: int) -> tuple[str, ...]:
     return (str(python), "-m", "hypercorn", "--bind", f"127.0.0.1:{port}", app)
@@ -78,4 +73,5 @@ def served(python: Path | str, app: str, folder: Path) -> Iterator[Served]:
     try:
         yield server
     finally:
-        server.stop()
+        # Not asked to end: an SDK may keep its streams, and with them its server.
+        server.kill()

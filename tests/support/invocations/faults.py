@@ -1,0 +1,88 @@
+"""Runs that must end as if nothing had gone wrong, with each effect once after its entry's ack."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+from peer import Peer
+from plans import Invocation, Plan
+
+JOURNEY = {
+    "runs": ["run 0", "run 1"],
+    "state": [None, ["other", "total"], [1, None], None],
+    "heard": ["hello you", {"got": 42}],
+}
+JOURNEY_ENTRIES = 17
+"""Input to Output; the same with both SDKs."""
+NAMES = [f"n{number}" for number in range(6)]
+NEW = itertools.count()
+Judge = Callable[[Peer, Path, Plan], Awaitable[Invocation]]
+
+
+def once_after_ack(lines: Iterable[str]) -> dict[str, int]:
+    """Return how often each effect was done; none may be done after its Run was acknowledged.
+
+    A handler notes `past N` when it has gone past the acknowledged Run that notes `run N`.
+    """
+    done: dict[str, int] = {}
+    past: set[str] = set()
+    for line in lines:
+        what, number = line.split()
+        if what == "past":
+            past.add(number)
+        else:
+            assert number not in past, f"the effect {line} was done after its acknowledgement"
+            done[line] = done.get(line, 0) + 1
+    return done
+
+
+async def journey(peer: Peer, folder: Path, plan: Plan) -> Invocation:
+    """Drive the handler that makes entries of many kinds."""
+    number = next(NEW)
+    file = folder / f"journey {number}"
+    of = peer.begin("Counter", "journey", str(file), key=f"j{number}", plan=plan)
+    assert await peer.result(of) == JOURNEY
+    done = once_after_ack(file.read_text().splitlines())
+    assert done.keys() == {"run 0", "run 1"}, done
+    return of
+
+
+async def many(peer: Peer, folder: Path, plan: Plan) -> Invocation:
+    """Drive the handler that issues its calls at once and then awaits each."""
+    of = peer.begin("Steps", "many", NAMES, plan=plan)
+    assert await peer.result(of) == [f"hello {name}" for name in NAMES]
+    return of
+
+
+def cuts(entries: int) -> list[Plan]:
+    """A plan for each entry that the stream may break off at, stored or lost."""
+    every = itertools.product(range(1, entries), (True, False))
+    return [Plan(cuts={index: stored}) for index, stored in every]
+
+
+def _some(most: int) -> Any:
+    return st.frozensets(st.integers(1, most), max_size=4)
+
+
+def plans(entries: int) -> Any:
+    """Any plan for an invocation of so many entries; not for one that awaits in between."""
+    return st.builds(
+        Plan,
+        cuts=st.dictionaries(st.integers(1, entries - 1), st.booleans(), max_size=4),
+        lost=_some(entries - 1),
+        twice=_some(entries - 1),
+        piece=st.sampled_from((0, 1, 3, 7, 64)),
+        eager=st.sampled_from((None, lambda _: True, lambda key: key == b"total")),
+    )
+
+
+def orders(entries: int) -> Any:
+    """Any order in which the calls of `many` may end, with faults."""
+    indexes = st.permutations(range(1, entries)).map(tuple)
+    return st.builds(
+        lambda plan, order: Plan(**{**vars(plan), "order": order}), plans(entries), indexes
+    )

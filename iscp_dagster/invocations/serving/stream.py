@@ -19,6 +19,7 @@ from iscp_dagster.invocations.serving.attempts.reports import report
 from iscp_dagster.invocations.serving.context import Context
 from iscp_dagster.invocations.serving.declared.services import Handler, ServiceKind
 from iscp_dagster.invocations.serving.errors import TerminalError
+from iscp_dagster.model.errors import IscpError
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -165,7 +166,8 @@ class Stream:
                 self._journal.fail(ErrorReport(message="The handler was cancelled."))
             raise
         except (Exception, SystemExit) as error:
-            logger.warning("An attempt of %s failed", self._handler.called, exc_info=error)
+            at = None if isinstance(error, IscpError) else error
+            logger.warning("An attempt of %s failed: %s", self._handler.called, error, exc_info=at)
             told = "".join(traceback.format_exception(error)) if self._options.tracebacks else ""
             self._journal.fail(report(error, description=told))
 

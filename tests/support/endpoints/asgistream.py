@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 
-from iscp_dagster.invocations.protocol import kinds
 from iscp_dagster.invocations.protocol.decoding import Decoder
 from iscp_dagster.invocations.protocol.frames import encode, frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
@@ -43,7 +42,7 @@ class Line:
         self.headers = {}
         self.body = b""
         self.ended = False
-        self.over = asyncio.Event()
+        self.begun = asyncio.Event()
         self._decoder = Decoder()
         self._frames = []
         self.task = asyncio.create_task(self._run(app, scope_of(path, **scope)))
@@ -58,6 +57,7 @@ class Line:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = {key.decode(): value.decode() for key, value in message["headers"]}
+            self.begun.set()
             return
         self.body += message.get("body", b"")
         self.ended = not message.get("more_body", False)
@@ -173,6 +173,3 @@ def told(index, result=EMPTY):
 
 def ack(index):
     return frame(pb.EntryAckMessage(entry_index=index))
-
-
-__all__ = ["ID", "Journal", "ack", "asked", "kinds", "line", "names", "told"]

@@ -16,6 +16,7 @@ from iscp_dagster.invocations.serving.declared.serde import Serde
 from iscp_dagster.invocations.serving.errors import RetryableError, TerminalError
 from iscp_dagster.model.errors import ConfigError
 
+_STEEPEST = 100
 logger = logging.getLogger("iscp_dagster.invocations")
 
 
@@ -34,9 +35,9 @@ class RunRetry:
     within: float | None = None
 
     def __post_init__(self) -> None:
-        if self.initial < 0 or self.factor < 1 or self.cap < self.initial:
+        if self.initial < 0 or not 1 <= self.factor <= _STEEPEST or self.cap < self.initial:
             raise ConfigError(
-                f"{self} is invalid; have initial >= 0, factor >= 1 and cap >= initial"
+                f"{self} is invalid: 0 <= initial <= cap, and 1 <= factor <= {_STEEPEST}"
             )
         if self.attempts is not None and self.attempts < 1:
             raise ConfigError(f"attempts={self.attempts} is invalid; try at least once")

@@ -59,8 +59,9 @@ def complete(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     if given is None:
         return violation(driven, "it completes a promise with neither a value nor a failure.")
     row = {"service": driven.service, "key": driven.key, "name": message.key}
-    insert = insert_into(work.connection.dialect, ISCP_PROMISES).on_conflict_do_nothing()
-    if not work.connection.execute(insert.values(row | {"result": fields(given)})).rowcount:
+    insert = insert_into(work.connection.dialect, ISCP_PROMISES)
+    first = insert.on_conflict_do_nothing().returning(PROMISES.name)
+    if work.connection.scalar(first.values(row | {"result": fields(given)})) is None:
         text = f"The promise {message.key!r} was completed already."
         return Acted(result=Failure(code=CONFLICT, message=text))
     complete_waiting(work, {_target(driven, message.key): given})

@@ -55,7 +55,8 @@ def early(work: Work, place: Place) -> Result | None:
 def _keep(work: Work, place: Place, given: Result) -> bool:
     row = {"invocation": place[0], "idx": place[1], "result": fields(given)}
     insert = insert_into(work.connection.dialect, ISCP_EARLY_RESULTS).values(row)
-    return work.connection.execute(insert.on_conflict_do_nothing()).rowcount > 0
+    kept = insert.on_conflict_do_nothing().returning(EARLY.idx)
+    return work.connection.scalar(kept) is not None
 
 
 def _unknown(awakeable: str) -> Refused:

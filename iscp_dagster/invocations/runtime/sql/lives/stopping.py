@@ -26,6 +26,9 @@ from iscp_dagster.invocations.runtime.store.views import Status
 CANCEL = Failure(code=CANCELLED, message="cancelled")
 KILL = Failure(code=CANCELLED, message="killed")
 
+AT_ONCE = 1_000
+"""Invocations for a statement."""
+
 _OPEN = sa.select(JOURNAL.idx).where(JOURNAL.invocation == sa.bindparam("the_number"), JOURNAL.open)
 _NOT_BEGUN = frozenset({Status.SCHEDULED, Status.INBOX})
 
@@ -37,8 +40,8 @@ def cancel(work: Work, asked: Cancel) -> Done | Refused:
         return unknown(asked.id)
     changed, rest = _cancel(work, head)
     while rest:
-        heads = work.heads(rest).values()
-        rest = [child for each in heads for child in _cancel(work, each)[1]]
+        heads = work.heads(rest[:AT_ONCE]).values()
+        rest = rest[AT_ONCE:] + [child for each in heads for child in _cancel(work, each)[1]]
     return Done(changed=changed)
 
 
@@ -53,8 +56,9 @@ def kill_all(work: Work, ids: Iterable[str]) -> int:
     count = 0
     rest = list(ids)
     while rest:
-        heads = [head for head in work.heads(rest).values() if head.status != Status.COMPLETED]
-        rest = [child for head in heads for child in _open_calls(work, head)]
+        some, rest = rest[:AT_ONCE], rest[AT_ONCE:]
+        heads = [head for head in work.heads(some).values() if head.status != Status.COMPLETED]
+        rest += [child for head in heads for child in _open_calls(work, head)]
         for head in heads:
             take_away(work, head)
         end(work, [(head, KILL) for head in heads])

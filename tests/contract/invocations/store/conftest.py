@@ -1,0 +1,50 @@
+"""An empty store of invocations on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+from desk import Desk
+from events import Watch
+
+from iscp_dagster.invocations.runtime.sql.store import SqlStore
+from iscp_dagster.joblog.sql.engine import open_engine
+from iscp_dagster.joblog.sql.tables import METADATA
+
+
+@pytest.fixture(scope="module")
+def database(new_postgres):
+    engine = open_engine(new_postgres(), kept=True)
+    SqlStore(engine).ensure()
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def engine(request, tmp_path):
+    if request.param == "sqlite":
+        made = open_engine(f"sqlite:///{tmp_path}/log.db", kept=True)
+        SqlStore(made).ensure()
+        yield made
+        made.dispose()
+        return
+    made = request.getfixturevalue("database")
+    yield made
+    with made.begin() as connection:
+        connection.execute(sa.text(f"TRUNCATE {', '.join(METADATA.tables)}"))
+
+
+@pytest.fixture
+def watch():
+    return Watch(1_000)
+
+
+@pytest.fixture
+def desk(engine, watch):
+    return Desk(engine, watch)
+
+
+@pytest.fixture
+def other(engine, watch):
+    """Another runtime on the same database."""
+    return Desk(engine, watch, owner="two")

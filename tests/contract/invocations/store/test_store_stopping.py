@@ -1,0 +1,159 @@
+"""Canceling and killing what runs, waits or calls others, over SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import pytest
+from desk import CANCELLED, KILLED, value
+
+from iscp_dagster.invocations.protocol.failures import Failure
+from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.runtime.store import operations as op
+from iscp_dagster.invocations.runtime.store.outcomes import Done, News
+
+CALL = pb.CallEntryMessage(service_name="Plain", handler_name="go")
+GET = pb.GetPromiseEntryMessage(key="mail")
+AWAKEABLE = pb.AwakeableEntryMessage()
+
+
+def child_of(desk, claimed, index):
+    return desk.store.journal(claimed.id)[index].child
+
+
+def attach(id_):
+    return pb.AttachInvocationEntryMessage(invocation_id=id_)
+
+
+def test_cancelling_fails_every_entry_that_waits_and_cancels_calls(desk):
+    target = desk.begun()
+    mine = desk.begun("Signup/me/run")
+    sleep = pb.SleepEntryMessage(wake_up_time=desk.now + 1_000)
+    waiting = [sleep, CALL, AWAKEABLE, GET, attach(target.id)]
+    for each in waiting:
+        assert desk.commit(mine, each).result is None
+    child = child_of(desk, mine, 2)
+    desk.suspend(mine, 1)
+    assert desk.do(op.Cancel(id=mine.id)) == Done()
+    assert desk.result(child) == CANCELLED
+    (again,) = desk.claim()
+    failures = [Failure.read(each.message().failure) for each in again.journal[1:]]
+    assert failures == [CANCELLED] * 5
+    # Nothing of it completes them again.
+    desk.watch.move(1)
+    desk.fire()
+    desk.finish(target)
+    assert desk.commit(again, sleep, index=1).result == CANCELLED
+    # Later steps, such as compensations, go on.
+    assert desk.commit(again, CALL).result is None
+    assert desk.result(target.id) == value(b"done")
+
+
+@pytest.mark.parametrize("message", [CALL, AWAKEABLE, GET, attach("inv_1" + "A" * 22)])
+def test_a_cancellation_that_nothing_waits_for_meets_the_next_that_would(desk, message):
+    mine = desk.begun("Signup/me/run")
+    assert desk.do(op.Cancel(id=mine.id)) == Done()
+    assert desk.do(op.Cancel(id=mine.id)) == Done(changed=False)
+    assert desk.store.invocation(mine.id).cancelled
+    desk.commit(mine, pb.RunEntryMessage(value=b"x"))
+    assert desk.commit(mine, pb.GetStateEntryMessage(key=b"n")).result != CANCELLED
+    assert desk.commit(mine, message).result == CANCELLED
+    assert not desk.store.invocation(mine.id).cancelled
+    assert len(desk.store.invocations()) == 1
+    assert desk.commit(mine, AWAKEABLE).result is None
+
+
+def test_a_cancellation_reaches_who_drives_the_invocation(desk, other):
+    mine = desk.begun()
+    desk.commit(mine, AWAKEABLE)
+    _, changes = desk.store.run([op.Cancel(id=mine.id)])
+    told = News(id=mine.id, fence=mine.fence, index=1, result=CANCELLED)
+    assert changes.news == (told,)
+    theirs = desk.begun()
+    desk.commit(theirs, AWAKEABLE)
+    _, changes = other.store.run([op.Cancel(id=theirs.id)])
+    assert changes.news == ()
+    assert desk.store.look("one").news
+    assert not desk.store.look("two").news
+    assert desk.do(op.TakeNews(owner="one")) == (
+        News(id=theirs.id, fence=theirs.fence, index=1, result=CANCELLED),
+    )
+    assert desk.do(op.TakeNews(owner="one")) == ()
+    assert not desk.store.look("one").news
+
+
+def test_cancelling_goes_down_through_calls_and_their_ends_up(desk):
+    top = desk.begun()
+    desk.commit(top, CALL)
+    (middle,) = desk.claim()
+    desk.commit(middle, CALL)
+    (bottom,) = desk.claim()
+    desk.commit(bottom, AWAKEABLE)
+    for each in (top, middle, bottom):
+        desk.suspend(each, 1)
+    desk.do(op.Cancel(id=top.id))
+    again = {each.id: each for each in desk.claim()}
+    assert again.keys() == {top.id, middle.id, bottom.id}
+    for each in again.values():
+        assert Failure.read(each.journal[1].message().failure) == CANCELLED
+        desk.finish(each, failure=CANCELLED)
+    assert desk.claim() == ()
+
+
+def test_killing_ends_what_runs_and_its_calls_at_once(desk, other):
+    top = desk.begun("Cart/k/add")
+    behind = desk.submit("Cart/k/add").id
+    one_way = pb.OneWayCallEntryMessage(service_name="Plain", handler_name="go")
+    desk.commit(top, one_way)
+    desk.commit(top, CALL)
+    free, middle = desk.claim()
+    desk.commit(middle, CALL)
+    (bottom,) = other.claim()
+    outcomes, changes = desk.store.run([op.Kill(id=top.id)])
+    assert outcomes == [Done()]
+    assert changes.ended == dict.fromkeys((top.id, middle.id, bottom.id), KILLED)
+    assert set(changes.news) == {
+        News(id=each.id, fence=each.fence, index=None) for each in (top, middle)
+    }
+    assert other.do(op.TakeNews(owner="two")) == (
+        News(id=bottom.id, fence=bottom.fence, index=None),
+    )
+    for each in (top, middle, bottom):
+        assert desk.commit(each, pb.RunEntryMessage(value=b"x")).fenced
+    assert desk.result(free.id) is None
+    assert [each.id for each in desk.claim()] == [behind]
+    assert desk.do(op.Kill(id=top.id)) == Done(changed=False)
+
+
+def test_a_caller_goes_on_when_its_call_is_killed(desk):
+    top = desk.begun()
+    desk.commit(top, CALL)
+    desk.suspend(top, 1)
+    desk.do(op.Kill(id=child_of(desk, top, 1)))
+    (again,) = desk.claim()
+    assert Failure.read(again.journal[1].message().failure) == KILLED
+
+
+@pytest.mark.parametrize("way", [op.Cancel, op.Kill])
+def test_what_another_called_first_is_not_stopped_with_who_attached(desk, way):
+    shared = desk.submit(idempotency_key="a").id
+    (target,) = desk.claim()
+    top = desk.begun()
+    asked = pb.CallEntryMessage(service_name="Plain", handler_name="go", idempotency_key="a")
+    desk.commit(top, asked)
+    assert child_of(desk, top, 1) == shared
+    desk.do(way(id=top.id))
+    assert desk.result(shared) is None
+    assert not desk.store.invocation(shared).cancelled
+    desk.finish(target, b"ok")
+    assert desk.result(shared) == value(b"ok")
+
+
+def test_a_pause_by_a_person_takes_the_invocation_away(desk, other):
+    mine = desk.begun()
+    _, changes = desk.store.run([op.Pause(id=mine.id)])
+    assert changes.news == (News(id=mine.id, fence=mine.fence, index=None),)
+    assert desk.commit(mine, pb.RunEntryMessage(value=b"x")).fenced
+    theirs = other.begun()
+    desk.do(op.Pause(id=theirs.id))
+    assert other.do(op.TakeNews(owner="two")) == (
+        News(id=theirs.id, fence=theirs.fence, index=None),
+    )

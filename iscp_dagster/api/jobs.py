@@ -45,10 +45,10 @@ from iscp_dagster.model.errors import (
     UnavailableError,
 )
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus, NewJob, checked_tenant
-from iscp_dagster.model.specs import JobSpec
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.model.variables import DAGSTER_HOME
-from iscp_dagster.planning.declared import declared, placed
+from iscp_dagster.planning.declared import declared, job_spec, placed
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.planning.triggers import check_scheduled
 from iscp_dagster.sync.consumers import columns_of
@@ -291,9 +291,11 @@ class Jobs:
         version: int | None = None,
         tenant: str | None = None,
         timeout: float = 300.0,
+        index: str | None = None,
     ) -> int:
         """Return a commit's version once it is searchable in every index (None: the latest commit).
 
+        With `index`, in that index or the consumer of that job alone.
         Registered consumers of the user's own must have it too. Waits for all tenants that the
         table holds at that version, or for `tenant` alone; leaves out unregistered jobs. Raises
         WaitError after `timeout` seconds, or at once when a lagging job is in error or paused, or
@@ -306,6 +308,7 @@ class Jobs:
             tenant=narrowed(tenant),
             sleep=self.sleep,
             monotonic=self.monotonic,
+            index=index,
         )
         return wait.until(version, timeout)
 
@@ -320,6 +323,24 @@ class Jobs:
             f"Table {table!r} is not declared; there are: {known}. Declare it in "
             f"{self.declared_in}."
         )
+
+    def plain_spec(self, job: JobID, type_: str | None = None) -> JobSpec:
+        """The spec that a new job has unless more is said: as declared, else of the `type_` alone.
+
+        Raises ConfigError for a job that nothing declares, without a type.
+        """
+        source = self.source(f"{job.db}.{job.table}")
+        for each in source.consumers:
+            if each.name == job.job:
+                return job_spec(source, each)
+        if type_ is None:
+            known = ", ".join(each.name for each in source.consumers) or "none"
+            raise ConfigError(
+                f"{source.name} declares no index or trigger {job.job!r} (declared: {known}); name "
+                "the consumer with --type."
+            )
+        consumer = ConsumerInfo(type=type_, db=job.db, table=job.table, job=job.job)
+        return JobSpec(detail=IterationDetail(consumer=consumer))
 
     def known_tables(self) -> set[str]:
         """The tables that are declared or have a job."""

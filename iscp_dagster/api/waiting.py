@@ -77,6 +77,8 @@ class Wait:
     tenant: str | None
     sleep: Callable[[float], None]
     monotonic: Callable[[], float]
+    index: str | None = None
+    """The one index to wait for; None: all."""
 
     def until(self, version: int | None, timeout: float) -> int:
         """Return the version once every index has it (None: the latest).
@@ -124,6 +126,7 @@ class Wait:
         self._latest(table_id)
         log = self.deployment.log
         jobs = log.jobs(table_id=table_id, tenant=self.tenant, tenants=tenants)
+        jobs = [each for each in jobs if self._counts(each.key.job_name)]
         if not jobs and not self._indexes:
             raise self._nothing()
         placed = effective_jobs(self.delta_log, jobs, self.delta_log.latest())
@@ -133,11 +136,16 @@ class Wait:
         chosen = wanted if tenants is None else {each: wanted.get(each, ()) for each in tenants}
         lacking = {(a, i) for a, names in chosen.items() for i in names} - named
         ended = self._unregistered(table_id, lacking)
-        if ended == lacking and ended and not log.jobs(table_id=table_id, tenant=self.tenant):
+        if ended == lacking and ended and not self._registered(table_id):
             raise self._all_unregistered(goal, ended)
         found += self._missing(lacking - ended)
         found += [] if found else self._unserved(jobs)
         return sorted(found, key=lambda lag: (lag.tenant, lag.index))
+
+    def _registered(self, table_id: str) -> bool:
+        """Whether some job that counts is there."""
+        jobs = self.deployment.log.jobs(table_id=table_id, tenant=self.tenant)
+        return any(self._counts(each.key.job_name) for each in jobs)
 
     def _unregistered(
         self, table_id: str, lacking: Collection[tuple[str, str]]
@@ -186,7 +194,10 @@ class Wait:
         standing = self.deployment.log.standing()
         stood = [name.job for name in standing if (name.db, name.table) == of_table]
         auto = [each.name for each in self.source.consumers if each.auto_register]
-        return frozenset([*stood, *auto])
+        return frozenset(filter(self._counts, [*stood, *auto]))
+
+    def _counts(self, index: str) -> bool:
+        return self.index in {None, index}
 
     def _latest(self, table_id: str) -> int:
         latest = self.delta_log.latest().version
@@ -200,7 +211,7 @@ class Wait:
 
     def _pause(self, deadline: float, late: str) -> None:
         if self.monotonic() >= deadline:
-            raise WaitError(f"{self.source.name}: timed out: {late}.")
+            raise WaitError(f"{self.source.name}: timed out: {late}.", late=True)
         self.sleep(POLL_SECONDS)
 
     def _refuse_unknown(self) -> None:

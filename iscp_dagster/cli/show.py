@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
 from operator import attrgetter
 
 from rich.console import Console
 from rich.table import Table
 
+from iscp_dagster.api.facts import compared, named
 from iscp_dagster.api.names import command_for, titled
 from iscp_dagster.cli.parts.plain import plain, word
 from iscp_dagster.model.declared.tables import SourceTable
@@ -23,26 +23,15 @@ NO_TABLE = "no table yet"
 def comparison(found: Comparison, *, as_json: bool) -> None:
     """Print the rows compared and what differs by index and tenant, then what was not compared."""
     if as_json:
-        rows = [
-            asdict(verdict)
-            | {"index": _named(source, verdict.index), "agrees": verdict.agrees, "built": True}
-            for source, verdict in found.verdicts
-        ]
-        rows += [
-            {"index": _named(source, index), "tenant": of, "agrees": False, "built": False}
-            for source, index, of in found.unbuilt
-        ]
-        rows += [
-            {"table": each.table, "agrees": False, "message": each.message}
-            for each in found.problems
-        ]
-        Console(soft_wrap=True, highlight=False).print(json.dumps(rows, indent=2), markup=False)
+        Console(soft_wrap=True, highlight=False).print(
+            json.dumps(compared(found), indent=2), markup=False
+        )
         return
     console = Console(highlight=False)
     if found.verdicts:
         _verdicts(console, found.verdicts)
     for source, index, of in found.unbuilt:
-        head = titled(_named(source, index), of)
+        head = titled(named(source, index), of)
         console.print(plain(f"{head}: not built yet"), markup=False)
     for each in found.problems:
         said = NO_TABLE if each.missing else each.message
@@ -71,10 +60,6 @@ def _again(ended: Collection[Job]) -> str:
     return f"It was unregistered; to register it again, run {' and '.join(commands)}."
 
 
-def _named(source: SourceTable, index: str) -> str:
-    return f"{source.name}/{index}"
-
-
 def _whom(tenant: str | None) -> str:
     return "any tenant" if tenant is None else f"tenant {tenant!r}"
 
@@ -88,14 +73,14 @@ def _verdicts(console: Console, found: Sequence[tuple[SourceTable, Verdict]]) ->
     table.add_column("agrees", no_wrap=True)
     for source, verdict in found:
         table.add_row(
-            *map(word, (_named(source, verdict.index), verdict.tenant)),
+            *map(word, (named(source, verdict.index), verdict.tenant)),
             *(f"{n:,}" for n in (verdict.version, verdict.rows, verdict.missing)),
             *(f"{n:,}" for n in (verdict.extra, verdict.different)),
             "[green]yes[/]" if verdict.agrees else "[red]no[/]",
         )
     console.print(table)
     for source, verdict in found:
-        place = titled(_named(source, verdict.index), verdict.tenant)
+        place = titled(named(source, verdict.index), verdict.tenant)
         if verdict.samples:
             samples = "; ".join(verdict.samples)
             console.print(plain(f"{place}: look at {samples}"), markup=False)

@@ -36,13 +36,13 @@ def verify(
     """
     from rich.console import Console
 
+    from iscp_dagster.api.chosen import chosen
     from iscp_dagster.api.discovery import declared
     from iscp_dagster.api.environment import deployment_of
     from iscp_dagster.cli import show
     from iscp_dagster.cli.parts.known import check_tenant
     from iscp_dagster.cli.parts.plain import plain
     from iscp_dagster.cli.parts.progress import telling
-    from iscp_dagster.cli.parts.tables import chosen
     from iscp_dagster.local.stack.environment import with_stack
     from iscp_dagster.model.errors import IscpError
     from iscp_dagster.spark.session import disconnect

@@ -102,6 +102,11 @@ class WaitError(IscpError):
 
     code = 1_600
 
+    def __init__(self, message: str, *, late: bool = False) -> None:
+        super().__init__(message)
+        self.late = late
+        """Whether nothing but time is missing."""
+
 
 class SetupError(IscpError):
     """Something that the machine must provide is missing."""

@@ -7,44 +7,22 @@ One thing has one key: a job is `tenant` and `job`, a moment `version` and `at`,
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from typing import Any
 
+from iscp_dagster.api.facts import is_building, job, moment, status
 from iscp_dagster.api.names import EVERY, shown
 from iscp_dagster.clickhouse.tables.indexes import Beginning
 from iscp_dagster.joblog.history import Entry, Usage
-from iscp_dagster.model.jobs import Job, JobID, JobStatus
-from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.jobs import JobID, JobStatus
 from iscp_dagster.model.specs import JobSpec
-from iscp_dagster.model.states import JobState
 from iscp_dagster.upkeep.progress import Progress
 
-_UNBUILT = {JobState.PENDING, JobState.RUNNING, JobState.COMPLETED}
+__all__ = ["is_building", "job", "status"]
 
 
 def write(value: Any) -> None:
     """Print JSON without wrapping long lines."""
     print(json.dumps(value, indent=2))  # noqa: T201
-
-
-def is_building(job: Job) -> bool:
-    """Whether the job's first iteration is still to come or under way."""
-    return job.watermark == START and job.state in _UNBUILT
-
-
-def job(each: Job) -> dict[str, Any]:
-    """Everything about a job."""
-    return {
-        "tenant": each.key.tenant,
-        "job": shown(each.name),
-        "table_id": each.key.table_id,
-        "state": each.state.label,
-        "building": is_building(each),
-        "paused": each.paused_at is not None,
-        "watermark": _moment(each.watermark),
-        "spec": each.spec.to_json(),
-        "status": status(each.status),
-    }
 
 
 def standing(name: JobID, spec: JobSpec) -> dict[str, Any]:
@@ -61,27 +39,12 @@ def history(found: Beginning | None) -> dict[str, Any]:
     """Where a changes index's history begins, and what it lacks; empty for any other."""
     if found is None:
         return {}
-    return {"changes_since": _moment(found.at), "gap": found.gap[0] if found.gap else None}
+    return {"changes_since": moment(found.at), "gap": found.gap[0] if found.gap else None}
 
 
 def counted(tenant: str, name: JobID, each: JobStatus) -> dict[str, Any]:
     """A job with its latest iteration."""
     return {"tenant": tenant, "job": shown(name), "status": status(each)}
-
-
-def status(each: JobStatus) -> dict[str, Any]:
-    """The latest iteration; `from` null means all rows."""
-    return {
-        "from": _moment(each.from_),
-        "to": _moment(each.to),
-        "start_at": _at(each.start_at),
-        "end_at": _at(each.end_at),
-        "code": each.code,
-        "message": each.message,
-        "counts": dict(each.counts),
-        "attempts": each.attempts,
-        "shared_by": each.shared_by,
-    }
 
 
 def entry(each: Entry) -> dict[str, Any]:
@@ -97,8 +60,8 @@ def entry(each: Entry) -> dict[str, Any]:
         "before": None if each.before is None else each.before.label,
         "after": each.after.label,
         "who": each.who,
-        "from": _moment(each.from_),
-        "to": _moment(each.to),
+        "from": moment(each.from_),
+        "to": moment(each.to),
         "code": each.code,
         "message": each.message,
         "inserted": each.inserted,
@@ -121,13 +84,3 @@ def usage(each: Usage) -> dict[str, Any]:
         "bytes": each.bytes,
         "seconds": each.seconds,
     }
-
-
-def _at(time: datetime | None) -> str | None:
-    return None if time is None else time.isoformat()
-
-
-def _moment(moment: Moment | None) -> dict[str, Any] | None:
-    if moment is None or moment == START:
-        return None
-    return {"version": moment.version, "at": moment.at.isoformat()}

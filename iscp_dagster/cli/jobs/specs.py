@@ -17,13 +17,10 @@ from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import (
-    ConsumerInfo,
-    IterationDetail,
     JobSpec,
     TriggerSpec,
     json_object,
 )
-from iscp_dagster.planning.declared import job_spec
 from iscp_dagster.planning.triggers.periodic import INTERVAL, SHARE
 from iscp_dagster.planning.triggers.plan import BUILT_IN, PERIODIC_TYPE
 
@@ -106,7 +103,7 @@ def wished(
     `options`: the change comes from the command line (`asked`). Raises ConfigError.
     """
     try:
-        plain = _plain(jobs, job, change.type)
+        plain = jobs.plain_spec(job, change.type)
         if options:
             change = scheduled(change, [plain.trigger])
         spec = change.applied(plain)
@@ -154,21 +151,6 @@ def moment_of(text: str, now: datetime) -> datetime:
             "2026-01-31T12:00."
         ) from None
     return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
-
-
-def _plain(jobs: Jobs, job: JobID, type_: str | None) -> JobSpec:
-    source = jobs.source(f"{job.db}.{job.table}")
-    for each in source.consumers:
-        if each.name == job.job:
-            return job_spec(source, each)
-    if type_ is None:
-        known = ", ".join(each.name for each in source.consumers) or "none"
-        raise ConfigError(
-            f"{source.name} declares no index or trigger {job.job!r} (declared: {known}); name the "
-            "consumer with --type."
-        )
-    consumer = ConsumerInfo(type=type_, db=job.db, table=job.table, job=job.job)
-    return JobSpec(detail=IterationDetail(consumer=consumer))
 
 
 def _entry(jobs: Jobs, where: str, value: Any) -> Wish:

@@ -1,4 +1,4 @@
-"""The declared tables that a command's arguments name."""
+"""The declared tables and indexes that arguments name."""
 
 from __future__ import annotations
 

@@ -1,0 +1,89 @@
+"""Facts about jobs, and about indexes compared with their sources, as JSON.
+
+One thing has one key: a job is `tenant` and `job`, a moment `version` and `at`, what went wrong
+`code` and `message`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from iscp_dagster.api.names import shown
+from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.model.jobs import Job, JobStatus
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.states import JobState
+from iscp_dagster.upkeep.comparison import Comparison
+
+_UNBUILT = {JobState.PENDING, JobState.RUNNING, JobState.COMPLETED}
+
+
+def is_building(job: Job) -> bool:
+    """Whether the job's first iteration is still to come or under way."""
+    return job.watermark == START and job.state in _UNBUILT
+
+
+def job(each: Job) -> dict[str, Any]:
+    """Everything about a job."""
+    return {
+        "tenant": each.key.tenant,
+        "job": shown(each.name),
+        "table_id": each.key.table_id,
+        "state": each.state.label,
+        "building": is_building(each),
+        "paused": each.paused_at is not None,
+        "watermark": moment(each.watermark),
+        "spec": each.spec.to_json(),
+        "status": status(each.status),
+    }
+
+
+def status(each: JobStatus) -> dict[str, Any]:
+    """The latest iteration; `from` null means all rows."""
+    return {
+        "from": moment(each.from_),
+        "to": moment(each.to),
+        "start_at": at(each.start_at),
+        "end_at": at(each.end_at),
+        "code": each.code,
+        "message": each.message,
+        "counts": dict(each.counts),
+        "attempts": each.attempts,
+        "shared_by": each.shared_by,
+    }
+
+
+def at(time: datetime | None) -> str | None:
+    """A time in ISO 8601."""
+    return None if time is None else time.isoformat()
+
+
+def moment(each: Moment | None) -> dict[str, Any] | None:
+    """A commit; null before the first."""
+    if each is None or each == START:
+        return None
+    return {"version": each.version, "at": each.at.isoformat()}
+
+
+def compared(found: Comparison) -> list[dict[str, Any]]:
+    """One object for each index and tenant that was compared, and for each that could not be."""
+    rows = [
+        asdict(verdict)
+        | {"index": named(source, verdict.index), "agrees": verdict.agrees, "built": True}
+        for source, verdict in found.verdicts
+    ]
+    rows += [
+        {"index": named(source, index), "tenant": of, "agrees": False, "built": False}
+        for source, index, of in found.unbuilt
+    ]
+    rows += [
+        {"table": each.table, "agrees": False, "message": each.message} for each in found.problems
+    ]
+    return rows
+
+
+def named(source: SourceTable, index: str) -> str:
+    """The index as users name it."""
+    return f"{source.name}/{index}"

@@ -1,0 +1,27 @@
+"""The ASGI app of the services that drive jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+from starlette.applications import Starlette
+
+from iscp_dagster.api.jobs import Jobs, open_jobs
+from iscp_dagster.invocations.serving.app import service_app
+from iscp_dagster.jobservices.services import index_object, iscp_service
+from iscp_dagster.jobservices.steps import Steps
+
+
+def services_app(environ: Mapping[str, str], hosts: Iterable[str] = ()) -> Starlette:
+    """The service endpoint of the deployment that the environment or the running stack names.
+
+    The deployment is opened when a handler first needs it, and kept.
+    """
+
+    @cache
+    def jobs() -> Jobs:
+        return open_jobs(environ)
+
+    steps = Steps(jobs=jobs)
+    return service_app(iscp_service(steps), index_object(steps), hosts=hosts)

@@ -1,0 +1,83 @@
+"""What the handlers are given, as JSON; each has a schema in the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict
+
+from iscp_dagster.model.declared.tables import DEFAULT_TENANT
+
+SECONDS = 300.0
+"""How long a wait takes at most, unless more is said."""
+_STRICT = ConfigDict(extra="forbid")
+
+
+class _Argument:
+    """A field that is misspelled is refused."""
+
+    __pydantic_config__: ClassVar = _STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(_Argument):
+    """A job: `database.table/job`, of one tenant or of all (`*`)."""
+
+    job: str
+    tenant: str = DEFAULT_TENANT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specified(Named):
+    """A job, and what its spec says otherwise than its declaration, or than now."""
+
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """As in a file of `iscp job register --file`; fields that are left out keep their values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Updated(Specified):
+    interrupt: bool = False
+    """Whether to end the iteration that is under way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Awaited(_Argument):
+    """A commit to wait for: the table's latest, unless its version is said."""
+
+    table: str
+    version: int | None = None
+    tenant: str | None = None
+    """One tenant; else all."""
+    index: str | None = None
+    """One index, or consumer of a job; else all."""
+    timeout: float = SECONDS
+    """In seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared(_Argument):
+    """Indexes to compare with their sources: all, unless some are named."""
+
+    index: tuple[str, ...] = ()
+    """Each `index`, `table/index`, `database.table/index` or `database.table`."""
+    tenant: str | None = None
+    """One tenant; else all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecOfKey(_Argument):
+    """What the spec of the key's job says otherwise."""
+
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    interrupt: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionOfKey(_Argument):
+    """A commit to wait for in the key's index."""
+
+    version: int | None = None
+    timeout: float = SECONDS

@@ -1,0 +1,152 @@
+"""The service `Iscp` and the virtual object `Index`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from iscp_dagster.api.names import EVERY
+from iscp_dagster.invocations.serving.context import Context
+from iscp_dagster.invocations.serving.declared.services import Service, VirtualObject
+from iscp_dagster.invocations.serving.errors import TerminalError
+from iscp_dagster.jobservices.arguments import (
+    Awaited,
+    Compared,
+    Named,
+    Specified,
+    SpecOfKey,
+    Updated,
+    VersionOfKey,
+)
+from iscp_dagster.jobservices.steps import BAD, Steps
+from iscp_dagster.jobservices.waits import waited
+
+_PARTS = 3
+
+
+def iscp_service(steps: Steps) -> Service:
+    """`Iscp`: the jobs of the deployment, each named in the argument."""
+    iscp = Service("Iscp", documentation="The jobs of this deployment.")
+
+    @iscp.handler
+    async def register(ctx: Context, asked: Specified) -> dict[str, Any]:
+        """Register a job, or those of every tenant."""
+        return await _ran(ctx, "register", steps.register, asked)
+
+    @iscp.handler
+    async def update(ctx: Context, asked: Updated) -> dict[str, Any]:
+        """Change a job's spec."""
+        return await _ran(ctx, "update", steps.update, asked)
+
+    @iscp.handler
+    async def pause(ctx: Context, asked: Named) -> dict[str, Any]:
+        """Plan no more iterations of a job."""
+        return await _ran(ctx, "pause", steps.pause, asked)
+
+    @iscp.handler
+    async def resume(ctx: Context, asked: Named) -> dict[str, Any]:
+        """Plan a paused job again."""
+        return await _ran(ctx, "resume", steps.resume, asked)
+
+    @iscp.handler
+    async def status(ctx: Context, asked: Named) -> list[dict[str, Any]]:
+        """Everything about a job, of one tenant or of each."""
+        found: list[dict[str, Any]] = await ctx.run("status", steps.status, asked)
+        return found
+
+    @iscp.handler
+    async def wait(ctx: Context, asked: Awaited) -> int:
+        """The version once a commit is searchable in every index."""
+        return await waited(ctx, steps, asked)
+
+    @iscp.handler
+    async def verify(ctx: Context, asked: Compared | None = None) -> dict[str, Any]:
+        """Compare indexes with their sources."""
+        return await _ran(ctx, "verify", steps.verify, asked or Compared())
+
+    return iscp
+
+
+def index_object(steps: Steps) -> VirtualObject:
+    """`Index`: one job, named by the key `database.table/job/tenant`."""
+    index = VirtualObject("Index", documentation="One job; its key is database.table/job/tenant.")
+
+    @index.handler
+    async def register(ctx: Context, asked: SpecOfKey | None = None) -> dict[str, Any]:
+        """Register the job."""
+        spec = (asked or SpecOfKey()).spec
+        wanted = Specified(job=_job(ctx.key), tenant=_tenant(ctx.key), spec=spec)
+        return await _ran(ctx, "register", steps.register, wanted)
+
+    @index.handler
+    async def update(ctx: Context, asked: SpecOfKey) -> dict[str, Any]:
+        """Change the job's spec."""
+        named = {"job": _job(ctx.key), "tenant": _tenant(ctx.key)}
+        wanted = Updated(**named, spec=asked.spec, interrupt=asked.interrupt)
+        return await _ran(ctx, "update", steps.update, wanted)
+
+    @index.handler
+    async def pause(ctx: Context) -> dict[str, Any]:
+        """Plan no more iterations of the job."""
+        return await _ran(ctx, "pause", steps.pause, _named(ctx.key))
+
+    @index.handler
+    async def resume(ctx: Context) -> dict[str, Any]:
+        """Plan the paused job again."""
+        return await _ran(ctx, "resume", steps.resume, _named(ctx.key))
+
+    @index.shared
+    async def status(ctx: Context) -> dict[str, Any]:
+        """Everything about the job."""
+        found: list[dict[str, Any]] = await ctx.run("status", steps.status, _named(ctx.key))
+        return found[0]
+
+    @index.shared
+    async def wait(ctx: Context, asked: VersionOfKey | None = None) -> int:
+        """The version once the tenant's commit is searchable in this index."""
+        asked = asked or VersionOfKey()
+        table, name, tenant = _parts(ctx.key)
+        goal = Awaited(
+            table=table,
+            version=asked.version,
+            tenant=tenant,
+            index=name,
+            timeout=asked.timeout,
+        )
+        return await waited(ctx, steps, goal)
+
+    @index.shared
+    async def verify(ctx: Context) -> dict[str, Any]:
+        """Compare the tenant's rows in the index with the source's."""
+        wanted = Compared(index=(_job(ctx.key),), tenant=_tenant(ctx.key))
+        return await _ran(ctx, "verify", steps.verify, wanted)
+
+    return index
+
+
+async def _ran(ctx: Context, name: str, step: Any, asked: Any) -> dict[str, Any]:
+    found: dict[str, Any] = await ctx.run(name, step, asked)
+    return found
+
+
+def _named(key: str) -> Named:
+    return Named(job=_job(key), tenant=_tenant(key))
+
+
+def _job(key: str) -> str:
+    table, name, _ = _parts(key)
+    return f"{table}/{name}"
+
+
+def _tenant(key: str) -> str:
+    return _parts(key)[2]
+
+
+def _parts(key: str) -> tuple[str, str, str]:
+    """Table, job and tenant; a tenant may have any characters. Raises TerminalError (400)."""
+    parts = key.split("/", _PARTS - 1)
+    if len(parts) != _PARTS or not all(parts) or parts[-1] == EVERY:
+        raise TerminalError(
+            f"The key {key!r} names no job of a tenant; write database.table/job/tenant.", BAD
+        )
+    table, name, tenant = parts
+    return table, name, tenant

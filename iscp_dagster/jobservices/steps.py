@@ -1,0 +1,138 @@
+"""The steps that handlers take: each blocks, and may be taken again with the same effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from iscp_dagster.api.chosen import chosen
+from iscp_dagster.api.facts import compared as compared_facts
+from iscp_dagster.api.facts import job as job_facts
+from iscp_dagster.api.jobs import Jobs
+from iscp_dagster.api.names import EVERY, job_of, shown
+from iscp_dagster.invocations.serving.errors import TerminalError
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.jobservices.arguments import Awaited, Compared, Named, Specified, Updated
+from iscp_dagster.model.errors import ConfigError, IscpError, NoSuchJobError, WaitError
+from iscp_dagster.model.jobs import Job
+from iscp_dagster.model.specs import JobSpec
+from iscp_dagster.sync.consumers import is_index
+from iscp_dagster.upkeep.comparison import compared
+
+BAD, UNKNOWN, TIMED_OUT, HELD_UP, FAILED = 400, 404, 408, 409, 500
+"""The statuses of terminal failures."""
+
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """What can be done with the jobs of the deployment that `jobs` opens.
+
+    Raises TerminalError for what another attempt would not change, else the IscpError.
+    """
+
+    jobs: Callable[[], Jobs]
+
+    def register(self, asked: Specified) -> dict[str, Any]:
+        """Register a job, or those of every tenant; it is the same whoever did it before."""
+        with _told():
+            jobs, job = self.jobs(), job_of(asked.job)
+            change = SpecUpdate.from_json(dict(asked.spec))
+            spec = _first(change.applied(jobs.plain_spec(job, change.type)))
+            jobs.register_job(asked.tenant, job, spec)
+        return {"tenant": asked.tenant, "job": shown(job), "registered": True}
+
+    def update(self, asked: Updated) -> dict[str, Any]:
+        """Change a job's spec."""
+        with _told():
+            change = SpecUpdate.from_json(dict(asked.spec))
+            done = self.jobs().update_job_spec(
+                asked.tenant, asked.job, change, interrupt=asked.interrupt
+            )
+        return {**_named(asked), "changed": done}
+
+    def pause(self, asked: Named) -> dict[str, Any]:
+        """Plan no more iterations."""
+        with _told():
+            done = self.jobs().pause_job(asked.tenant, asked.job)
+        return {**_named(asked), "changed": done}
+
+    def resume(self, asked: Named) -> dict[str, Any]:
+        """Plan a paused job again."""
+        with _told():
+            done = self.jobs().resume_job(asked.tenant, asked.job)
+        return {**_named(asked), "changed": done}
+
+    def status(self, asked: Named) -> list[dict[str, Any]]:
+        """Everything about the job of one tenant, or of each."""
+        with _told():
+            return [job_facts(each) for each in self._held(asked)]
+
+    def version(self, table: str) -> int:
+        """The table's latest commit."""
+        with _told():
+            jobs = self.jobs()
+            return jobs.deployment.delta_log(jobs.source(table)).latest().version
+
+    def reached(self, asked: Awaited) -> str | None:
+        """None once the commit is where it is waited for; else what lacks it.
+
+        TerminalError (409) if waiting cannot help: a job is in error or paused.
+        """
+        with _told():
+            try:
+                self.jobs().wait(asked.table, asked.version, asked.tenant, 0, asked.index)
+            except WaitError as error:
+                if not error.late:
+                    raise
+                return str(error)
+        return None
+
+    def verify(self, asked: Compared) -> dict[str, Any]:
+        """Compare indexes with their sources, as `iscp verify` does. Reads only."""
+        with _told():
+            jobs = self.jobs()
+            deployment = jobs.deployment
+            held = [each for each in deployment.log.jobs() if is_index(each.spec.detail.consumer)]
+            names: Collection[Any] = {each.name for each in held}
+            wanted = chosen(asked.index, jobs.sources, names)
+            found = compared(deployment, wanted, asked.tenant)
+        agrees = found.whole and not found.differs
+        return {"agrees": agrees, "indexes": compared_facts(found)}
+
+    def _held(self, asked: Named) -> list[Job]:
+        jobs = self.jobs()
+        if asked.tenant != EVERY:
+            return [jobs.get_job(asked.tenant, asked.job)]
+        name = job_of(asked.job)
+        return [each for each in jobs.list_jobs(EVERY) if each.name == name]
+
+
+def _first(spec: JobSpec) -> JobSpec:
+    """The spec of a job that has built nothing yet."""
+    detail = spec.detail
+    return replace(spec, detail=replace(detail, consumer=replace(detail.consumer, generation=0)))
+
+
+def _named(asked: Named) -> dict[str, Any]:
+    return {"tenant": asked.tenant, "job": shown(job_of(asked.job))}
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Say of an error whether another attempt may help."""
+    try:
+        yield
+    except WaitError as error:
+        raise TerminalError(str(error), HELD_UP) from error
+    except NoSuchJobError as error:
+        raise TerminalError(str(error), UNKNOWN) from error
+    except ConfigError as error:
+        raise TerminalError(str(error), BAD) from error
+    except IscpError as error:
+        if error.permanent:
+            raise TerminalError(f"[{error.code}] {error}", FAILED) from error
+        raise

@@ -37,7 +37,18 @@ ROOMS = (
         "batches",
         "sync",
     ),
-    *("planning", "upkeep", "runs", "local", "api", "serve", "jobservices", "location", "demo", "cli"),
+    *(
+        "planning",
+        "upkeep",
+        "runs",
+        "local",
+        "api",
+        "serve",
+        "jobservices",
+        "location",
+        "demo",
+        "cli",
+    ),
     "definitions",
 )
 MOST = 13

@@ -75,11 +75,10 @@ class Attempt:
             await self._open(b"".join(each.bytes() for each in self.start()))
             await self._follow()
         except CutError:
-            self.stream.cut()
             return Ending.BROKEN
         finally:
             of.told = lambda _: None
-        await self.stream.gone()
+            await self.stream.gone()
         return self.ending or Ending.BROKEN
 
     async def _open(self, data: bytes) -> None:
@@ -203,7 +202,8 @@ class Attempt:
         for index in indexes:
             assert index < len(self.of.journal), f"suspended on entry {index}, which was not sent"
             entry = self.of.journal[index]
-            waits = shapes()[entry.name].completable or entry.flags & ACK
+            shape = shapes().get(entry.name)
+            waits = entry.flags & ACK or (shape is not None and shape.completable)
             assert waits, f"suspended on {entry.name}, which is never completed"
             was = index < len(self.replayed) and self.replayed[index]
             assert not was, f"suspended on {entry.name} at {index}, which the replay completed"

@@ -18,6 +18,7 @@ JOURNEY = {
 }
 JOURNEY_ENTRIES = 17
 """Input to Output; the same with both SDKs."""
+ERRAND_ENTRIES = 14
 NAMES = [f"n{number}" for number in range(6)]
 NEW = itertools.count()
 Judge = Callable[[Peer, Path, Plan], Awaitable[Invocation]]
@@ -55,6 +56,18 @@ async def many(peer: Peer, folder: Path, plan: Plan) -> Invocation:
     """Drive the handler that issues its calls at once and then awaits each."""
     of = peer.begin("Steps", "many", NAMES, plan=plan)
     assert await peer.result(of) == [f"hello {name}" for name in NAMES]
+    return of
+
+
+async def errand(peer: Peer, _: Path, plan: Plan) -> Invocation:
+    """Drive the handler that makes the entries of version 3."""
+    name = f"e{next(NEW)}"
+    of = peer.begin("Newer", "errand", name, plan=plan)
+    assert await peer.result(of) == {
+        "greetings": [f"hello {name}"] * 5,
+        "cancelled": ["not yet", 409],
+        "picked": "soon",
+    }
     return of
 
 

@@ -27,7 +27,7 @@ class Stream:
         self.status = 0
         self.headers: dict[str, str] = {}
         self._reader: asyncio.StreamReader
-        self._writer: asyncio.StreamWriter
+        self._writer: asyncio.StreamWriter | None = None
 
     async def connect(self) -> None:
         host, port = self.url.hostname, self.url.port
@@ -39,14 +39,12 @@ class Stream:
     def path(self, below: str) -> str:
         return self.url.path.rstrip("/") + below
 
-    def cut(self) -> None:
-        """Break the connection off, as a crash of either side does."""
-        self._writer.transport.abort()
-
     async def gone(self) -> None:
-        self._writer.close()
-        with suppress(OSError):
-            await self._writer.wait_closed()
+        """Break the connection off, if it is there, as a crash of either side does."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+            with suppress(OSError):
+                await self._writer.wait_closed()
 
 
 class Exchange(Stream):

@@ -1,0 +1,91 @@
+"""The project's service endpoint, driven by a driver written from the protocol's text alone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from faults import (
+    ERRAND_ENTRIES,
+    JOURNEY_ENTRIES,
+    NAMES,
+    cuts,
+    errand,
+    journey,
+    many,
+    orders,
+    plans,
+)
+from hypothesis import given, settings
+from peer import Peer
+from plans import Plan
+from scenarios import SCENARIOS
+
+WAYS = pytest.mark.parametrize("duplex", [False, True], ids=["exchange", "duplex"])
+VERSIONS = pytest.mark.parametrize("version", [1, 2, 3])
+
+
+@WAYS
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.__name__)
+def test_driver_drives_the_endpoint(endpoint, tmp_path, scenario, duplex):
+    async def scene():
+        async with Peer(endpoint.url, duplex=duplex, version=3) as peer:
+            await scenario(peer, tmp_path / "effects")
+
+    asyncio.run(scene())
+
+
+@VERSIONS
+def test_the_journey_is_the_same_in_each_version(endpoint, tmp_path, version):
+    async def scene():
+        async with Peer(endpoint.url, duplex=True, version=version) as peer:
+            await journey(peer, tmp_path, Plan())
+
+    asyncio.run(scene())
+
+
+@WAYS
+@pytest.mark.parametrize(
+    ("drive", "entries"), [(journey, JOURNEY_ENTRIES), (errand, ERRAND_ENTRIES)]
+)
+def test_an_invocation_survives_a_crash_at_each_entry(endpoint, tmp_path, drive, entries, duplex):
+    async def scene():
+        async with Peer(endpoint.url, duplex=duplex, version=3) as peer:
+            of = await drive(peer, tmp_path, Plan())
+            assert len(of.journal) == entries, [each.name for each in of.journal]
+            for plan in cuts(entries):
+                await drive(peer, tmp_path, plan)
+                assert not plan.cuts, "the stream never came to the entry"
+
+    asyncio.run(scene())
+
+
+@settings(max_examples=50)
+@given(
+    plan=plans(JOURNEY_ENTRIES), of_errand=plans(ERRAND_ENTRIES), of_calls=orders(len(NAMES) + 1)
+)
+def test_invocations_end_the_same_whatever_goes_wrong(
+    endpoint, tmp_path_factory, plan, of_errand, of_calls
+):
+    async def scene():
+        folder = tmp_path_factory.getbasetemp()
+        async with Peer(endpoint.url, duplex=True, version=3) as peer:
+            await journey(peer, folder, plan)
+            await errand(peer, folder, of_errand)
+            await many(peer, folder, of_calls)
+
+    asyncio.run(scene())
+
+
+def test_driver_knows_the_text_alone():
+    import attempt
+    import peer
+    import plans
+    import prototext
+    import streams
+    import wire
+    import world
+
+    for each in (attempt, peer, plans, prototext, streams, wire, world):
+        assert "iscp_dagster.invocations" not in Path(each.__file__).read_text()

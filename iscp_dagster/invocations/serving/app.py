@@ -7,15 +7,16 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
-from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from iscp_dagster.invocations.protocol.decoding import DEFAULT, Limits
 from iscp_dagster.invocations.protocol.versions import (
@@ -31,10 +32,11 @@ from iscp_dagster.invocations.serving.declared.services import AnyService, Handl
 from iscp_dagster.invocations.serving.draining import answered
 from iscp_dagster.invocations.serving.stream import Options, Stream
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.web.admission import Admission, Guard, allowed_hosts
+from iscp_dagster.web.admission import Admission, allowed_hosts
 
 DISCOVERIES = frozenset({"discover", "discovery"})
 SERVER = "x-restate-server"
+_ITS_ADDRESS = Admission()
 _INVOKE = 3
 """The last parts of a path that invokes: `invoke`, service and handler."""
 
@@ -60,22 +62,27 @@ def service_app(
     allowed = allowed_hosts(os.environ) | {each.lower() for each in hosts}
     admission = Admission(hosts=frozenset(allowed), origins=frozenset(origins))
     options = Options(limits=limits, tracebacks=tracebacks, clock=clock)
-    return Starlette(
-        routes=[Mount("/", ServiceEndpoint({each.name: each for each in services}, options))],
-        middleware=[Middleware(Guard, admission=admission)],
-    )
+    endpoint = ServiceEndpoint({each.name: each for each in services}, options, admission)
+    return Starlette(routes=[Mount("/", endpoint)])
 
 
 @dataclass(frozen=True)
 class ServiceEndpoint:
-    """The ASGI app behind the guard."""
+    """The ASGI app. It refuses foreign pages itself, since it must read their requests first."""
 
     services: dict[str, AnyService]
     options: Options
+    admission: Admission = _ITS_ADDRESS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
+        if scope["type"] == "websocket":
+            await WebSocketClose()(scope, receive, send)
+        elif reason := self.admission.refusal(scope):
+            await answered(_refused(403, reason), receive, send, self.options.drain)
+        else:
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         parts = scope["path"].split("/")
         handler = self._handler(parts)
         if handler is not None and scope["method"] == "POST":
@@ -132,6 +139,7 @@ def _refused(status: int, reason: str, **headers: Any) -> Response:
     return PlainTextResponse(f"{reason}\n", status, headers={**headers, SERVER: _server()})
 
 
+@cache
 def _server() -> str:
     """Name and version, as the protocol has them."""
     try:

@@ -80,8 +80,8 @@ class Stream:
         return heard
 
 
-async def opened(client, url, version, path="/invoke/S/steps", kind=None):
-    headers = [("content-type", kind or content_type(3))]
+async def opened(client, url, version, path="/invoke/S/steps", kind=None, **more):
+    headers = [("content-type", kind or content_type(3)), *more.items()]
     request = Request(method="POST", path=path, headers=headers)
     exchange = await client.open(Address.parsed(url), request, version)
     exchanges.append(exchange)
@@ -126,8 +126,8 @@ def test_streams_of_one_connection_do_not_end_each_other(urls):
             assert await stream.hear() is None
             return output.message().value
 
-        async def refused(path, kind):
-            stream = await opened(client, urls[HTTP_2], HTTP_2, path, kind)
+        async def refused(path, kind, **headers):
+            stream = await opened(client, urls[HTTP_2], HTTP_2, path, kind, **headers)
             head = await stream.exchange.head()
             await stream.exchange.send(b"whatever", end=True)
             return head.status
@@ -139,6 +139,7 @@ def test_streams_of_one_connection_do_not_end_each_other(urls):
             *(whole(number) for number in range(STREAMS)),
             refused("/invoke/S/none", None),
             refused("/invoke/S/steps", "text/plain"),
+            refused("/invoke/S/steps", None, origin="http://foreign.example"),
         )
         await first.say(ack(1))
         assert names([await first.hear()]) == ["Sleep"]
@@ -148,7 +149,7 @@ def test_streams_of_one_connection_do_not_end_each_other(urls):
 
     made = scene_with(talk)
     assert made[:STREAMS] == [b'[%d,"inv_1i"]' % number for number in range(STREAMS)]
-    assert made[STREAMS:] == [404, 415]
+    assert made[STREAMS:] == [404, 415, 403]
 
 
 def test_a_request_is_answered_entry_by_entry(urls):

@@ -1,0 +1,40 @@
+"""What a module that declares services makes Python import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import iscp_dagster.invocations as exported
+
+HEAVY = {
+    *("dagster", "pyspark", "sqlalchemy", "clickhouse_connect", "chdb", "deltalake", "pyarrow"),
+    *("pandas", "httpx", "graphql", "uvicorn", "hypercorn"),
+}
+
+
+def loaded_by(code: str) -> set[str]:
+    run = subprocess.run(
+        [sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return set(run.stdout.split())
+
+
+def test_the_package_alone_brings_neither_server_nor_protocol():
+    loaded = {each.partition(".")[0] for each in loaded_by("import iscp_dagster.invocations")}
+    assert not loaded & (HEAVY | {"starlette", "google", "pydantic"})
+
+
+def test_serving_brings_nothing_of_the_rest():
+    names = ", ".join(exported.__all__)
+    loaded = loaded_by(f"from iscp_dagster.invocations import {names}")
+    assert not {each.partition(".")[0] for each in loaded} & HEAVY
+    assert "starlette" in loaded
+
+
+def test_every_exported_name_is_there():
+    assert set(exported.__all__) <= set(dir(exported))
+    assert all(getattr(exported, name).__name__ == name for name in exported.__all__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
-from iscp_dagster.batches import keepersql
 from iscp_dagster.api.chosen import chosen
+from iscp_dagster.batches import keepersql
 from iscp_dagster.clickhouse.write import letters
 from iscp_dagster.model.declared.names import RESERVED_VIEWS
 from iscp_dagster.model.declared.tables import check_declared_once

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import h2.connection
 import h2.errors
@@ -128,9 +128,8 @@ class Http2Connection(asyncio.Protocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not isinstance(transport, asyncio.Transport):
-            raise TypeError(transport)
-        self._transport = transport
+        # uvloop's is no asyncio.Transport, though it does what one does.
+        self._transport = cast("asyncio.Transport", transport)
         self.http.initiate_connection()
         setting = h2.settings.SettingCodes
         self.http.update_settings(

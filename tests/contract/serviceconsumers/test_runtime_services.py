@@ -1,0 +1,176 @@
+"""The runtime of invocations as service consumers use it, over HTTP."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from invoked import retriever_of
+from liveruntime import running
+
+from iscp_dagster import ServiceConsumer, SourceTable
+from iscp_dagster.invocations import (
+    Context,
+    Service,
+    TerminalError,
+    VirtualObject,
+    Workflow,
+    service_app,
+)
+from iscp_dagster.invocations.client import InvocationFailedError
+from iscp_dagster.model.errors import ConfigError, UnavailableError
+from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
+from iscp_dagster.serviceconsumers.runtime import RuntimeServices, runtime_at
+from iscp_dagster.serviceconsumers.services import InvocationGoingError
+
+CHANGES = [(desk, id_, None, 2, False) for desk in ("acme", "globex") for id_ in range(3)]
+DONE: list[tuple[str, int]] = []
+STATE = {"fails": "", "pauses": ""}
+
+trades, book, once = Service("Trades"), VirtualObject("Book"), Workflow("Once")
+
+
+@trades.handler
+async def booked(ctx: Context, batch: dict) -> int:
+    if batch["tenant"] == STATE["fails"]:
+        raise TerminalError("no such account", 422)
+    if batch["tenant"] == STATE["pauses"]:
+        raise RuntimeError("the ledger is locked")
+    for row in batch["rows"]:
+        await ctx.run("book", DONE.append, (batch["tenant"], row["id"]))
+    return len(batch["rows"])
+
+
+@book.handler
+async def take(ctx: Context, batch: dict) -> str:
+    await ctx.run("take", DONE.append, (ctx.key, batch["chunk"]))
+    return ctx.key
+
+
+@once.run
+async def begin(ctx: Context, batch: dict) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("runtime")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def endpoint(live):
+    return live.serve(service_app(trades, book, once))
+
+
+@pytest.fixture(autouse=True)
+def _as_new():
+    DONE.clear()
+    STATE.update(fails="", pauses="")
+
+
+def consumer(services, endpoint, handler="Trades/booked", table_id="t", **options):
+    made = ServiceConsumer(endpoint, handler=handler, rows=2, **options)
+    return InvokingConsumer(
+        source=SourceTable("shop.trades", key="id", tenant="desk", services=[made]),
+        declared=made,
+        table_id=table_id,
+        generation=0,
+        services=services,
+        lost=lambda _: None,
+    )
+
+
+def test_the_job_registers_the_endpoint_and_each_row_is_booked_once(live, endpoint):
+    for attached in (0, 2):
+        retriever = retriever_of(CHANGES, ["acme", "globex"])
+        services = RuntimeServices(live.client)
+        consumer(services, endpoint, table_id="first").consume(retriever)
+        assert not retriever.refused
+        assert sorted(DONE) == [(desk, id_) for desk, id_, *_ in CHANGES]
+        assert {each["attached"] for each in retriever.told.values()} == {attached}
+    link = retriever.told["acme"]["invoked"][0]["link"]
+    id_ = retriever.told["acme"]["invoked"][0]["id"]
+    assert link == f"{live.url}/admin/invocations/{id_}"
+    assert live.client.invocation(id_)["result"]["value"] == "2"
+
+
+def test_a_virtual_object_has_the_tenant_as_key(live, endpoint):
+    retriever = retriever_of(CHANGES, ["acme", "globex"])
+    services = RuntimeServices(live.client)
+    consumer(services, endpoint, handler="Book/take").consume(retriever)
+    assert sorted(DONE) == [("acme", 0), ("acme", 1), ("globex", 0), ("globex", 1)]
+
+
+def test_a_terminal_failure_is_permanent_and_tried_anew_when_asked_again(live, endpoint):
+    STATE["fails"] = "globex"
+    retriever = retriever_of(CHANGES, ["acme", "globex"])
+    services = RuntimeServices(live.client)
+    consumer(services, endpoint, table_id="fails").consume(retriever)
+    error = retriever.refused.pop("globex")
+    assert not retriever.refused
+    assert isinstance(error, InvocationFailedError)
+    assert "failed: 422 no such account. Correct the handler" in str(error)
+    assert error.invocation in str(error)
+    assert sorted(DONE) == [("acme", 0), ("acme", 1), ("acme", 2)]
+    STATE["fails"] = ""
+    again = retriever_of(CHANGES, ["acme", "globex"])
+    consumer(services, endpoint, table_id="fails").consume(again)
+    assert not again.refused
+    assert sorted(DONE) == [(desk, id_) for desk, id_, *_ in CHANGES]
+
+
+def test_a_paused_invocation_is_temporary_and_attached_to_once_it_is_resumed(live, endpoint):
+    STATE["pauses"] = "acme"
+    retriever = retriever_of(CHANGES, ["acme"])
+    services = RuntimeServices(live.client)
+    consumer(services, endpoint, table_id="pauses").consume(retriever)
+    error = retriever.refused["acme"]
+    assert isinstance(error, InvocationGoingError)
+    assert "is paused, last 500 " in str(error)
+    assert "the ledger is locked" in str(error)
+    (paused,) = live.client.invocations(status="paused")
+    assert paused["id"] in str(error)
+    STATE["pauses"] = ""
+    live.client.resume(paused["id"])
+    again = retriever_of(CHANGES, ["acme"])
+    consumer(services, endpoint, table_id="pauses").consume(again)
+    assert not again.refused
+    assert (again.told["acme"]["attached"], len(DONE)) == (1, 3)
+
+
+def test_what_is_not_served_or_runs_once_cannot_be_invoked(live, endpoint):
+    services = RuntimeServices(live.client)
+    for handler, why in (
+        ("Trades/lost", rf"The service endpoint {endpoint} serves no handler Trades/lost"),
+        ("Once/begin", r"Once/begin is a handler of a workflow, which runs once for a key"),
+    ):
+        retriever = retriever_of(CHANGES, ["acme"])
+        consumer(services, endpoint, handler=handler).consume(retriever)
+        error = retriever.refused["acme"]
+        assert isinstance(error, ConfigError)
+        with pytest.raises(ConfigError, match=why):
+            raise error
+
+
+def test_a_purged_invocation_is_invoked_anew_by_the_next_iteration(live, endpoint):
+    services = RuntimeServices(live.client)
+    assert services.keyed(endpoint, "Trades", "booked") is False
+    body = json.dumps({"tenant": "acme", "rows": []}).encode()
+    sent = services.send("Trades", "booked", body, key=None, idempotency_key="k")
+    seen = services.look(sent, 20)
+    assert (seen.ended, seen.failed) == (True, False)
+    live.client.purge(sent.id)
+    with pytest.raises(InvocationGoingError, match=f"{sent.id} is no longer known to the runtime"):
+        services.look(sent, 0)
+    assert replace(sent, status="x").is_new
+
+
+def test_a_runtime_that_is_not_there_is_temporary():
+    services = runtime_at("http://127.0.0.1:9")
+    assert services is runtime_at("http://127.0.0.1:9")
+    retriever = retriever_of(CHANGES, ["acme", "globex"])
+    consumer(services, "http://127.0.0.1:8").consume(retriever)
+    assert {type(each) for each in retriever.refused.values()} == {UnavailableError}
+    assert "does not answer" in str(retriever.refused["acme"])

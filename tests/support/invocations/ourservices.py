@@ -171,6 +171,18 @@ async def slowly(ctx: Context, told: dict[str, Any]) -> list[Any]:
 
 
 @counter.handler
+async def hold(ctx: Context, sizes: dict[str, int]) -> None:
+    for name, size in sizes.items():
+        ctx.state.set(name, "x" * size)
+
+
+@counter.shared
+async def held(ctx: Context, names: list[str]) -> list[Any]:
+    values = [await ctx.state.get(name) for name in names]
+    return [None if value is None else len(value) for value in values]
+
+
+@counter.handler
 async def journey(ctx: Context, file: str) -> dict[str, Any]:
     first = await ctx.run("step 0", note, file, "run 0")
     note(file, "past 0")

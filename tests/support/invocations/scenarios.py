@@ -17,7 +17,13 @@ class Caller(Protocol):
     """Calls a handler, by a driver of the protocol or by a runtime's HTTP."""
 
     async def call(
-        self, service: str, handler: str, argument: Any = None, *, key: str = ""
+        self,
+        service: str,
+        handler: str,
+        argument: Any = None,
+        *,
+        key: str = "",
+        headers: dict[str, str] | None = None,
     ) -> Any: ...
 
     async def send(
@@ -134,6 +140,19 @@ async def keeps_state(caller: Caller, _: Path) -> None:
     assert await caller.call("Counter", "total", key=one) is None
 
 
+async def reads_what_is_too_much_to_be_sent_at_once(caller: Caller, _: Path) -> None:
+    sizes = {"small": 10, "large": 60_000, "larger": 70_000}
+    await caller.call("Counter", "hold", sizes, key="much")
+    names = [*sizes, "none"]
+    assert await caller.call("Counter", "held", names, key="much") == [10, 60_000, 70_000, None]
+    assert await caller.call("Counter", "keys", key="much") == ["large", "larger", "small"]
+
+
+async def passes_headers_on(caller: Caller, _: Path) -> None:
+    got = await caller.call("Steps", "headed", "", headers={"x-told": "me"})
+    assert got == {"x-told": "me"}
+
+
 async def takes_turns(caller: Caller, _: Path) -> None:
     told = [{"item": number, "seconds": 0.02} for number in range(4)]
     every = [caller.call("Counter", "slowly", each, key="turns") for each in told]
@@ -177,6 +196,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     run_given_up,
     run_refused,
     keeps_state,
+    reads_what_is_too_much_to_be_sent_at_once,
+    passes_headers_on,
     takes_turns,
     promise_kept,
     promise_broken,

@@ -164,6 +164,18 @@ async def slowly(ctx: ObjectContext, told: dict[str, Any]) -> list[str]:
 
 
 @counter.handler()
+async def hold(ctx: ObjectContext, sizes: dict[str, int]) -> None:
+    for name, size in sizes.items():
+        ctx.set(name, "x" * size)
+
+
+@counter.handler(kind="shared")
+async def held(ctx: ObjectContext, names: list[str]) -> list[Any]:
+    values = [await ctx.get(name) for name in names]
+    return [None if value is None else len(value) for value in values]
+
+
+@counter.handler()
 async def journey(ctx: ObjectContext, file: str) -> dict[str, Any]:
     first = await ctx.run("step 0", lambda: note(file, "run 0"))
     note(file, "past 0")

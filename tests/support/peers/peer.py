@@ -66,10 +66,17 @@ class Peer:
                 self._kinds[service["name"], handler["name"]] = kind
 
     async def call(
-        self, service: str, handler: str, argument: Any = None, *, key: str = "", **more: Any
+        self,
+        service: str,
+        handler: str,
+        argument: Any = None,
+        *,
+        key: str = "",
+        headers: dict[str, str] | None = None,
     ) -> Any:
         """Invoke the handler, and return what it returns."""
-        return await self.result(self.begin(service, handler, argument, key=key, **more))
+        told = [{"key": name, "value": value} for name, value in (headers or {}).items()]
+        return await self.result(self.begin(service, handler, argument, key=key, headers=told))
 
     async def send(
         self, service: str, handler: str, argument: Any = None, *, key: str = ""

@@ -1,0 +1,70 @@
+"""The project's runtime drives services written with restate-sdk, and with the project itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from faults import JOURNEY, done_errand
+from ourruntime import running
+from scenarios import SCENARIOS
+
+from iscp_dagster.joblog.sql.engine import open_engine
+
+MODES = {1: "REQUEST_RESPONSE", 2: "BIDI_STREAM"}
+SERVED = pytest.mark.parametrize("served_by", ["sdk_endpoint", "endpoint"], ids=["sdk", "ours"])
+WAYS = pytest.mark.parametrize("http", MODES, ids=["exchange", "duplex"])
+
+
+@pytest.fixture
+def engine(tmp_path):
+    made = open_engine(f"sqlite:///{tmp_path}/log.db", kept=True)
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def url(served_by, request):
+    return request.getfixturevalue(served_by).url
+
+
+@WAYS
+@SERVED
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.__name__)
+def test_runtime_drives_services(url, engine, tmp_path, scenario, http):
+    async def scene():
+        async with running(engine, url, http=http) as caller:
+            await scenario(caller, tmp_path / "effects")
+
+    asyncio.run(scene())
+
+
+@WAYS
+@SERVED
+def test_runtime_speaks_as_the_deployment_does(url, engine, http):
+    async def scene():
+        async with running(engine, url, http=http) as caller:
+            (deployment,) = (await caller.http.get("/admin/deployments")).json()["deployments"]
+            assert deployment["mode"] == MODES[http]
+
+    asyncio.run(scene())
+
+
+@WAYS
+def test_runtime_does_the_entries_of_version_3(endpoint, engine, http):
+    async def scene():
+        async with running(engine, endpoint.url, http=http) as caller:
+            assert await caller.call("Newer", "errand", "you") == done_errand("you")
+
+    asyncio.run(scene())
+
+
+@WAYS
+@SERVED
+def test_runtime_drives_the_journey(url, engine, tmp_path, http):
+    async def scene():
+        async with running(engine, url, http=http) as caller:
+            file = str(tmp_path / "effects")
+            assert await caller.call("Counter", "journey", file, key="one") == JOURNEY
+
+    asyncio.run(scene())

@@ -72,7 +72,12 @@ class SpecOfKey(_Argument):
     """What the spec of the key's job says otherwise."""
 
     spec: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeOfKey(SpecOfKey):
     interrupt: bool = False
+    """Whether to end the iteration that is under way."""
 
 
 @dataclass(frozen=True, kw_only=True)

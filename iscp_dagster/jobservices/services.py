@@ -10,6 +10,7 @@ from iscp_dagster.invocations.serving.declared.services import Service, VirtualO
 from iscp_dagster.invocations.serving.errors import TerminalError
 from iscp_dagster.jobservices.arguments import (
     Awaited,
+    ChangeOfKey,
     Compared,
     Named,
     Specified,
@@ -78,7 +79,7 @@ def index_object(steps: Steps) -> VirtualObject:
         return await _ran(ctx, "register", steps.register, wanted)
 
     @index.handler
-    async def update(ctx: Context, asked: SpecOfKey) -> dict[str, Any]:
+    async def update(ctx: Context, asked: ChangeOfKey) -> dict[str, Any]:
         """Change the job's spec."""
         named = {"job": _job(ctx.key), "tenant": _tenant(ctx.key)}
         wanted = Updated(**named, spec=asked.spec, interrupt=asked.interrupt)

@@ -21,17 +21,18 @@ class Served:
     stop: object
 
 
-def bound():
+def bound(port=0):
     made = socket.socket()
-    made.bind(("127.0.0.1", 0))
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.bind(("127.0.0.1", port))
     made.listen(128)
     return made, made.getsockname()[1]
 
 
 @contextmanager
-def uvicorn_of(app, **options):
+def uvicorn_of(app, *, port=0, **options):
     """HTTP/1.1: the address of a server that runs until the block ends or `stop()`."""
-    listening, port = bound()
+    listening, port = bound(port)
     settings = {"log_level": "error", "lifespan": "off", "timeout_graceful_shutdown": 1, **options}
     server = uvicorn.Server(uvicorn.Config(app, **settings))
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)

@@ -1,0 +1,179 @@
+"""The service `Iscp` and the virtual object `Index`, invoked by HTTP through a real runtime."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
+from typing import get_args
+
+import pytest
+from asgiservers import uvicorn_of
+from liveruntime import running
+from onetable import commit, finish, in_memory, orders
+from places import DOCS
+from stackfixture import wait_for
+
+from iscp_dagster import Mirror
+from iscp_dagster.api.jobs import Jobs
+from iscp_dagster.invocations import service_app
+from iscp_dagster.invocations.client import InvocationFailedError
+from iscp_dagster.invocations.runtime.retries import RetryPolicy
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.jobservices import arguments
+from iscp_dagster.jobservices.services import index_object, iscp_service
+from iscp_dagster.jobservices.steps import Steps
+from iscp_dagster.model.clock import utc_now
+from iscp_dagster.model.jobs import JobID
+
+PATIENT = RetryPolicy(initial=0.05, factor=1.0, cap=0.05, attempts=None)
+MIRROR = "shop.orders/mirror"
+ID = JobID(db="shop", table="orders", job="mirror")
+EU = "eu/west"
+SECONDS = 30
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    log = SqlLog(f"sqlite:///{tmp_path / 'log.sqlite'}")
+    log.ensure()
+    source = replace(orders(tmp_path), indexes=[Mirror()])
+    commit(source, EU, "us")
+    deployment = replace(in_memory(utc_now), log=log)
+    return Jobs(deployment=deployment, sources=[source], cancel_runs=lambda _: None)
+
+
+@contextmanager
+def _served(jobs, port=0):
+    steps = Steps(jobs=lambda: jobs)
+    with uvicorn_of(service_app(iscp_service(steps), index_object(steps)), port=port) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("runtime"), PATIENT) as found:
+        yield found
+
+
+@pytest.fixture
+def client(live, jobs):
+    with _served(jobs) as served:
+        live.client.register(served.url, force=True)
+        yield live.client
+
+
+def failed(client, *call, **named):
+    with pytest.raises(InvocationFailedError) as told:
+        client.call(*call, **named)
+    return told.value.status, told.value.reason
+
+
+def test_a_job_is_registered_changed_paused_and_looked_at(client, jobs):
+    job = {"job": MIRROR, "tenant": EU}
+    for _ in range(2):
+        done = client.call("Iscp", "register", {**job, "spec": {"detail": {"priority": 3}}})
+        assert done == {**job, "registered": True}
+    change = {"detail": {"priority": 7}}
+    assert client.call("Iscp", "update", {**job, "spec": change}) == {**job, "changed": True}
+    assert client.call("Iscp", "update", {**job, "spec": change}) == {**job, "changed": False}
+    assert client.call("Iscp", "pause", job) == {**job, "changed": True}
+    (told,) = client.call("Iscp", "status", job)
+    assert (told["paused"], told["spec"]["detail"]["priority"]) == (True, 7)
+    assert client.call("Iscp", "resume", job) == {**job, "changed": True}
+    client.call("Iscp", "register", {"job": MIRROR, "tenant": "*"})
+    told = client.call("Iscp", "status", {"job": MIRROR, "tenant": "*"})
+    assert [each["tenant"] for each in told] == [EU, "us"]
+    assert [each.key.tenant for each in jobs.list_jobs()] == [EU, "us"]
+
+
+def test_an_index_is_named_by_its_key_also_of_a_tenant_with_a_slash(client, jobs):
+    key = f"{MIRROR}/{EU}"
+    named = {"tenant": EU, "job": MIRROR}
+    assert client.call("Index", "register", key=key) == {**named, "registered": True}
+    spec = {"spec": {"detail": {"priority": 2}}}
+    assert client.call("Index", "update", spec, key=key) == {**named, "changed": True}
+    assert client.call("Index", "pause", key=key) == {**named, "changed": True}
+    assert client.call("Index", "resume", key=key) == {**named, "changed": True}
+    told = client.call("Index", "status", key=key)
+    assert (told["tenant"], told["spec"]["detail"]["priority"]) == (EU, 2)
+    finish(jobs, jobs.sources[0], EU)
+    assert client.call("Index", "wait", key=key) == 0
+
+
+def test_a_wait_goes_on_after_its_service_was_gone(live, jobs):
+    with _served(jobs) as served:
+        live.client.register(served.url, force=True)
+        jobs.register_job("*", ID, jobs.plain_spec(ID))
+        for tenant in (EU, "us"):
+            finish(jobs, jobs.sources[0], tenant)
+        commit(jobs.sources[0], EU)
+        sent = live.client.send("Iscp", "wait", {"table": "shop.orders"})
+        wait_for(lambda: live.client.invocation(sent.id)["status"] == "suspended", SECONDS)
+    port = int(served.url.rpartition(":")[2])
+    wait_for(lambda: live.client.invocation(sent.id)["status"] == "backing off", SECONDS)
+    finish(jobs, jobs.sources[0], EU)
+    commit(jobs.sources[0], "us")
+    with _served(jobs, port):
+        # The commit that was the latest when it began.
+        assert live.client.attach(sent.id, seconds=SECONDS) == 1
+
+
+def test_a_wait_that_is_late_or_held_up_fails_and_says_why(client, jobs):
+    key = f"{MIRROR}/{EU}"
+    client.call("Index", "register", key=key)
+    status, why = failed(client, "Index", "wait", {"timeout": 0.3}, key=key)
+    assert (status, "'mirror' of tenant 'eu/west' is not built yet" in why) == (408, True)
+    client.call("Index", "pause", key=key)
+    status, why = failed(client, "Iscp", "wait", {"table": "shop.orders", "tenant": EU})
+    assert (status, "To resume, run" in why) == (409, True)
+
+
+def test_one_index_is_waited_for_alone(client, jobs):
+    other = replace(jobs.sources[0], indexes=[Mirror(), Mirror(name="second")])
+    jobs = replace(jobs, sources=[other])
+    jobs.register_job(EU, ID, jobs.plain_spec(ID))
+    finish(jobs, other, EU)
+    assert jobs.wait("shop.orders", 0, EU, 0, "mirror") == 0
+    steps = Steps(jobs=lambda: jobs)
+    asked = arguments.Awaited(table="shop.orders", version=0, tenant=EU)
+    assert "'second' of tenant 'eu/west' is not registered" in steps.reached(asked)
+    jobs.unregister_job(EU, ID)
+    with pytest.raises(Exception, match="unregistered"):
+        jobs.wait("shop.orders", 0, EU, 0, "mirror")
+
+
+@pytest.mark.parametrize(
+    ("call", "key", "status", "why"),
+    [
+        (("Iscp", "pause", {"job": MIRROR, "tenant": "jp"}), None, 404, "There is no job"),
+        (("Iscp", "status", {"job": "mirror"}), None, 400, "'mirror'"),
+        (("Iscp", "pause", {"job": MIRROR, "tenants": "eu"}), None, 400, "tenants"),
+        (("Iscp", "register", {"job": MIRROR, "spec": {"x": 1}}), None, 400, "unknown field 'x'"),
+        (("Iscp", "wait", {"table": "shop.lost"}), None, 400, "'shop.lost' is not declared"),
+        (("Index", "pause"), "shop.orders/mirror", 400, "write database.table/job/tenant"),
+        (("Index", "status"), "shop.orders/mirror/*", 400, "names no job of a tenant"),
+    ],
+)
+def test_what_cannot_be_done_is_a_failure_at_once(client, call, key, status, why):
+    found, reason = failed(client, *call, key=key)
+    assert (found, why in reason) == (status, True), reason
+
+
+def test_the_page_names_every_handler_and_every_field():
+    page = (DOCS / "service-consumers.md").read_text(encoding="utf-8")
+    steps = Steps(jobs=lambda: pytest.fail("opened"))
+    lines = page[page.index("| handler |") :].split("\n\n")[0].splitlines()[2:]
+    rows = [line.strip("|").split("|") for line in lines]
+    said = {name: row for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    for at, service in ((1, iscp_service(steps)), (2, index_object(steps))):
+        assert service.handlers.keys() == said.keys()
+        for name, handler in service.handlers.items():
+            hint = handler.input.hint if handler.input else None
+            told = {*re.findall(r"`(\w+)`", said[name][at])} - {"iscp"}
+            assert told == names_of(hint), (service.name, name)
+
+
+def names_of(hint):
+    chosen = [each for each in (hint, *get_args(hint)) if is_dataclass(each)]
+    return {each.name for kind in chosen for each in fields(kind)}

@@ -19,8 +19,8 @@ from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import (
     EMPTY,
     Value,
-    completed,
     keys_value,
+    put,
     result_of,
     variants,
 )
@@ -35,6 +35,13 @@ def given(index: int, entry: Frame):
     if entry.code == 0x0804:
         return keys_value([b"k%d" % index])
     return Value(value=b"r%d" % index) if "value" in variants(entry.kind) else EMPTY
+
+
+def completed(entry: Frame, result) -> Frame:
+    """The entry with its result, as the runtime replays it."""
+    message = entry.message()
+    put(message, result, entry.kind)
+    return frame(message, requires_ack=entry.requires_ack)
 
 
 def expected(program) -> bytes:

@@ -9,18 +9,17 @@ from iscp_dagster.invocations.protocol import kinds
 from iscp_dagster.invocations.protocol.failures import JournalMismatchError
 from iscp_dagster.invocations.protocol.frames import Frame
 
-_RESULT = frozenset({"empty", "value", "failure"})
-_BESIDES: Mapping[int, frozenset[str]] = {
-    kinds.INPUT.code: frozenset({"headers", "value"}),
+_BESIDES: Mapping[int, tuple[str, ...]] = {
+    kinds.INPUT.code: ("headers", "value", "name"),
     # The output that is recorded stands.
-    kinds.OUTPUT.code: _RESULT,
-    kinds.RUN.code: _RESULT,
+    kinds.OUTPUT.code: ("result", "name"),
+    kinds.RUN.code: ("result",),
     # Times are of the first attempt, and headers may tell of the attempt.
-    kinds.SLEEP.code: _RESULT | {"wake_up_time"},
-    kinds.CALL.code: _RESULT | {"headers"},
-    kinds.ONE_WAY_CALL.code: frozenset({"headers", "invoke_time"}),
+    kinds.SLEEP.code: ("result", "name", "wake_up_time"),
+    kinds.CALL.code: ("result", "name", "headers"),
+    kinds.ONE_WAY_CALL.code: ("name", "headers", "invoke_time"),
 }
-"""Fields that may differ, besides the name (which identifies a Run alone)."""
+"""Parts that may differ: the name identifies a Run alone."""
 _SHOWN = (
     *("name", "key", "service_name", "handler_name", "id", "invocation_id", "call_entry_index"),
     *("idempotency_key",),
@@ -39,7 +38,9 @@ def check(index: int, issued: Frame | None, recorded: Frame, where: str = "") ->
     raise JournalMismatchError(
         f"Entry {index} of the journal is {described(recorded)}, but the handler {found}{at}. A "
         "handler must take the same steps in each attempt: restore the code that the invocation "
-        "began with, or kill the invocation."
+        "began with, or kill the invocation.",
+        kind=recorded.code,
+        name=recorded.name,
     )
 
 
@@ -59,11 +60,11 @@ def described(entry: Frame) -> str:
     return " ".join((entry.kind.name, *shown))
 
 
-def _identity(entry: Frame) -> list[tuple[str, Any]]:
-    besides = _BESIDES.get(entry.code, _RESULT if entry.kind.completable else frozenset())
-    fields = [(each.name, value) for each, value in entry.message().ListFields()]
-    names = entry.code == kinds.RUN.code
-    return [each for each in fields if each[0] not in besides and (names or each[0] != "name")]
+def _identity(entry: Frame) -> Any:
+    message, kind = entry.message(), entry.kind
+    for part in _BESIDES.get(kind.code, ("result", "name") if kind.completable else ("name",)):
+        message.ClearField(part)
+    return message
 
 
 def _short(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from iscp_dagster.invocations.protocol.results import EMPTY, Result, Value, keys_value
 
@@ -40,17 +40,3 @@ class EagerState:
     def clear_all(self) -> None:
         self._held.clear()
         self._partial = False
-
-
-def fitting(
-    state: Iterable[tuple[bytes, bytes]], most: int
-) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """The entries of a state map of at most so many bytes, and whether it is partial."""
-    held, size, partial = [], 0, False
-    for key, value in state:
-        if size + len(key) + len(value) > most:
-            partial = True
-        else:
-            size += len(key) + len(value)
-            held.append((key, value))
-    return held, partial

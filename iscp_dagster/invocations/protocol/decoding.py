@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iscp_dagster.invocations.protocol.failures import MessageTooLargeError, ProtocolError
-from iscp_dagster.invocations.protocol.frames import HEADER, Frame
+from iscp_dagster.invocations.protocol.frames import HEADER, Frame, check_flags
 from iscp_dagster.invocations.protocol.kinds import kind_of
 
 MIB = 1 << 20
@@ -81,7 +81,7 @@ class Decoder:
     def _measure(self, code: int, flags: int, length: int) -> None:
         """Refuse by the header what is not allowed, before its body is held."""
         kind, limits = kind_of(code), self._limits
-        Frame.of(code, flags, b"")
+        check_flags(kind, flags)
         if length > limits.message_bytes:
             raise _too_large(f"A message {kind}", length, limits.message_bytes, "bytes")
         if kind.entry:

@@ -18,11 +18,19 @@ WITH_DELAY = 2
 
 
 class ProtocolError(IscpError):
-    """The other side sent what the protocol does not allow; the stream ends."""
+    """The other side sent what the protocol does not allow; the stream ends.
+
+    `kind` and `name` are those of the entry that it is about, if it is about one.
+    """
 
     code = 10_600
     status = PROTOCOL_VIOLATION
     """The code of the ErrorMessage."""
+
+    def __init__(self, message: str, *, kind: int | None = None, name: str | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.name = name
 
 
 class JournalMismatchError(ProtocolError):
@@ -72,7 +80,9 @@ class ErrorReport:
 
     @classmethod
     def of(cls, error: ProtocolError, index: int | None = None) -> ErrorReport:
-        return cls(code=error.status, message=str(error), index=index)
+        return cls(
+            code=error.status, message=str(error), index=index, kind=error.kind, name=error.name
+        )
 
     @classmethod
     def read(cls, message: ErrorMessage) -> ErrorReport:

@@ -15,6 +15,7 @@ from iscp_dagster.invocations.protocol.wire import named
 HEADER = struct.Struct(">HHI")
 REQUIRES_ACK = 0x8000
 COMPLETED = 0x0001
+ALL = 0xFFFF
 ONEOF = "result"
 
 
@@ -33,12 +34,9 @@ class Frame:
 
     def __post_init__(self) -> None:
         kind = kind_of(self.code)
-        if kind.custom and not self.completed:
-            return
-        if (self.requires_ack and not kind.entry) or (self.completed and not kind.completable):
-            raise _wrong_flags(kind, self.flags)
-        if self.reserved:
-            raise _wrong_flags(kind, self.reserved)
+        if kind.custom and self.completed:
+            raise ProtocolError(f"A message {kind} is completed, which custom entries never are.")
+        check_flags(kind, self.flags)
 
     @property
     def kind(self) -> Kind:
@@ -109,8 +107,11 @@ def encode(sent: Frame) -> bytes:
     return HEADER.pack(sent.code, sent.flags, len(sent.body)) + sent.body
 
 
-def _wrong_flags(kind: Kind, flags: int) -> ProtocolError:
-    return ProtocolError(
-        f"A message {kind} has the flags 0x{flags:04X}, some of which its type does not have; "
-        "entries have 0x8000 (REQUIRES_ACK), completable ones also 0x0001 (COMPLETED)."
-    )
+def check_flags(kind: Kind, flags: int) -> None:
+    """Raise ProtocolError for flags that the type does not have; a custom one may have any."""
+    allowed = REQUIRES_ACK * kind.entry | COMPLETED * kind.completable
+    if flags & ~(ALL if kind.custom else allowed):
+        raise ProtocolError(
+            f"A message {kind} has the flags 0x{flags:04X}, some of which its type does not have; "
+            "entries have 0x8000 (REQUIRES_ACK), completable ones also 0x0001 (COMPLETED)."
+        )

@@ -45,13 +45,6 @@ def _bytes(value: Any) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
-def completed(entry: Frame, result: Result) -> Frame:
-    """The entry with its result. Raises ProtocolError if its kind has no such result."""
-    message = entry.message()
-    put(message, result, entry.kind)
-    return frame(message, requires_ack=entry.requires_ack)
-
-
 def put(message: Any, result: Result, kind: Kind) -> None:
     """Set the result of a message. Raises ProtocolError if its `kind` has no such result."""
     check(kind, result)

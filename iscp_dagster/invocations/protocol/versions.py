@@ -14,7 +14,6 @@ NEWEST = 3
 MANIFESTS = (2, 1)
 """Versions of the manifest, the preferred one first."""
 _INVOCATION = re.compile(r"application/vnd\.restate\.invocation\.v([1-9]\d{0,8})")
-_MANIFEST = re.compile(r"application/vnd\.restate\.endpointmanifest\.v([1-9]\d{0,8})\+json")
 _KEYED = frozenset({kinds.CALL.code, kinds.ONE_WAY_CALL.code})
 
 
@@ -33,13 +32,6 @@ def version_of(header: str | None) -> int | None:
 def manifest_type(version: int) -> str:
     """The content type of manifests in this version."""
     return f"application/vnd.restate.endpointmanifest.v{version}+json"
-
-
-def manifest_version(header: str | None) -> int | None:
-    """The version of the manifest that a Content-Type names, if it is known here."""
-    found = _MANIFEST.fullmatch(_bare(header or ""))
-    version = int(found[1]) if found else 0
-    return version if version in MANIFESTS else None
 
 
 def negotiated(accept: str | None) -> int | None:

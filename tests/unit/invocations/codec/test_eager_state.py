@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.invocations.journal.state import EagerState, fitting
+from iscp_dagster.invocations.journal.state import EagerState
 from iscp_dagster.invocations.protocol.results import EMPTY, Value, keys_value
 
 KEYS = st.sampled_from([b"a", b"b", b"c"])
@@ -47,11 +47,3 @@ def test_a_key_that_is_not_told_is_asked_for_if_the_state_is_partial():
     assert (cleared.get(b"a"), cleared.get(b"b")) == (EMPTY, None)
     cleared.clear_all()
     assert (cleared.get(b"b"), cleared.keys()) == (EMPTY, keys_value([]))
-
-
-@given(st.lists(st.tuples(KEYS, st.binary(max_size=4)), max_size=6), st.integers(0, 20))
-def test_a_state_map_has_what_fits_and_says_whether_it_is_all(state, most):
-    held, partial = fitting(state, most)
-    assert sum(len(key) + len(value) for key, value in held) <= most
-    assert partial == (held != state)
-    assert [each for each in state if each in held] == held or partial

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twosides import completed
 
 from iscp_dagster.invocations.protocol import awakeables, ids, kinds
 from iscp_dagster.invocations.protocol.decoding import Decoder, Limits
@@ -23,7 +24,6 @@ from iscp_dagster.invocations.protocol.results import (
     EMPTY,
     Value,
     check,
-    completed,
     completion,
     keys_value,
     result_of,
@@ -220,7 +220,9 @@ def test_a_result_that_its_entry_cannot_hold_is_refused():
     with pytest.raises(ProtocolError, match="no result of the form 'empty'"):
         check(kinds.RUN, EMPTY)
     with pytest.raises(ProtocolError, match="no message that is known"):
-        completed(Frame(code=0xFC00, body=b""), EMPTY)
+        Frame(code=0xFC00, body=b"").message()
+    with pytest.raises(ProtocolError, match="never are"):
+        Frame(code=0xFC00, body=b"", completed=True)
 
 
 def test_completing_keeps_name_and_flags():

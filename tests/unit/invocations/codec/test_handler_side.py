@@ -260,9 +260,11 @@ def test_what_a_runtime_may_not_send_before_the_replay_is_whole(sent, said):
 
 def test_a_step_that_is_not_the_recorded_one_is_a_mismatch():
     report = Side(SET).fails(SLEEP)
-    assert report.code == 570
+    assert (report.code, report.index, report.kind) == (570, 1, kinds.SET_STATE.code)
     assert "Entry 1 of the journal is SetState key='k'" in report.message
     assert "issues Sleep at orders.py, line 12" in report.message
+    side = Side(RAN)
+    assert side.fails(SET).name == "charge"
     side = Side(SET)
     assert "but the handler ends" in side.fails(Returned(recorded=SET)).message
 

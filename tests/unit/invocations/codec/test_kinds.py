@@ -20,6 +20,14 @@ COMMENTED = re.findall(
     r"// Type: (0x\w+) \+ (\w)\n((?://.*\n)*)message (\w+) \{",
     PROTO,
 )
+NAMESPACES = {
+    "Start Completion Suspension Error EntryAck End": 0,
+    "Input Output": 1,
+    "GetState SetState ClearState ClearAllState GetStateKeys GetPromise PeekPromise"
+    " CompletePromise": 2,
+    "Sleep Call OneWayCall Awakeable CompleteAwakeable Run CancelInvocation GetCallInvocationId"
+    " AttachInvocation GetInvocationOutput": 3,
+}
 
 
 def test_the_types_are_those_of_the_schema():
@@ -32,6 +40,16 @@ def test_the_types_are_those_of_the_schema():
         for each in KINDS.values()
     }
     assert {each.code for each in KINDS.values() if not each.entry} == set(range(6))
+
+
+def test_the_first_six_bits_of_a_type_are_its_namespace():
+    held = {
+        name: {each.code >> 10 for each in KINDS.values() if each.name in name.split()}
+        for name in NAMESPACES
+    }
+    assert held == {name: {number} for name, number in NAMESPACES.items()}
+    assert sum(len(name.split()) for name in NAMESPACES) == len(KINDS)
+    assert {code >> 10 for code in (0xFC00, 0xFFFF)} == {63}
 
 
 def test_the_last_entries_came_with_version_3():

@@ -11,7 +11,6 @@ from iscp_dagster.invocations.protocol.versions import (
     NEWEST,
     content_type,
     manifest_type,
-    manifest_version,
     needed,
     negotiated,
     version_of,
@@ -67,8 +66,6 @@ def test_the_manifest_is_one_that_the_runtime_accepts(accept, version):
 
 def test_the_content_type_of_a_manifest_names_its_version():
     assert V2 == "application/vnd.restate.endpointmanifest.v2+json"
-    assert [manifest_version(each) for each in (V1, f"{V2}; charset=utf-8", None)] == [1, 2, None]
-    assert manifest_version(manifest_type(3)) is None
 
 
 def test_a_calls_idempotency_key_came_with_version_3():

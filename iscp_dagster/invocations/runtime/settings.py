@@ -31,8 +31,6 @@ class Settings:
     """One that then still says nothing for so long has failed."""
     yield_after: float = 0.1
     """Where others wait for one of `most`, an attempt that is idle for so long makes room."""
-    answer: float = 60.0
-    """The longest that a deployment may take to begin its response."""
     poll: float = 0.2
     """How often the database is asked what other runtimes did."""
     beat: float = BEAT_SECONDS

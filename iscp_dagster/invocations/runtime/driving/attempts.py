@@ -125,6 +125,8 @@ class Attempt:
         exchange = await tools.client.open(address, self._request(), claimed.deployment.http)
         self._exchange = exchange
         try:
+            if self._course.ending:
+                return
             if self._duplex:
                 await self._both_ways(exchange)
             else:

@@ -1,0 +1,266 @@
+"""Users' handlers driven by the runtime, in both modes."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import threading
+
+import pytest
+from asgiservers import hypercorn_of, run, uvicorn_of
+from running import running, until
+
+from iscp_dagster.invocations import Context, Service, VirtualObject, service_app
+from iscp_dagster.invocations.protocol import kinds
+from iscp_dagster.invocations.protocol.results import Value
+from iscp_dagster.invocations.runtime.http.exchange import DeploymentUnreachableError
+from iscp_dagster.invocations.runtime.store.operations import Cancel, CompleteAwakeable, Kill
+from iscp_dagster.invocations.runtime.store.views import Status
+
+BOTH = pytest.mark.parametrize("server", [uvicorn_of, hypercorn_of], ids=["http1", "http2"])
+steps = Service("Steps")
+other = Service("Other")
+counter = VirtualObject("Counter")
+done = collections.Counter()
+held = threading.Event()
+
+
+@steps.handler
+async def three(ctx: Context, tag: str) -> int:
+    total = 0
+    for number in range(3):
+        total += await ctx.run(f"step {number}", effect, f"{tag}/{number}")
+    return total
+
+
+def effect(name: str) -> int:
+    done[name] += 1
+    return done[name]
+
+
+@steps.handler
+async def naps(ctx: Context, seconds: float) -> str:
+    await ctx.sleep(seconds)
+    return "slept"
+
+
+@steps.handler
+async def asks(ctx: Context) -> str:
+    name, answer = ctx.awakeable()
+    done[f"asked {name}"] += 1
+    return await answer
+
+
+@steps.handler
+async def deep(ctx: Context, depth: int) -> int:
+    if depth == 0:
+        return 0
+    return 1 + await ctx.call("Steps", "deep", depth - 1)
+
+
+@steps.handler
+async def abroad(ctx: Context, name: str) -> str:
+    return await ctx.call("Other", "greets", name)
+
+
+@steps.handler
+async def hangs(ctx: Context) -> None:
+    done["hanging"] += 1
+    await ctx.run("hang", hang)
+
+
+def hang() -> None:
+    held.wait(20)
+
+
+@other.handler
+async def greets(ctx: Context, name: str) -> str:
+    return f"hello {name}"
+
+
+@counter.handler
+async def add(ctx: Context, by: int) -> int:
+    total = (await ctx.state.get("total") or 0) + by
+    await ctx.run("think", asyncio.sleep, 0)
+    ctx.state.set("total", total)
+    return total
+
+
+@pytest.fixture(scope="module")
+def urls():
+    with (
+        uvicorn_of(service_app(steps, counter)) as one,
+        hypercorn_of(service_app(steps, counter)) as two,
+    ):
+        yield {uvicorn_of: one.url, hypercorn_of: two.url}
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    done.clear()
+    held.clear()
+    yield
+    held.set()
+
+
+def driven(tmp_path, urls, work, **settings):
+    async def inside():
+        async with running(tmp_path, *urls, **settings) as driven:
+            return await work(driven)
+
+    return run(inside())
+
+
+def awakeables():
+    return [name.removeprefix("asked ") for name in done if name.startswith("asked ")]
+
+
+@BOTH
+def test_each_step_is_done_once_and_stands_in_the_journal(tmp_path, urls, server):
+    async def work(driven):
+        id_ = await driven.submit("Steps/three", "a")
+        assert await driven.end(id_) == Value(value=b"3")
+        return driven.journal(id_)
+
+    journal = driven(tmp_path, [urls[server]], work)
+    assert [each.frame.kind.name for each in journal] == ["Input", "Run", "Run", "Run", "Output"]
+    assert [each.name for each in journal][1:4] == ["step 0", "step 1", "step 2"]
+    assert done == {"a/0": 1, "a/1": 1, "a/2": 1}
+
+
+@BOTH
+def test_a_sleep_ends_within_a_quarter_of_a_second_of_its_time(tmp_path, urls, server):
+    async def work(driven):
+        id_ = await driven.submit("Steps/naps", 0.2)
+        assert await driven.end(id_) == Value(value=b'"slept"')
+        return driven.journal(id_)[1]
+
+    slept = driven(tmp_path, [urls[server]], work, poll=5)
+    late = slept.completed_at - slept.frame.message().wake_up_time
+    assert 0 <= late <= 250
+
+
+@BOTH
+def test_an_object_handles_one_invocation_at_a_time_in_order(tmp_path, urls, server):
+    async def work(driven):
+        sent = [await driven.submit("Counter/add", 1, key="k") for _ in range(12)]
+        others = [driven.call("Counter/add", 5, key="other")]
+        return [await driven.end(each) for each in sent], await asyncio.gather(*others)
+
+    results, others = driven(tmp_path, [urls[server]], work)
+    assert [int(each.value) for each in results] == list(range(1, 13))
+    assert others == [5]
+
+
+@BOTH
+def test_a_handler_of_one_deployment_calls_another_ones(tmp_path, urls, server):
+    with uvicorn_of(service_app(other)) as second:
+        work = lambda driven: driven.call("Steps/abroad", "you")  # noqa: E731
+        assert driven(tmp_path, [urls[server], second.url], work) == "hello you"
+
+
+@BOTH
+def test_callers_make_room_for_those_that_they_call(tmp_path, urls, server):
+    """With one place for attempts, a chain of calls ends all the same."""
+    work = lambda driven: driven.call("Steps/deep", 4)  # noqa: E731
+    settings = {"most": 1, "yield_after": 0.01, "inactivity": 1_000}
+    assert driven(tmp_path, [urls[server]], work, **settings) == 4
+
+
+def test_an_invocation_that_waits_is_suspended_after_a_while_and_goes_on(tmp_path, urls):
+    async def work(driven):
+        id_ = await driven.submit("Steps/asks")
+        await driven.until(id_, Status.SUSPENDED)
+        (name,) = awakeables()
+        answer = CompleteAwakeable(awakeable=name, result=Value(value=b'"yes"'))
+        await driven.runtime.do(answer)
+        return await driven.end(id_), driven.store.invocation(id_)
+
+    result, shown = driven(tmp_path, [urls[hypercorn_of]], work, inactivity=0.05)
+    assert (result, shown.attempts) == (Value(value=b'"yes"'), 2)
+
+
+def test_an_attempt_that_says_nothing_for_too_long_has_failed(tmp_path, urls):
+    async def work(driven):
+        id_ = await driven.submit("Steps/hangs")
+        found = await driven.until(id_, Status.BACKING_OFF, Status.PAUSED)
+        held.set()
+        return found, await driven.end(id_)
+
+    found, result = driven(tmp_path, [urls[hypercorn_of]], work, inactivity=0.02, abort=0.05)
+    assert "sent nothing for" in found.error.message
+    assert result == Value(value=b"null")
+
+
+@pytest.mark.parametrize("operation", [Kill, Cancel])
+def test_an_invocation_that_is_stopped_ends_while_its_stream_is_open(tmp_path, urls, operation):
+    async def work(driven):
+        id_ = await driven.submit("Steps/asks")
+        await until(asked)
+        await driven.runtime.do(operation(id=id_))
+        return await driven.end(id_)
+
+    result = driven(tmp_path, [urls[hypercorn_of]], work)
+    assert result.code == 409
+
+
+async def asked():
+    return awakeables() or None
+
+
+def test_a_runtime_that_stops_leaves_what_it_drove_to_the_next_one(tmp_path, urls):
+    async def inside():
+        async with running(tmp_path, urls[hypercorn_of]) as first:
+            id_ = await first.submit("Steps/asks")
+            await until(asked)
+        (name,) = awakeables()
+        async with running(tmp_path) as second:
+            answer = CompleteAwakeable(awakeable=name, result=Value(value=b'"later"'))
+            await second.runtime.do(answer)
+            return await second.end(id_)
+
+    assert run(inside()) == Value(value=b'"later"')
+
+
+def test_a_wall_clock_that_is_put_back_holds_up_no_timer(tmp_path, urls):
+    machine = {"ahead": 0.0}
+
+    async def inside():
+        import time
+
+        from iscp_dagster.invocations.runtime.timers import SteadyClock
+
+        clock = SteadyClock(wall=lambda: time.time() + machine["ahead"])
+        async with running(tmp_path, urls[uvicorn_of], clock=clock) as driven:
+            id_ = await driven.submit("Steps/naps", 0.2)
+            machine["ahead"] = -3_600.0
+            return await driven.end(id_)
+
+    assert run(inside()) == Value(value=b'"slept"')
+
+
+def test_an_unknown_invocation_has_no_end(tmp_path, urls):
+    work = lambda driven: driven.end("inv_1unknown")  # noqa: E731
+    assert driven(tmp_path, [], work) is None
+
+
+def test_an_address_where_nothing_runs_is_not_registered(tmp_path):
+    async def work(driven):
+        with pytest.raises(DeploymentUnreachableError):
+            await driven.runtime.register("http://127.0.0.1:1")
+        return driven.store.deployments()
+
+    assert driven(tmp_path, [], work) == []
+
+
+def test_a_deployment_is_registered_with_how_it_is_spoken_to(tmp_path, urls):
+    async def work(driven):
+        return driven.store.deployments(), driven.store.services()
+
+    deployments, services = driven(tmp_path, [urls[uvicorn_of], urls[hypercorn_of]], work)
+    assert [(each.http, each.mode.value) for each in deployments] == [
+        (1, "REQUEST_RESPONSE"), (2, "BIDI_STREAM"),
+    ]  # fmt: skip
+    assert services["Counter"].handler("add").kind.value == "EXCLUSIVE"
+    assert services["Steps"].handler("three").kind.value == "SHARED"
+    assert kinds.RUN.code == 0x0C05

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import collections
 import threading
+import time
 
 import pytest
 from asgiservers import hypercorn_of, run, uvicorn_of
 from running import running, until
 
 from iscp_dagster.invocations import Context, Service, VirtualObject, service_app
-from iscp_dagster.invocations.protocol import kinds
 from iscp_dagster.invocations.protocol.results import Value
 from iscp_dagster.invocations.runtime.http.exchange import DeploymentUnreachableError
 from iscp_dagster.invocations.runtime.store.operations import Cancel, CompleteAwakeable, Kill
 from iscp_dagster.invocations.runtime.store.views import Status
+from iscp_dagster.invocations.runtime.timers import SteadyClock
 
 BOTH = pytest.mark.parametrize("server", [uvicorn_of, hypercorn_of], ids=["http1", "http2"])
 steps = Service("Steps")
@@ -189,7 +190,7 @@ def test_an_attempt_that_says_nothing_for_too_long_has_failed(tmp_path, urls):
 
     found, result = driven(tmp_path, [urls[hypercorn_of]], work, inactivity=0.02, abort=0.05)
     assert "sent nothing for" in found.error.message
-    assert result == Value(value=b"null")
+    assert result == Value(value=b"")
 
 
 @pytest.mark.parametrize("operation", [Kill, Cancel])
@@ -226,10 +227,6 @@ def test_a_wall_clock_that_is_put_back_holds_up_no_timer(tmp_path, urls):
     machine = {"ahead": 0.0}
 
     async def inside():
-        import time
-
-        from iscp_dagster.invocations.runtime.timers import SteadyClock
-
         clock = SteadyClock(wall=lambda: time.time() + machine["ahead"])
         async with running(tmp_path, urls[uvicorn_of], clock=clock) as driven:
             id_ = await driven.submit("Steps/naps", 0.2)
@@ -263,4 +260,3 @@ def test_a_deployment_is_registered_with_how_it_is_spoken_to(tmp_path, urls):
     ]  # fmt: skip
     assert services["Counter"].handler("add").kind.value == "EXCLUSIVE"
     assert services["Steps"].handler("three").kind.value == "SHARED"
-    assert kinds.RUN.code == 0x0C05

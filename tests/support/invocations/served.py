@@ -61,7 +61,7 @@ class Served:
 
 
 def hypercorn(python: Path | str, app: str, port: int) -> tuple[str, ...]:
-    return (str(python), "-m", "hypercorn", "--bind", f"127.0.0.1:{port}", app)
+    return (str(python), "-m", "hypercorn", "--workers", "0", "--bind", f"127.0.0.1:{port}", app)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from iscp_dagster.local.services.settings import repository
 from iscp_dagster.local.stack.environment import with_stack
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.states import JobState
+from iscp_dagster.spark.session import disconnect
 from iscp_dagster.sync.deployment import Deployment
 
 if TYPE_CHECKING:
@@ -137,6 +138,8 @@ def deployed(
         deployment = deployment_of(with_stack(environ))
         yield {name: Followed(deployment, _source(name)) for name in names}
     finally:
+        # A session that is still there when its server ends asks it again and again.
+        disconnect()
         subprocess.run([*command, "down"], cwd=project, env=environ, check=True)
 
 

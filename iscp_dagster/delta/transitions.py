@@ -30,6 +30,7 @@ from iscp_dagster.model.declared.images import (
     FIELDS,
     IMAGE,
     IMAGE_COLUMNS,
+    IMAGE_FIELDS,
     MATCH,
     ORDINAL,
     UNMATCH,
@@ -44,6 +45,7 @@ from iscp_dagster.model.declared.schema import (
     DeltaField,
     DeltaType,
     Primitive,
+    nullable,
     schema_json,
 )
 from iscp_dagster.model.moment import Moment
@@ -135,7 +137,20 @@ def images_of(spark: Any, read: ViewRead, rows: pa.Table) -> Any:
     names = [*read.selection.output, VERSION, TIMESTAMP, UPSERT]
     schema = schema_json([DeltaField(name=name, type=types[name]) for name in names])
     given = spark.createDataFrame(rows.select(names), StructType.fromJson(schema))
-    return _imaged(given, read, 1)
+    return _typed(_imaged(given, read, 1), read)
+
+
+def _typed(rows: Any, read: ViewRead) -> Any:
+    """The image rows with a schema that PySpark knows, where it would ask for it."""
+    from pyspark.sql.types import StructType
+
+    if any(map(has_variant, read.types.values())):
+        return rows
+    types = {each.name: each.type for each in IMAGE_FIELDS}
+    types |= read.types | dict.fromkeys(read.conditions, BOOLEAN)
+    types |= {VERSION: LONG, TIMESTAMP: LONG, DELETED: BOOLEAN, REPEATS: BOOLEAN, FRESH: BOOLEAN}
+    fields = [DeltaField(name=name, type=nullable(types[name])) for name in read.imaged]
+    return rows.to(StructType.fromJson(schema_json(fields)))
 
 
 def _imaged(rows: Any, read: ViewRead, partitions: int) -> Any:

@@ -51,8 +51,8 @@ MOST_ROWS = 500_000
 """The most changes that one task holds in memory; Spark sorts more."""
 FEW_BYTES, FEW_ROWS = 1024 * 1024, 20_000
 """Changes of a view that the run itself reads from the lake; more are read by Spark."""
-MOST_SENT = 4 * 1024 * 1024
-"""The most bytes of rows that Spark gets with a request."""
+MOST_SENT = 1_000_000
+"""The most bytes of rows that Spark gets with a request; it would keep larger ones."""
 NUMBERS = pa.schema([("id", pa.int64())])
 """The input of tasks that read files themselves."""
 

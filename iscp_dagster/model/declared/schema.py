@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from iscp_dagster.model.errors import SchemaError
@@ -160,6 +160,17 @@ def schema_json(fields: Sequence[DeltaField]) -> dict[str, Any]:
             for each in fields
         ],
     }
+
+
+def nullable(type_: DeltaType) -> DeltaType:
+    """The type with null allowed everywhere within it."""
+    if isinstance(type_, Struct):
+        return Struct(tuple(replace(f, type=nullable(f.type), nullable=True) for f in type_.fields))
+    if isinstance(type_, Array):
+        return Array(element=nullable(type_.element))
+    if isinstance(type_, Map):
+        return Map(key=nullable(type_.key), value=nullable(type_.value))
+    return type_
 
 
 def _type_json(type_: DeltaType) -> Any:

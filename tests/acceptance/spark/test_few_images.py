@@ -108,7 +108,8 @@ def fed(table, read, after, upto):
 def told(frame):
     """Return the rows and their types; NaN and -0.0 are told apart from what equals them."""
     found = frame.toArrow()
-    return found.schema, [repr(row) for row in found.to_pylist(maps_as_pydicts=None)]
+    types = [(each.name, str(each.type).replace(" not null", "")) for each in found.schema]
+    return types, [repr(row) for row in found.to_pylist(maps_as_pydicts=None)]
 
 
 def test_the_rows_are_those_that_spark_reads_whatever_their_types(spark, table):

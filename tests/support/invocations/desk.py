@@ -18,7 +18,15 @@ from iscp_dagster.invocations.runtime.store.deployments import (
     Service,
     ServiceKind,
 )
+from iscp_dagster.joblog.sql.tables import METADATA
 
+TABLES = [
+    table
+    for name, table in METADATA.tables.items()
+    if name.startswith(("iscp_invocation", "iscp_service"))
+    or name.removeprefix("iscp_")
+    in {"journal", "waits", "timers", "inbox", "promises", "early_results", "runtimes"}
+]
 SHARED, EXCLUSIVE, RUN = HandlerKind.SHARED, HandlerKind.EXCLUSIVE, HandlerKind.WORKFLOW
 SERVICES = (
     Service(name="Plain", kind=ServiceKind.SERVICE, handlers=(Handler(name="go"),)),
@@ -51,6 +59,7 @@ class Desk:
         self.owner = owner
         self.do = self.store.do
         self.frame = frame
+        self.error = ERROR
         self.do(op.Register(deployment=FIRST, services=services))
 
     @property

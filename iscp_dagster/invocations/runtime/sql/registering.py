@@ -12,6 +12,7 @@ from iscp_dagster.invocations.runtime.sql.services import packed, service
 from iscp_dagster.invocations.runtime.sql.tables import (
     DEPLOYMENTS,
     INVOCATIONS,
+    ISCP_INVOCATIONS,
     ISCP_SERVICE_DEPLOYMENTS,
     ISCP_SERVICES,
     SERVICES,
@@ -29,9 +30,11 @@ def register(work: Work, asked: Register) -> Registered | Refused:
     if not asked.force and (refused := _conflict(work, asked.services)):
         return refused
     given = asked.deployment
-    of_url = sa.select(DEPLOYMENTS.id).where(DEPLOYMENTS.url == given.url)
-    known = work.connection.scalar(of_url)
-    id_ = known or given.id
+    same = sa.or_(DEPLOYMENTS.id == given.id, DEPLOYMENTS.url == given.url)
+    known = set(work.connection.scalars(sa.select(DEPLOYMENTS.id).where(same)))
+    id_ = given.id if given.id in known else next(iter(known), given.id)
+    for other in known - {id_}:
+        _join(work, other, id_)
     _put(
         work,
         ISCP_SERVICE_DEPLOYMENTS,
@@ -43,7 +46,7 @@ def register(work: Work, asked: Register) -> Registered | Refused:
         _put(work, ISCP_SERVICES, packed(each, id_))
     work.services.clear()
     work.ready = True
-    return Registered(id=id_, is_new=known is None)
+    return Registered(id=id_, is_new=not known)
 
 
 def unregister(work: Work, asked: Unregister) -> Done | Refused:
@@ -85,6 +88,14 @@ def _needing(work: Work, deployment: str) -> list[str]:
     )
     chosen = sa.select(INVOCATIONS.id).where(INVOCATIONS.status != int(Status.COMPLETED), bound)
     return list(work.connection.scalars(chosen.order_by(INVOCATIONS.number)))
+
+
+def _join(work: Work, other: str, to: str) -> None:
+    """Have the deployment, whose address another one takes, be that one."""
+    begun = sa.update(ISCP_INVOCATIONS).where(INVOCATIONS.deployment_id == other)
+    work.connection.execute(begun.values(deployment_id=to))
+    work.connection.execute(sa.delete(ISCP_SERVICES).where(SERVICES.deployment_id == other))
+    work.connection.execute(sa.delete(ISCP_SERVICE_DEPLOYMENTS).where(DEPLOYMENTS.id == other))
 
 
 def _put(work: Work, table: sa.Table, row: dict[str, Any]) -> None:

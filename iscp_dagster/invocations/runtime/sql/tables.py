@@ -139,7 +139,7 @@ ISCP_INBOX = sa.Table(
     sa.Column("service", sa.Text, nullable=False),
     sa.Column("key", sa.Text, nullable=False),
     sa.Column("invocation", sa.BigInteger, nullable=False, unique=True, comment="its number"),
-    sa.Index("iscp_inbox_lanes", "service", "key", "number"),
+    sa.Index("iscp_inbox_by_key", "service", "key", "number"),
     sqlite_autoincrement=True,
 )
 """One row for each exclusive invocation that arrived and has not ended; the first has the key."""

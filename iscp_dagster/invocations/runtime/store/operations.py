@@ -122,8 +122,8 @@ class Purge(Operation[Done | Refused]):
 class Register(Operation[Registered | Refused]):
     """Have a deployment serve these services; new invocations go to it, begun ones stay.
 
-    A deployment of the same URL is replaced, and keeps its id. Refused (409) if a service would
-    be of another kind than now, unless forced.
+    A deployment of the same id is replaced, with its URL; else one of the same URL, which keeps
+    its id. Refused (409) if a service would be of another kind than now, unless forced.
     """
 
     deployment: Deployment

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import sqlalchemy as sa
-from desk import Desk
+from desk import TABLES, Desk
 from events import Watch
 
 from iscp_dagster.invocations.runtime.sql.store import SqlStore
 from iscp_dagster.joblog.sql.engine import open_engine
-from iscp_dagster.joblog.sql.tables import METADATA
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,9 @@ def engine(request, tmp_path):
     made = request.getfixturevalue("database")
     yield made
     with made.begin() as connection:
-        connection.execute(sa.text(f"TRUNCATE {', '.join(METADATA.tables)}"))
+        # A TRUNCATE syncs every file of every table.
+        for table in TABLES:
+            connection.execute(sa.delete(table))
 
 
 @pytest.fixture

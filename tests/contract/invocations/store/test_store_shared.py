@@ -119,6 +119,20 @@ def test_a_deployment_of_the_same_address_is_replaced(desk):
     assert services["Cart"] == replace(SERVICES[1], deployment="second")
 
 
+def test_a_deployment_that_moves_takes_its_begun_invocations_along(desk):
+    mine = desk.begun()
+    desk.do(op.Register(deployment=SECOND, services=SERVICES[1:2]))
+    theirs = desk.begun("Cart/k/add")
+    assert theirs.deployment.id == "second"
+    moved = replace(FIRST, url=SECOND.url)
+    done = Registered(id="first", is_new=False)
+    assert desk.do(op.Register(deployment=moved, services=SERVICES)) == done
+    assert [each.url for each in desk.store.deployments()] == [SECOND.url]
+    for each in (mine, theirs):
+        desk.fail(each)
+    assert {each.deployment.id for each in desk.claim()} == {"first"}
+
+
 def test_a_service_keeps_its_kind_unless_forced(desk):
     changed = (replace(SERVICES[0], kind=ServiceKind.OBJECT),)
     refused = desk.do(op.Register(deployment=SECOND, services=changed))

@@ -29,9 +29,11 @@ Place = tuple[int, int]
 AT_ONCE = 5_000
 """Entries for a statement; SQLite takes 32,766 parameters."""
 
-_PLACE = sa.tuple_(JOURNAL.invocation, JOURNAL.idx)
+# SQLite finds no pairs by an index; some that match otherwise are left out afterwards.
 _OPEN = sa.select(JOURNAL.invocation, JOURNAL.idx).where(
-    _PLACE.in_(sa.bindparam("places", expanding=True)), JOURNAL.open
+    JOURNAL.invocation.in_(sa.bindparam("numbers", expanding=True)),
+    JOURNAL.idx.in_(sa.bindparam("indexes", expanding=True)),
+    JOURNAL.open,
 )
 _COMPLETE = (
     sa.update(ISCP_JOURNAL)
@@ -58,8 +60,9 @@ def complete(work: Work, results: Mapping[Place, Result]) -> set[Place]:
     places = list(results)
     for start in range(0, len(places), AT_ONCE):
         some = places[start : start + AT_ONCE]
-        rows = work.connection.execute(_OPEN, {"places": some})
-        done |= {(number, index) for number, index in rows}
+        columns = {"numbers": {number for number, _ in some}, "indexes": {each for _, each in some}}
+        rows = work.connection.execute(_OPEN, {name: sorted(e) for name, e in columns.items()})
+        done |= {(number, index) for number, index in rows} & set(some)
     if done:
         completed = [
             {"number": number, "at": index, "the_result": fields(results[number, index])}

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from iscp_dagster.invocations.protocol.results import Result
-from iscp_dagster.invocations.runtime.sql.lives import lanes
+from iscp_dagster.invocations.runtime.sql.lives import inbox
 from iscp_dagster.invocations.runtime.sql.lives.completing import complete_waiting
 from iscp_dagster.invocations.runtime.sql.packing import fields
 from iscp_dagster.invocations.runtime.sql.tables import (
@@ -54,7 +54,7 @@ def end(work: Work, ends: Sequence[tuple[sa.Row[Any], Result]]) -> None:
     work.connection.execute(_TIMERS, numbers)
     work.connection.execute(_EARLY, numbers)
     held = [head for head, _ in ends if head.role == Role.EXCLUSIVE]
-    lanes.leave(work, [(head.number, (head.service, head.key)) for head in held])
+    inbox.leave(work, [(head.number, (head.service, head.key)) for head in held])
     results = {head.id: result for head, result in ends}
     work.ended |= results
     complete_waiting(work, results)

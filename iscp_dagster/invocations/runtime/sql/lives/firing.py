@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from iscp_dagster.invocations.protocol.results import EMPTY
-from iscp_dagster.invocations.runtime.sql.lives import lanes
+from iscp_dagster.invocations.runtime.sql.lives import inbox
 from iscp_dagster.invocations.runtime.sql.lives.completing import complete
 from iscp_dagster.invocations.runtime.sql.tables import (
     INVOCATIONS,
@@ -73,7 +73,7 @@ def _sleeps(work: Work, asked: Fire) -> int:
 def _invocations(work: Work, asked: Fire) -> int:
     rows = work.connection.execute(_DUE, {"now": asked.now, "most": asked.most}).all()
     arriving = [row for row in rows if row.status == Status.SCHEDULED and _exclusive(row)]
-    occupied = lanes.taken(work, [(row.service, row.key) for row in arriving])
+    occupied = inbox.taken(work, [(row.service, row.key) for row in arriving])
     changed = []
     for row in rows:
         status = Status.READY
@@ -83,7 +83,7 @@ def _invocations(work: Work, asked: Fire) -> int:
         changed.append({"due": row.number, "becomes": int(status), "now": work.now})
     if changed:
         work.connection.execute(_BEGIN, changed)
-        lanes.arrive(work, [(row.number, (row.service, row.key)) for row in arriving])
+        inbox.arrive(work, [(row.number, (row.service, row.key)) for row in arriving])
         work.ready = True
     return len(rows)
 

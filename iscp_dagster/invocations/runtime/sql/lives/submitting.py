@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from iscp_dagster.invocations.protocol import kinds
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
-from iscp_dagster.invocations.runtime.sql.lives import lanes
+from iscp_dagster.invocations.runtime.sql.lives import inbox
 from iscp_dagster.invocations.runtime.sql.packing import headers, identity, result
 from iscp_dagster.invocations.runtime.sql.services import learn, role
 from iscp_dagster.invocations.runtime.sql.tables import (
@@ -38,8 +38,8 @@ class _New:
     status: Status
 
     @property
-    def lane(self) -> lanes.Lane | None:
-        """The lane that it arrives in now."""
+    def arrives(self) -> inbox.Key | None:
+        """The key behind whose others it arrives now."""
         waits = self.role is not Role.EXCLUSIVE or self.status is Status.SCHEDULED
         return None if waits else (self.asked.service, self.asked.key)
 
@@ -53,7 +53,7 @@ def submit(
     valid = [(e, r) for e, r in zip(asked, roles, strict=True) if not isinstance(r, Refused)]
     existing = _existing(work, [_identity(each, role_) for each, role_ in valid])
     exclusive = [(e.service, e.key) for e, role_ in valid if role_ is Role.EXCLUSIVE]
-    occupied = lanes.taken(work, exclusive)
+    occupied = inbox.taken(work, exclusive)
     new: list[_New] = []
     for each, role_ in valid:
         identity_ = _identity(each, role_)
@@ -106,16 +106,16 @@ def _existing(work: Work, identities: Sequence[str | None]) -> dict[str | None, 
 
 
 def _new(
-    work: Work, asked: Submit, role_: Role, identity_: str | None, occupied: set[lanes.Lane]
+    work: Work, asked: Submit, role_: Role, identity_: str | None, occupied: set[inbox.Key]
 ) -> _New:
-    lane = (asked.service, asked.key)
+    key = (asked.service, asked.key)
     status = Status.READY
     if asked.at > work.now:
         status = Status.SCHEDULED
         work.due(asked.at)
     elif role_ is Role.EXCLUSIVE:
-        status = Status.INBOX if lane in occupied else Status.READY
-        occupied.add(lane)
+        status = Status.INBOX if key in occupied else Status.READY
+        occupied.add(key)
     return _New(asked=asked, role=role_, identity=identity_, status=status)
 
 
@@ -133,8 +133,8 @@ def _insert(work: Work, new: Sequence[_New], parent: str | None) -> Mapping[str,
     if made:
         inputs = [_input(work, each.asked, numbers[each.asked.id]) for each in made]
         work.connection.execute(sa.insert(ISCP_JOURNAL), inputs)
-        arrivals = [(numbers[each.asked.id], each.lane) for each in made]
-        lanes.arrive(work, [(number, lane) for number, lane in arrivals if lane])
+        arrivals = [(numbers[each.asked.id], each.arrives) for each in made]
+        inbox.arrive(work, [(number, key) for number, key in arrivals if key])
         work.ready |= any(each.status is Status.READY for each in made)
     return numbers
 

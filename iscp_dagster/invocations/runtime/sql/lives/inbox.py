@@ -1,4 +1,4 @@
-"""Lanes: of the exclusive invocations of a key, the first has it until it ends."""
+"""The inbox: of the exclusive invocations of a key, the first has it until it ends."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from iscp_dagster.invocations.runtime.sql.tables import (
 from iscp_dagster.invocations.runtime.sql.work import Work
 from iscp_dagster.invocations.runtime.store.views import Status
 
-Lane = tuple[str, str]
-"""A service and a key."""
+Key = tuple[str, str]
+"""A service, and a key of it."""
 
-_LANE = sa.tuple_(INBOX.service, INBOX.key)
+_KEY = sa.tuple_(INBOX.service, INBOX.key)
 _TAKEN = sa.select(INBOX.service, INBOX.key).distinct()
-_TAKEN = _TAKEN.where(_LANE.in_(sa.bindparam("lanes", expanding=True)))
+_TAKEN = _TAKEN.where(_KEY.in_(sa.bindparam("keys", expanding=True)))
 _LEAVE = sa.delete(ISCP_INBOX).where(INBOX.invocation.in_(sa.bindparam("numbers", expanding=True)))
 _FIRST = (
     sa.select(sa.func.min(INBOX.number))
-    .where(_LANE.in_(sa.bindparam("lanes", expanding=True)))
+    .where(_KEY.in_(sa.bindparam("keys", expanding=True)))
     .group_by(INBOX.service, INBOX.key)
 )
 _HOLDERS = sa.select(INBOX.invocation).where(INBOX.number.in_(_FIRST))
@@ -36,16 +36,16 @@ _PROMOTE = (
 )
 
 
-def taken(work: Work, lanes: Collection[Lane]) -> set[Lane]:
-    """Those of the lanes in which an invocation is."""
-    if not lanes:
+def taken(work: Work, keys: Collection[Key]) -> set[Key]:
+    """Those of the keys that an invocation has."""
+    if not keys:
         return set()
-    rows = work.connection.execute(_TAKEN, {"lanes": sorted(set(lanes))})
+    rows = work.connection.execute(_TAKEN, {"keys": sorted(set(keys))})
     return {(service, key) for service, key in rows}
 
 
-def arrive(work: Work, arrivals: Sequence[tuple[int, Lane]]) -> None:
-    """Put invocations (by number) into their lanes, in this order."""
+def arrive(work: Work, arrivals: Sequence[tuple[int, Key]]) -> None:
+    """Put invocations (by number) behind others of their keys, in this order."""
     if arrivals:
         rows = [
             {"invocation": number, "service": service, "key": key}
@@ -54,13 +54,13 @@ def arrive(work: Work, arrivals: Sequence[tuple[int, Lane]]) -> None:
         work.connection.execute(sa.insert(ISCP_INBOX), rows)
 
 
-def leave(work: Work, leaving: Sequence[tuple[int, Lane]]) -> None:
-    """Take invocations that ended out of their lanes, and make the next ones ready."""
+def leave(work: Work, leaving: Sequence[tuple[int, Key]]) -> None:
+    """Take invocations that ended out of it, and make the next ones of their keys ready."""
     if not leaving:
         return
     work.connection.execute(_LEAVE, {"numbers": [number for number, _ in leaving]})
-    lanes = sorted({lane for _, lane in leaving})
-    holders = list(work.connection.scalars(_HOLDERS, {"lanes": lanes}))
+    keys = sorted({key for _, key in leaving})
+    holders = list(work.connection.scalars(_HOLDERS, {"keys": keys}))
     if holders:
         promoted = {"numbers": holders, "now": work.now}
         work.ready |= work.connection.execute(_PROMOTE, promoted).rowcount > 0

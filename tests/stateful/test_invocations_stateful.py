@@ -1,0 +1,346 @@
+"""The store of invocations against a small model: runtimes, zombies, crashes, in any order."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+from desk import Desk, value
+from events import Watch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from iscp_dagster.invocations.protocol import awakeables, ids
+from iscp_dagster.invocations.protocol.frames import frame
+from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.protocol.results import result_of
+from iscp_dagster.invocations.runtime.sql.store import SqlStore
+from iscp_dagster.invocations.runtime.store import operations as op
+from iscp_dagster.invocations.runtime.store.outcomes import Refused
+from iscp_dagster.joblog.sql.engine import open_engine
+
+OWNERS = ("one", "two")
+PATHS = ("Plain/go", "Cart/a/add", "Cart/b/add")
+which = st.integers(0, 7)
+owners = st.sampled_from(OWNERS)
+
+
+class CrashError(BaseException):
+    pass
+
+
+@dataclass
+class Known:
+    """What the model knows of an invocation."""
+
+    path: str
+    at: int
+    """Not begun before."""
+    arrived: bool
+    entries: list = field(default_factory=lambda: ["input"])
+    """What was committed; an awakeable or a sleep as ("open", what), a call as ("call", id)."""
+    driver: tuple | None = None
+    begun: bool = False
+    stopped: bool = False
+    """It was canceled or killed, so that its calls may have failed."""
+
+
+@contextmanager
+def crashing(engine, at):
+    """Crash before the statement of that number; 0: never."""
+    count = 0
+
+    def before(*_):
+        nonlocal count
+        count += 1
+        if count == at:
+            raise CrashError
+
+    sa.event.listen(engine, "before_cursor_execute", before)
+    try:
+        yield
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", before)
+
+
+class InvocationsMachine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.folder = tempfile.mkdtemp(dir="/dev/shm")
+        self.engine = open_engine(f"sqlite:///{self.folder}/log.db", kept=True)
+        SqlStore(self.engine).ensure()
+        self.watch = Watch()
+        self.desks = {each: Desk(self.engine, self.watch, owner=each) for each in OWNERS}
+        self.store = self.desks["one"].store
+        self.known: dict[str, Known] = {}
+        self.claims: list = []
+        """Every claim that there was, also those of zombies."""
+        self.lanes = defaultdict(list)
+        """The keys' invocations that arrived and have not ended, in order."""
+        self.results: dict = {}
+        self.crash = 0
+
+    def teardown(self):
+        try:
+            self.drain()
+        finally:
+            self.engine.dispose()
+            shutil.rmtree(self.folder)
+
+    def do(self, operation, owner="one"):
+        """Do it, after a crash again; what ended is remembered once."""
+        crash, self.crash = self.crash, 0
+        try:
+            with crashing(self.engine, crash):
+                (outcome,), changes = self.desks[owner].store.run([operation])
+        except CrashError:
+            (outcome,), changes = self.desks[owner].store.run([operation])
+        for id_, result in changes.ended.items():
+            assert id_ not in self.results
+            self.results[id_] = result
+            self.known[id_].driver = None
+            lane = self.lanes[self.known[id_].path]
+            if id_ in lane:
+                lane.remove(id_)
+        return outcome
+
+    def add(self, id_, path, at):
+        arrived = at <= self.desks["one"].now
+        self.known[id_] = Known(path=path, at=at, arrived=arrived)
+        if arrived and path.startswith("Cart"):
+            self.lanes[path].append(id_)
+
+    @rule(at=st.integers(1, 12))
+    def crash_in_the_next(self, at):
+        self.crash = at
+
+    @rule(path=st.sampled_from(PATHS), delay=st.sampled_from([0, 0, 5]))
+    def submit(self, path, delay):
+        service, *key, handler = path.split("/")
+        id_, at = ids.shown(ids.new_id()), self.desks["one"].now + delay * 1_000
+        self.add(id_, path, at if delay else 0)
+        asked = op.Submit(id=id_, service=service, handler=handler, key="".join(key), at=at)
+        assert self.do(asked).is_new
+
+    @rule(owner=owners, most=st.integers(1, 3))
+    def claim(self, owner, most):
+        for claimed in self.do(op.Claim(owner=owner, most=most), owner):
+            known = self.known[claimed.id]
+            assert known.driver is None
+            assert claimed.id not in self.results
+            assert claimed.fence == 1 + max(
+                (each.fence for each in self.claims if each.id == claimed.id), default=0
+            )
+            assert len(claimed.journal) == len(known.entries)
+            if known.path.startswith("Cart"):
+                assert self.lanes[known.path][0] == claimed.id
+            known.driver, known.begun = (owner, claimed.fence), True
+            self.claims.append(claimed)
+
+    def chosen(self, at):
+        """A claim, of late ones rather; whether it still holds, and the invocation."""
+        claimed = self.claims[-1 - at % len(self.claims)]
+        known = self.known[claimed.id]
+        return claimed, known.driver is not None and known.driver[1] == claimed.fence, known
+
+    def owner_of(self, known):
+        return known.driver[0] if known.driver else "one"
+
+    @precondition(lambda self: self.claims)
+    @rule(at=which, what=st.sampled_from(["run", "sleep", "awakeable", *PATHS, "send"]))
+    def commit(self, at, what):
+        claimed, holds, known = self.chosen(at)
+        index = len(known.entries)
+        now = self.desks["one"].now
+        if what == "run":
+            message, entry = pb.RunEntryMessage(value=b"x"), "run"
+        elif what == "sleep":
+            message = pb.SleepEntryMessage(wake_up_time=now + 5_000)
+            entry = ("open", now + 5_000)
+        elif what == "awakeable":
+            message, entry = pb.AwakeableEntryMessage(), ("open", None)
+        elif what == "send":
+            message = pb.OneWayCallEntryMessage(service_name="Plain", handler_name="go")
+            entry = "send"
+        else:
+            service, *key, handler = what.split("/")
+            message = pb.CallEntryMessage(
+                service_name=service, handler_name=handler, key="".join(key)
+            )
+            entry = "call"
+        cancelled = self.store.invocation(claimed.id).cancelled
+        asked = op.Commit(id=claimed.id, fence=claimed.fence, index=index, frame=frame(message))
+        outcome = self.do(asked, self.owner_of(known))
+        assert isinstance(outcome, Refused) != holds
+        if not holds:
+            assert outcome.fenced
+            return
+        # Whoever did not hear of it commits it again.
+        assert self.do(asked, self.owner_of(known)).index == index
+        child = self.store.journal(claimed.id)[index].child
+        if child:
+            assert child not in self.known
+            self.add(child, what if entry == "call" else "Plain/go", 0)
+            entry = ("call", child) if entry == "call" else entry
+        if cancelled and what not in {"run", "send"}:
+            assert outcome.result.code == 409
+            entry = "run"
+        known.entries.append(entry)
+
+    def open_entries(self, id_):
+        return [
+            each.index
+            for each in self.store.journal(id_)
+            if each.frame.kind.completable and not each.frame.completed
+        ]
+
+    @precondition(lambda self: self.claims)
+    @rule(at=which, how=st.sampled_from(["suspend", "finish", "fail", "retry later"]))
+    def leave(self, at, how):
+        claimed, holds, known = self.chosen(at)
+        owner, now = self.owner_of(known), self.desks["one"].now
+        fenced = {"id": claimed.id, "fence": claimed.fence}
+        if how == "finish":
+            output = frame(pb.OutputEntryMessage(value=claimed.id.encode()))
+            asked = op.Commit(**fenced, index=len(known.entries), frame=output)
+            assert isinstance(self.do(asked, owner), Refused) != holds
+            outcome = self.do(op.Finish(**fenced), owner)
+            if holds:
+                known.entries.append("output")
+                assert self.results[claimed.id] == value(claimed.id.encode())
+        elif how == "suspend":
+            indexes = self.open_entries(claimed.id) if holds else [0]
+            if not indexes:
+                return
+            outcome = self.do(op.Suspend(**fenced, indexes=tuple(indexes)), owner)
+        else:
+            later = 5_000 if how == "retry later" else 0
+            error = self.desks["one"].error
+            outcome = self.do(op.Fail(**fenced, error=error, next_at=now + later), owner)
+        assert isinstance(outcome, Refused) != holds
+        if holds:
+            known.driver = None
+
+    @precondition(lambda self: self.known)
+    @rule(at=which)
+    def complete_an_awakeable(self, at):
+        some = [
+            (id_, index)
+            for id_, known in self.known.items()
+            for index, entry in enumerate(known.entries)
+            if entry == ("open", None)
+        ]
+        if some:
+            id_, index = some[at % len(some)]
+            name = awakeables.awakeable_id(ids.parsed(id_), index)
+            was_open = index in self.open_entries(id_)
+            asked = op.CompleteAwakeable(awakeable=name, result=value(b"v"))
+            assert self.do(asked, "two").changed == was_open
+
+    @rule(seconds=st.sampled_from([1, 5]))
+    def wait(self, seconds):
+        self.watch.move(seconds)
+        now = self.desks["one"].now
+        due = [
+            (known.at, number, id_)
+            for number, (id_, known) in enumerate(self.known.items())
+            if not known.arrived and known.at <= now and id_ not in self.results
+        ]
+        for _, _, id_ in sorted(due):
+            known = self.known[id_]
+            known.arrived = True
+            if known.path.startswith("Cart"):
+                self.lanes[known.path].append(id_)
+        while self.do(op.Fire(now=now)).count:
+            pass
+        assert (self.store.look("one").next_at or now + 1) > now
+
+    @rule(owner=owners)
+    def a_runtime_dies_and_is_recovered(self, owner):
+        beat = self.store.beats().get(owner)
+        driven = [known for known in self.known.values() if self.owner_of(known) == owner]
+        driven = [known for known in driven if known.driver]
+        if beat is not None:
+            assert self.do(op.Recover(beats=((owner, beat),)), "two") == len(driven)
+            for known in driven:
+                known.driver = None
+
+    @precondition(lambda self: self.known)
+    @rule(at=which, how=st.sampled_from([op.Cancel, op.Kill]))
+    def stop(self, at, how):
+        id_ = list(self.known)[-1 - at % len(self.known)]
+        known = self.known[id_]
+        ended = id_ in self.results
+        outcome = self.do(how(id=id_), "two")
+        assert not (ended and outcome.changed)
+        self.forget_children(known)
+        if how is op.Kill or not known.begun:
+            assert id_ in self.results
+
+    def forget_children(self, known):
+        known.stopped = True
+        for entry in known.entries:
+            if isinstance(entry, tuple) and entry[0] == "call":
+                child = self.known[entry[1]]
+                if not child.stopped:
+                    self.forget_children(child)
+
+    @invariant()
+    def each_is_there_once_and_ended_once(self):
+        shown = {each.id: each for each in self.store.invocations()}
+        assert shown.keys() == self.known.keys()
+        found = {id_: each.result for id_, each in shown.items() if each.result is not None}
+        assert found == self.results
+
+    @invariant()
+    def a_call_ends_with_what_it_called(self):
+        for id_, known in self.known.items():
+            calls = [
+                (index, entry[1])
+                for index, entry in enumerate(known.entries)
+                if isinstance(entry, tuple) and entry[0] == "call"
+            ]
+            journal = self.store.journal(id_) if calls else []
+            for index, child in calls:
+                entry = journal[index].frame
+                if id_ in self.results and not entry.completed:
+                    continue
+                if not known.stopped:
+                    assert entry.completed == (child in self.results)
+                if entry.completed and not known.stopped:
+                    assert result_of(entry.message()) == self.results[child]
+
+    @invariant()
+    def nobody_sleeps_through_what_it_waits_for(self):
+        for each in self.store.invocations():
+            if each.status.label == "suspended":
+                assert set(each.waits) <= set(self.open_entries(each.id))
+            assert (each.status.label == "running") == (self.known[each.id].driver is not None)
+
+    def drain(self):
+        """Let everything end: nothing is stuck, and the keys' orders hold to the last."""
+        self.crash = 0
+        for owner in OWNERS:
+            self.a_runtime_dies_and_is_recovered(owner)
+        for _ in range(10 * len(self.known) + 10):
+            self.wait(5)
+            for at in range(8):
+                self.complete_an_awakeable(at)
+            self.claim("one", 3)
+            for claimed in self.claims[-3:]:
+                known = self.known[claimed.id]
+                if known.driver and known.driver[1] == claimed.fence:
+                    place = self.claims[::-1].index(claimed)
+                    self.leave(place, "suspend")
+                    if known.driver:
+                        self.leave(place, "finish")
+        assert self.results.keys() == self.known.keys()
+
+
+TestInvocations = InvocationsMachine.TestCase
+TestInvocations.settings = settings(max_examples=25, stateful_step_count=30)

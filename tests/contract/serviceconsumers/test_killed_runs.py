@@ -1,0 +1,135 @@
+"""Runs that are killed between two chunks: each side effect once, whoever goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from itertools import count
+from typing import Any
+
+import invokingrun
+import pytest
+from invokingrun import table_at
+from liveruntime import running
+from places import ROOT
+
+from iscp_dagster.invocations import Context, Service, service_app
+from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.location.assets.io_manager import shown
+from iscp_dagster.sync.publish import Delivery
+
+IDS = range(7)
+TENANTS = ("a", "b")
+SECONDS = 60
+NUMBERS = count()
+BOOKED: Counter[tuple[str, int]] = Counter()
+STRUCK: dict[str, Any] = {}
+"""Which run a chunk's handler strikes, and how."""
+trades = Service("Trades")
+
+
+@trades.handler
+async def booked(ctx: Context, batch: dict) -> None:
+    for row in batch["rows"]:
+        await ctx.run("book", BOOKED.update, [(batch["tenant"], row["id"])])
+    if (batch["tenant"], batch["chunk"]) == STRUCK.get("at"):
+        await ctx.run("strike", strike)
+
+
+def strike() -> None:
+    run, how = STRUCK["run"], STRUCK["how"]
+    os.kill(run.pid, how)
+    STRUCK["done"].set()
+    if how == signal.SIGKILL:
+        run.wait()
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("runtime")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def endpoint(live):
+    return live.serve(service_app(trades))
+
+
+@pytest.fixture
+def table(live, endpoint, near_spark, tmp_path):
+    BOOKED.clear()
+    STRUCK.clear()
+    found = table_at(tmp_path, f"shop.t{next(NUMBERS)}", endpoint, live.url, near_spark)
+    found.create()
+    return found
+
+
+def begun(table, live, endpoint, folder, how, at):
+    """Begin a run of both tenants in a process of its own, which a chunk's handler strikes."""
+    support = ROOT / "tests" / "support"
+    paths = [ROOT, support, *(each for each in support.iterdir() if each.is_dir())]
+    arguments = (str(folder), table.source.name, endpoint, live.url, *TENANTS)
+    STRUCK.update(how=how, at=at, done=threading.Event())
+    STRUCK["run"] = run = subprocess.Popen(
+        [sys.executable, invokingrun.__file__, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+    )
+    assert STRUCK["done"].wait(SECONDS)
+    return run
+
+
+def gone_on_with(table):
+    """Take the jobs from the run, and bring the tenants in step one by one."""
+    table.deployment.log.recover({"killed"})
+    outcomes = [
+        outcome
+        for tenant in TENANTS
+        for outcome in table.run(table.iteration(tenant), f"next {tenant}")
+    ]
+    assert not [each for each in outcomes if isinstance(each, Failed)]
+    return {each.tenant: shown(each, {}) for each in outcomes if isinstance(each, Delivery)}
+
+
+def filled(table, *, snapshot):
+    """Have both tenants due for all their rows, as a snapshot or as changes."""
+    if not snapshot:
+        for tenant in TENANTS:
+            table.insert(100, tenant=tenant)
+        table.run(table.iteration(*TENANTS), "first")
+        BOOKED.clear()
+    for tenant in TENANTS:
+        table.insert(*IDS, tenant=tenant)
+    return Counter({(tenant, id_): 1 for tenant in TENANTS for id_ in IDS})
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
+def test_each_side_effect_is_there_once_after_a_kill(table, live, endpoint, tmp_path, snapshot):
+    once = filled(table, snapshot=snapshot)
+    run = begun(table, live, endpoint, tmp_path, signal.SIGKILL, ("a", 1))
+    assert run.wait(SECONDS) == -signal.SIGKILL
+    assert BOOKED["a", 4] == 0, "the run was killed between two chunks of a"
+    # The tenants come apart now, as they may after the death of a run that had several.
+    told = gone_on_with(table)
+    assert once == BOOKED
+    assert [told[tenant]["invocations"] for tenant in TENANTS] == [4, 4]
+    assert told["a"]["attached"] == 2
+    assert told["a"]["invoked"].value.count("succeeded, was there already |") == 2
+    assert {job.watermark.version for job in table.jobs()} == {table.version}
+    assert {job.status.counts["invocations"] for job in table.jobs()} == {4}
+
+
+def test_a_zombie_that_wakes_up_invokes_nothing_more(table, live, endpoint, tmp_path):
+    once = filled(table, snapshot=False)
+    zombie = begun(table, live, endpoint, tmp_path, signal.SIGSTOP, ("a", 1))
+    gone_on_with(table)
+    assert once == BOOKED
+    known = {each["id"] for each in live.client.invocations(10_000)}
+    os.kill(zombie.pid, signal.SIGCONT)
+    assert zombie.wait(SECONDS) == 0
+    assert once == BOOKED
+    assert {each["id"] for each in live.client.invocations(10_000)} == known
+    assert {job.watermark.version for job in table.jobs()} == {table.version}

@@ -1,0 +1,34 @@
+"""A run of a table's service consumer, in a process that tests kill."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from nearspark import near
+from tables import Table, deployment_at
+
+from iscp_dagster import ServiceConsumer, SourceTable
+from iscp_dagster.serviceconsumers.runtime import runtime_at
+
+NOWHERE = "http://127.0.0.1:9"
+"""No index takes part, so no ClickHouse is asked for."""
+
+
+def table_at(folder: Path, name: str, endpoint: str, runtime: str, session: Any) -> Table:
+    """Return the table with its service consumer, which gets two rows an invocation."""
+    booked = ServiceConsumer(endpoint, handler="Trades/booked", name="booked", rows=2)
+    source = SourceTable(name, key="id", tenant="tenant", services=[booked])
+    services = {"services": lambda: runtime_at(runtime)}
+    return Table(deployment_at(NOWHERE, session, folder, **services), source)
+
+
+def main(folder: str, name: str, endpoint: str, runtime: str, *tenants: str) -> None:
+    with near() as session:
+        table = table_at(Path(folder), name, endpoint, runtime, session)
+        table.run(table.iteration(*tenants), "killed")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

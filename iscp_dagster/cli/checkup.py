@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import command, command_for, listed, shown, titled
 from iscp_dagster.clickhouse.connect.endpoint import urls_of
+from iscp_dagster.invocations.client import Client
 from iscp_dagster.local.services.clickhouse_health import problem as clickhouse_problem
 from iscp_dagster.local.services.dagster_health import (
     DEAF_SECONDS,
@@ -33,7 +34,13 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
-from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS, DAGSTER_URL, SPARK_REMOTE
+from iscp_dagster.model.variables import (
+    CLICKHOUSE_URL,
+    CLICKHOUSE_URLS,
+    DAGSTER_URL,
+    INVOCATIONS_URL,
+    SPARK_REMOTE,
+)
 from iscp_dagster.planning.problems import problem_of
 from iscp_dagster.upkeep.outbox import outbox_of
 from iscp_dagster.upkeep.position import Position, positions
@@ -41,6 +48,7 @@ from iscp_dagster.webhooks.recording import EndpointState
 
 _DAGSTER_SECONDS = 20.0
 _SHOWN = 3
+_MOST_PAUSED = 1_000
 _SENDERS = "for the stack's sender, see `iscp logs graphql`; start your own (`iscp send`)"
 _DAGSTER = f"""{{ instance {{ daemonHealth {{ allDaemonStatuses {{ daemonType required
       lastHeartbeatTime }} }} }}
@@ -227,6 +235,28 @@ def endpoints(deployed: Jobs, limit: float) -> Iterator[Finding]:
             yield Finding(what=what, note="" if name in served else "no sender serves it")
 
 
+def invocations(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """The runtime of invocations, if there is one, and what it has paused."""
+    url = environ.get(INVOCATIONS_URL, "")
+    if not url:
+        return
+    with Client.of(environ) as client:
+        what = f"invocations {url}"
+        try:
+            client.health()
+            paused = client.invocations(status="paused", limit=_MOST_PAUSED)
+        except IscpError as error:
+            then = "for the stack's, see `iscp logs invocations`; start your own (`iscp "
+            yield _checked(what, _line(str(error)), f"{then}invocations serve`)", error.code)
+            return
+    many = f"{len(paused):,}{'' if len(paused) < _MOST_PAUSED else ' or more'}"
+    problem = (
+        f"paused: {many}, such as {paused[0]['id']} of {paused[0]['target']}" if paused else ""
+    )
+    then = "`iscp invocations list --status paused`, remove the cause, then resume or kill them"
+    yield _checked(what, problem, then)
+
+
 def _missing(deployed: Jobs, source: SourceTable, what: str, error: NoTableError) -> Finding:
     """A table that does not exist yet, or one that is gone while its indexes serve its rows."""
     log = deployed.deployment.log
@@ -313,4 +343,5 @@ def checkup(
     """Yield every finding as soon as it is known."""
     yield from careful("services", lambda: services(environ))
     yield from careful("dagster", lambda: dagster(environ.get(DAGSTER_URL), time.time()))
+    yield from careful("invocations", lambda: invocations(environ))
     yield from careful("jobs", lambda: jobs(deployed(), limit))

@@ -30,11 +30,12 @@ COMMANDS = {
     "job": "iscp_dagster.cli.jobs.commands:job",
     "wait": "iscp_dagster.cli.jobs.wait:wait",
     "serve": "iscp_dagster.cli.serve:serve",
-    "dlq": "iscp_dagster.cli.dlq:dlq",
+    "dlq": "iscp_dagster.cli.dlq.commands:dlq",
     "usage": "iscp_dagster.cli.jobs.usage:usage",
     "events": "iscp_dagster.cli.events.commands:events",
     "endpoint": "iscp_dagster.cli.events.endpoints:endpoint",
     "send": "iscp_dagster.cli.events.send:send",
+    "invocations": "iscp_dagster.cli.invocations.commands:invocations",
     "test": "iscp_dagster.cli.stack:tests",
 }
 INTERRUPTED = 130

@@ -16,6 +16,7 @@ _CLICKHOUSE_HELP = "Port of ClickHouse's HTTP interface (default: 8123, or a fre
 _SPARK_HELP = "Port of the Spark Connect server (default: 15002, or a free one)."
 _DAGSTER_HELP = "Port of the Dagster web interface (default: 3000, or a free one)."
 _GRAPHQL_HELP = "Port of the GraphQL server (default: 4000, or a free one)."
+_INVOCATIONS_HELP = "Port of the runtime of invocations (default: 4080, or a free one)."
 NOT_UP = 3
 UNWELL = 1
 
@@ -38,7 +39,8 @@ def up(
     service: Annotated[
         list[str] | None,
         typer.Option(
-            help="Start only this service: clickhouse, spark, dagster or graphql; repeatable.",
+            help="Start only this service: clickhouse, spark, dagster, graphql or invocations; "
+            "repeatable.",
             show_default=False,
             callback=_known,
         ),
@@ -55,12 +57,23 @@ def up(
     graphql_port: Annotated[
         int | None, typer.Option(min=1, max=65_535, help=_GRAPHQL_HELP, show_default=False)
     ] = None,
+    invocations_port: Annotated[
+        int | None, typer.Option(min=1, max=65_535, help=_INVOCATIONS_HELP, show_default=False)
+    ] = None,
 ) -> None:
-    """Start ClickHouse, Spark, Dagster and GraphQL; keep them running until interrupted."""
+    """Start ClickHouse, Spark, Dagster, GraphQL and the runtime of invocations; keep them running
+    until interrupted.
+    """
     from iscp_dagster.model.imports import need
 
     need("local", "`iscp up`")
-    from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, GRAPHQL, SPARK
+    from iscp_dagster.local.services.settings import (
+        CLICKHOUSE,
+        DAGSTER,
+        GRAPHQL,
+        INVOCATIONS,
+        SPARK,
+    )
     from iscp_dagster.local.stack import control
 
     ports = {
@@ -68,6 +81,7 @@ def up(
         SPARK: spark_port,
         DAGSTER: dagster_port,
         GRAPHQL: graphql_port,
+        INVOCATIONS: invocations_port,
     }
     raise typer.Exit(control.up(ports, service or [], detach=detach, paths=_paths))
 

@@ -15,6 +15,7 @@ from iscp_dagster.model.variables import (
     DAGSTER_HOME,
     EVENT_BATCH_SIZE,
     HOME,
+    INVOCATIONS_URL,
     LAKE,
     LOG_URL,
     SPARK_REMOTE,
@@ -26,7 +27,8 @@ CLICKHOUSE = "clickhouse"
 SPARK = "spark"
 DAGSTER = "dagster"
 GRAPHQL = "graphql"
-SERVICES = (CLICKHOUSE, SPARK, DAGSTER, GRAPHQL)
+INVOCATIONS = "invocations"
+SERVICES = (CLICKHOUSE, SPARK, DAGSTER, GRAPHQL, INVOCATIONS)
 CODE = "code"
 RUNS = "runs"
 DAEMON = "daemon"
@@ -35,6 +37,7 @@ PARTS = {
     SPARK: (SPARK,),
     DAGSTER: (CODE, RUNS, DAEMON, DAGSTER),
     GRAPHQL: (GRAPHQL,),
+    INVOCATIONS: (INVOCATIONS,),
 }
 """The supervisor's children that make up each service; `dagster` is also its webserver's name."""
 
@@ -76,6 +79,7 @@ class StackSettings:
     spark_port: int
     dagster_port: int
     graphql_port: int
+    invocations_port: int
     clickhouse_url: str | None = None
     clickhouse_urls: str = ""
     """The servers of sharded indexes, `clickhouse_url` first."""
@@ -106,6 +110,10 @@ class StackSettings:
     @property
     def graphql(self) -> str:
         return f"http://{HOST}:{self.graphql_port}/graphql"
+
+    @property
+    def invocations(self) -> str:
+        return f"http://{HOST}:{self.invocations_port}"
 
     @property
     def log(self) -> str:
@@ -163,6 +171,7 @@ def child_environment(
         EVENT_BATCH_SIZE: base.get(EVENT_BATCH_SIZE, str(_EVENTS_TOGETHER)),
         "PYTHONUNBUFFERED": "1",
         **({CLICKHOUSE_URLS: settings.clickhouse_urls} if settings.clickhouse_urls else {}),
+        **({INVOCATIONS_URL: settings.invocations} if INVOCATIONS in settings.services else {}),
     }
     for name in ("no_proxy", "NO_PROXY"):
         environment[name] = ",".join(filter(None, (base.get(name), *_NO_PROXY)))

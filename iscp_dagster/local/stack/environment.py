@@ -9,6 +9,7 @@ from iscp_dagster.local.services.settings import (
     CLICKHOUSE,
     DAGSTER,
     GRAPHQL,
+    INVOCATIONS,
     SPARK,
     home_of,
     with_password,
@@ -20,6 +21,7 @@ from iscp_dagster.model.variables import (
     DAGSTER_HOME,
     DAGSTER_URL,
     GRAPHQL_URL,
+    INVOCATIONS_URL,
     LAKE,
     LOG_URL,
     SPARK_REMOTE,
@@ -32,6 +34,7 @@ _VARIABLES = {
     SPARK: SPARK_REMOTE,
     DAGSTER: DAGSTER_URL,
     GRAPHQL: GRAPHQL_URL,
+    INVOCATIONS: INVOCATIONS_URL,
 }
 
 

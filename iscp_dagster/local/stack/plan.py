@@ -14,6 +14,7 @@ from iscp_dagster.local.services.settings import (
     CLICKHOUSE,
     DAGSTER,
     GRAPHQL,
+    INVOCATIONS,
     SERVICES,
     SPARK,
     StackSettings,
@@ -54,6 +55,7 @@ def resolve(
         spark_port=chosen[SPARK].port,
         dagster_port=chosen[DAGSTER].port,
         graphql_port=chosen[GRAPHQL].port,
+        invocations_port=chosen[INVOCATIONS].port,
         clickhouse_url=_clickhouse_url(environ),
         clickhouse_urls=environ.get(CLICKHOUSE_URLS, ""),
         spark_remote=environ.get(SPARK_REMOTE) or None,
@@ -112,6 +114,7 @@ def own_ports(settings: StackSettings) -> dict[str, int]:
         SPARK: settings.spark_port,
         DAGSTER: settings.dagster_port,
         GRAPHQL: settings.graphql_port,
+        INVOCATIONS: settings.invocations_port,
     }
     return {name: ports[name] for name in embedded(settings)}
 
@@ -119,19 +122,20 @@ def own_ports(settings: StackSettings) -> dict[str, int]:
 def wanted(only: Sequence[str]) -> tuple[str, ...]:
     """The services to run: those named, or all.
 
-    Raises ConfigError for an unknown name, and SetupError for Dagster and the GraphQL server if the
-    package was installed without the repository, which has Dagster's settings and the tables.
+    Raises ConfigError for an unknown name, and SetupError for those that need the tables or
+    Dagster's settings if the package was installed without the repository, which has them.
     """
     for name in only:
         if name not in SERVICES:
             raise ConfigError(f"there is no service {name!r}; name one of {', '.join(SERVICES)}")
     found = tuple(name for name in SERVICES if name in only) or SERVICES
-    if {DAGSTER, GRAPHQL}.intersection(found) and not is_clone():
+    if {DAGSTER, GRAPHQL, INVOCATIONS}.intersection(found) and not is_clone():
         others = " ".join(f"--service {name}" for name in (CLICKHOUSE, SPARK))
         raise SetupError(
-            "`iscp up` starts Dagster and the GraphQL server only in a clone of the repository. "
-            f'Start the other services with `iscp up {others}`, then run `eval "$(iscp env)"` and '
-            "`dagster dev` in a shell, and `iscp serve` in another."
+            "`iscp up` starts Dagster, the GraphQL server and the runtime of invocations only in a "
+            f"clone of the repository. Start the other services with `iscp up {others}`, then run "
+            '`eval "$(iscp env)"` and `dagster dev` in a shell, and `iscp serve` and `iscp '
+            "invocations serve` in others."
         )
     return found
 

@@ -13,15 +13,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, GRAPHQL, HOST, SPARK
+from iscp_dagster.local.services.settings import (
+    CLICKHOUSE,
+    DAGSTER,
+    GRAPHQL,
+    HOST,
+    INVOCATIONS,
+    SPARK,
+)
 from iscp_dagster.model.errors import ConfigError
 
-USUAL = {CLICKHOUSE: 8123, SPARK: 15002, DAGSTER: 3000, GRAPHQL: 4000}
+USUAL = {CLICKHOUSE: 8123, SPARK: 15002, DAGSTER: 3000, GRAPHQL: 4000, INVOCATIONS: 4080}
 VARIABLES = {
     CLICKHOUSE: "ISCP_CLICKHOUSE_PORT",
     SPARK: "ISCP_SPARK_PORT",
     DAGSTER: "ISCP_DAGSTER_PORT",
     GRAPHQL: "ISCP_GRAPHQL_PORT",
+    INVOCATIONS: "ISCP_INVOCATIONS_PORT",
 }
 HOST_6 = "::1"
 _NO_SUCH_HOST = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}

@@ -24,13 +24,14 @@ from iscp_dagster.local.services.settings import (
     CLICKHOUSE,
     DAGSTER,
     GRAPHQL,
+    INVOCATIONS,
     PARTS,
     SPARK,
     StackSettings,
     without_password,
 )
 from iscp_dagster.local.services.state import Condition, ServiceState, StackState
-from iscp_dagster.local.stack import ending, graphql_server, plan, ports
+from iscp_dagster.local.stack import ending, graphql_server, invocations_server, plan, ports
 from iscp_dagster.local.supervise.supervisor import Supervisor
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.variables import LAKE
@@ -83,6 +84,8 @@ def build(settings: StackSettings) -> list[Service]:
         services += dagster_server.services(settings)
     if GRAPHQL in settings.services:
         services.append(graphql_server.service(settings))
+    if INVOCATIONS in settings.services:
+        services.append(invocations_server.service(settings))
     for service in services:
         logs.rotate(service.log)
     return services
@@ -149,6 +152,7 @@ def _expected(settings: StackSettings) -> list[ServiceState]:
         SPARK: settings.spark,
         DAGSTER: settings.dagster,
         GRAPHQL: settings.graphql,
+        INVOCATIONS: settings.invocations,
     }
     return [
         ServiceState(

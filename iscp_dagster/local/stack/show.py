@@ -85,8 +85,8 @@ def addresses(now: StackState) -> None:
     """Print each service's address, the home, and warnings, such as about broken code."""
     for service in now.services:
         if service.address:
-            line(f"  {service.name:<11}{service.address}")
-    line(f"  {'home':<11}{now.home}")
+            line(f"  {service.name:<12}{service.address}")
+    line(f"  {'home':<12}{now.home}")
     for service in now.services:
         if service.note:
             line(f"Warning: {service.note}")
@@ -100,9 +100,9 @@ def table(now: StackState) -> None:
         restarts = f", restarts: {service.restarts}" if service.restarts else ""
         process = f"pid {service.pid}{restarts}" if service.pid else ""
         place = "  ".join(filter(None, (service.address, process)))
-        console.print(f"  {service.name:<11}[{colour}]{service.condition.value:<11}[/]{place}")
+        console.print(f"  {service.name:<12}[{colour}]{service.condition.value:<12}[/]{place}")
         if service.log:
-            console.print(f"  {'':<11}{'log':<11}{service.log}", markup=False)
+            console.print(f"  {'':<12}{'log':<12}{service.log}", markup=False)
         if service.note:
             line(f"Warning: {service.note}")
     line(f"  {'home':<22}{now.home}")

@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from assets.docs import symbols
-from iscp_dagster.cli import dlq_show, show
+from iscp_dagster.cli import show
+from iscp_dagster.cli.dlq import show as dlq_show
 from iscp_dagster.cli.jobs import show as job_show
 from iscp_dagster.cli.parts.plain import plain
 from iscp_dagster.cli.parts.progress import telling

@@ -29,7 +29,8 @@ def shared_url(request, tmp_path):
 
 
 def settings_of(home):
-    return StackSettings(home=home, clickhouse_port=1, spark_port=2, dagster_port=3, graphql_port=4)
+    ports = ("clickhouse_port", "spark_port", "dagster_port", "graphql_port", "invocations_port")
+    return StackSettings(home=home, **dict.fromkeys(ports, 1))
 
 
 def log_with_jobs(settings, prefix="", names=("run", "run")):

@@ -53,7 +53,8 @@ main()
 
 
 def settings(**fields) -> StackSettings:
-    ports = {"clickhouse_port": 1, "spark_port": 2, "dagster_port": 3, "graphql_port": 4}
+    names = ("clickhouse", "spark", "dagster", "graphql", "invocations")
+    ports = {f"{name}_port": number for number, name in enumerate(names, 1)}
     return StackSettings(**{"home": Path("/h o/me"), **ports, **fields})
 
 
@@ -69,6 +70,7 @@ def test_children_reach_the_embedded_services() -> None:
     assert told["SPARK_REMOTE"] == "sc://localhost:2"
     assert told["ISCP_LOG_URL"] == "sqlite:////h o/me/iscp_log.sqlite"
     assert told["DAGSTER_HOME"] == "/h o/me/dagster"
+    assert told["ISCP_INVOCATIONS_URL"] == "http://127.0.0.1:5"
     assert told["ISCP_HOME"] == "/h o/me"
     assert told["KEPT"] == "1"
     assert "SPARK_HOME" not in told
@@ -83,13 +85,13 @@ def test_a_proxy_is_not_asked_for_the_loopback_address() -> None:
 def test_services_of_the_users_own_replace_embedded_ones() -> None:
     own = settings(clickhouse_url="https://ch.example.org", spark_remote="sc://spark:15002")
     assert child_environment(own, {})["CLICKHOUSE_URL"] == "https://ch.example.org"
-    assert plan.embedded(own) == ("dagster", "graphql")
+    assert plan.embedded(own) == ("dagster", "graphql", "invocations")
 
 
 def test_several_servers_of_the_users_own_replace_the_embedded_one(tmp_path) -> None:
     urls = "http://u:secret@one:1, http://two:2"
     own = plan.resolve(tmp_path, {}, {"CLICKHOUSE_URLS": urls})
-    assert plan.embedded(own) == ("spark", "dagster", "graphql")
+    assert plan.embedded(own) == ("spark", "dagster", "graphql", "invocations")
     told = child_environment(own, {})
     assert (told["CLICKHOUSE_URL"], told["CLICKHOUSE_URLS"]) == ("http://u:secret@one:1", urls)
     assert "CLICKHOUSE_URLS" not in child_environment(settings(), {})
@@ -189,6 +191,7 @@ def test_a_port_that_is_lost_while_jars_are_fetched_gives_way(tmp_path, monkeypa
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
     monkeypatch.setenv("ISCP_SPARK_PORT", str(free_port()))
     monkeypatch.setenv("ISCP_GRAPHQL_PORT", str(free_port()))
+    monkeypatch.setenv("ISCP_INVOCATIONS_PORT", str(free_port()))
     got: list[StackSettings] = []
     monkeypatch.setattr(control, "_foreground", lambda settings: got.append(settings) or 0)
     with ExitStack() as others:
@@ -205,10 +208,11 @@ def test_a_port_that_is_lost_while_jars_are_fetched_gives_way(tmp_path, monkeypa
     assert before.graphql_port == after.graphql_port
     asked = plan.options(after)
     assert "--clickhouse-port" not in asked
-    assert asked[-6:] == [
+    assert asked[-8:] == [
         *("--spark-port", str(after.spark_port)),
         *("--dagster-port", str(after.dagster_port)),
         *("--graphql-port", str(after.graphql_port)),
+        *("--invocations-port", str(after.invocations_port)),
     ]
     now = StackState(
         condition=Condition.READY,
@@ -384,8 +388,8 @@ def test_what_is_ready_last_is_told_too(tmp_path, monkeypatch) -> None:
 
 def test_the_help_of_up_names_every_service() -> None:
     said = CliRunner().invoke(cli.app, ["up", "--help"], env={"COLUMNS": "200"}).output
-    assert "Start only this service: clickhouse, spark, dagster or graphql" in said
-    assert set(SERVICES) == {"clickhouse", "spark", "dagster", "graphql"}
+    assert "Start only this service: clickhouse, spark, dagster, graphql or invocations" in said
+    assert set(SERVICES) == {"clickhouse", "spark", "dagster", "graphql", "invocations"}
 
 
 def test_a_large_log_is_set_aside(tmp_path: Path) -> None:
@@ -531,7 +535,7 @@ def test_a_service_that_is_none_is_refused(arguments: tuple[str, ...], tmp_path:
     )
     assert done.returncode == 2
     said = " ".join(done.stderr.replace("│", " ").split())
-    assert "is not one of clickhouse, spark, dagster, graphql." in said
+    assert "is not one of clickhouse, spark, dagster, graphql, invocations." in said
     assert not (tmp_path / "home").exists()
 
 

@@ -150,7 +150,12 @@ def test_what_spark_needs_for_s3_is_fetched_when_a_table_is_there(
         monkeypatch.setenv("ISCP_LAKE", lake)
     home = tmp_path / "home"
     settings = StackSettings(
-        home=home, clickhouse_port=1, spark_port=2, dagster_port=3, graphql_port=4
+        home=home,
+        clickhouse_port=1,
+        spark_port=2,
+        dagster_port=3,
+        graphql_port=4,
+        invocations_port=5,
     )
     for _ in range(2):
         plan.fetch(settings, lambda: paths)

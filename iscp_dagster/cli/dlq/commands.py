@@ -39,7 +39,7 @@ def list_letters(
     *, index: IndexName = None, tenant: MaybeTenant = None, as_json: AsJson = False
 ) -> None:
     """List dead letters: the rows that indexes could not take."""
-    from iscp_dagster.cli import dlq_show
+    from iscp_dagster.cli.dlq import show as dlq_show
 
     _, letters = _chosen(None, index, tenant)
     dlq_show.letters(letters, as_json=as_json)
@@ -55,7 +55,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a dead letter: its row and why it was refused."""
-    from iscp_dagster.cli import dlq_show
+    from iscp_dagster.cli.dlq import show as dlq_show
 
     _, letters = _chosen([id_], None, None)
     dlq_show.whole(letters, as_json=as_json)
@@ -70,7 +70,7 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Write dead letters' rows to their indexes again. Exit code 1 if one is refused again."""
-    from iscp_dagster.cli import dlq_show
+    from iscp_dagster.cli.dlq import show as dlq_show
     from iscp_dagster.upkeep.dead_letters import replay_letters
 
     jobs, letters = _chosen(ids, index, tenant)
@@ -94,7 +94,7 @@ def drop(
 
     Their rows are not written: each stays out of its index until the source changes it.
     """
-    from iscp_dagster.cli import dlq_show
+    from iscp_dagster.cli.dlq import show as dlq_show
     from iscp_dagster.model.errors import ConfigError
     from iscp_dagster.upkeep.dead_letters import drop_letters
 

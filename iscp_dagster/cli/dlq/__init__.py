@@ -1,0 +1,1 @@
+"""`iscp dlq`: the rows that indexes could not take and set aside."""

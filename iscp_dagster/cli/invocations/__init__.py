@@ -1,0 +1,1 @@
+"""`iscp invocations`: durable invocations, their journals, and the runtime that drives them."""

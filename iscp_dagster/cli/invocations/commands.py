@@ -1,0 +1,189 @@
+"""`iscp invocations`: what was invoked, how far it is, and what becomes of it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iscp_dagster.cli.invocations.options import (
+    InvocationId,
+    Limit,
+    OneHandler,
+    OneKey,
+    OneService,
+    OneStatus,
+)
+from iscp_dagster.cli.invocations.serve import serve
+from iscp_dagster.cli.jobs.options import AsJson
+from iscp_dagster.cli.parts.group import Group
+
+if TYPE_CHECKING:
+    from iscp_dagster.invocations.client import Client
+
+invocations = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    cls=Group,
+    help="Serve, list, show, cancel and end durable invocations.",
+)
+invocations.command()(serve)
+
+
+@invocations.command("list")
+def list_invocations(
+    *,
+    status: OneStatus = None,
+    service: OneService = None,
+    handler: OneHandler = None,
+    key: OneKey = None,
+    limit: Limit = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List invocations with their status, the latest first."""
+    from iscp_dagster.api.invocations import chosen, open_invocations
+    from iscp_dagster.cli.invocations import show as shown
+    from iscp_dagster.cli.jobs.json import write
+    from iscp_dagster.invocations.ingress import facts
+
+    wanted = chosen(status=status, service=service, handler=handler, key=key, limit=limit)
+    found = [facts.invocation(each) for each in open_invocations(os.environ).invocations(wanted)]
+    if as_json:
+        write(found)
+    else:
+        shown.invocations(found, limit)
+
+
+@invocations.command()
+def show(id_: InvocationId, *, as_json: AsJson = False) -> None:
+    """Show an invocation, and its journal entry by entry."""
+    from iscp_dagster.api.invocations import open_invocations, whole
+    from iscp_dagster.cli.invocations import show as shown
+    from iscp_dagster.cli.jobs.json import write
+
+    found = whole(open_invocations(os.environ), id_)
+    if as_json:
+        write(found)
+    else:
+        shown.whole(found)
+
+
+@invocations.command()
+def cancel(id_: InvocationId, *, as_json: AsJson = False) -> None:
+    """Cancel an invocation: what it waits for fails with 409, and its handler may clean up."""
+    _changed(id_, "cancel", "is canceled", as_json=as_json)
+
+
+@invocations.command()
+def kill(id_: InvocationId, *, as_json: AsJson = False) -> None:
+    """End an invocation and those that it called at once; its handler learns nothing of it."""
+    _changed(id_, "kill", "is killed", as_json=as_json)
+
+
+@invocations.command()
+def pause(id_: InvocationId, *, as_json: AsJson = False) -> None:
+    """Have nobody drive an invocation until it is resumed."""
+    _changed(id_, "pause", "is paused", as_json=as_json)
+
+
+@invocations.command()
+def resume(id_: InvocationId, *, as_json: AsJson = False) -> None:
+    """Drive a paused invocation again, or one that backs off, at once."""
+    _changed(id_, "resume", "goes on", as_json=as_json)
+
+
+@invocations.command()
+def purge(id_: InvocationId, *, as_json: AsJson = False) -> None:
+    """Forget an invocation that has ended: its journal, output and idempotency key."""
+    _changed(id_, "purge", "is forgotten", as_json=as_json)
+
+
+@invocations.command()
+def resolve(
+    awakeable: Annotated[
+        str, typer.Argument(metavar="AWAKEABLE", help="An awakeable's id.", show_default=False)
+    ],
+    value: Annotated[
+        str | None, typer.Argument(help="Its value, in JSON; default: none.", show_default=False)
+    ] = None,
+    *,
+    reject: Annotated[
+        str | None, typer.Option(help="Fail it for this reason instead.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Complete an awakeable, for which a handler waits, with a value or a failure."""
+    from iscp_dagster.cli.jobs.json import write
+    from iscp_dagster.cli.jobs.show import line
+
+    if value is not None and reject is not None:
+        raise typer.BadParameter("give a value or --reject, not both.")
+    with _client() as client:
+        if reject is None:
+            changed = client.resolve(awakeable, _parsed(value))
+        else:
+            changed = client.reject(awakeable, reject)
+    if as_json:
+        write({"awakeable": awakeable, "changed": changed})
+    else:
+        how = "resolved" if reject is None else "rejected"
+        line(f"{awakeable} is {how}." if changed else f"{awakeable} was completed before.")
+
+
+@invocations.command()
+def deploy(
+    uri: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ADDRESS", help="http://host:port; default: list all.", show_default=False
+        ),
+    ] = None,
+    *,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if a service becomes one of another kind.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Register the services at an address, as they are now; without one, list the addresses."""
+    from iscp_dagster.cli.invocations import show as shown
+    from iscp_dagster.cli.jobs.json import write
+
+    with _client() as client:
+        found = client.deployments() if uri is None else [client.register(uri, force=force)]
+    if as_json:
+        write(found if uri is None else found[0])
+    else:
+        shown.deployments(found)
+
+
+def _changed(id_: str, verb: str, how: str, *, as_json: bool) -> None:
+    from iscp_dagster.cli.jobs.json import write
+    from iscp_dagster.cli.jobs.show import line
+
+    with _client() as client:
+        changed = client.change(id_, verb)
+    if as_json:
+        write({"id": id_, "changed": changed})
+    else:
+        line(f"{id_} {how}." if changed else f"{id_} is left as it is: there is nothing to {verb}.")
+
+
+def _client() -> Client:
+    from iscp_dagster.invocations.client import Client
+    from iscp_dagster.local.stack.environment import with_stack
+
+    return Client.of(with_stack(os.environ))
+
+
+def _parsed(value: str | None) -> bytes | None:
+    """The value as it is sent, if it is JSON; an error of usage otherwise."""
+    import json
+
+    if value is None:
+        return None
+    try:
+        json.loads(value)
+    except ValueError as error:
+        raise typer.BadParameter(f"{value!r} is no JSON; quote a text: '\"{value}\"'.") from error
+    return value.encode()

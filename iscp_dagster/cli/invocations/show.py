@@ -1,0 +1,141 @@
+"""What `iscp invocations` prints, within 80 columns, from what ingress/facts.py tells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from iscp_dagster.cli.jobs.show import line
+from iscp_dagster.cli.parts.plain import cell, word
+
+_FULL, _SHORT, _FINE = "%Y-%m-%d %H:%M:%S", "%m-%d %H:%M:%S", "%m-%d %H:%M:%S.%f"
+_SAID = 160
+"""Characters of what an entry says; --json prints more."""
+_IN_DETAIL = {"service_name", "handler_name", "key"}
+
+Facts = Mapping[str, Any]
+
+
+def invocations(found: Sequence[Facts], limit: int) -> None:
+    """Print two lines per invocation: one would be wider than 80 columns."""
+    table = _table("invocation\ntarget", "status\nattempts", "created\nended or next")
+    for each in found:
+        table.add_row(
+            f"{word(each['id'])}\n{word(each['target'])}",
+            f"{each['status']}\n{each['attempts'] or ''}",
+            f"{_time(each['created'], _SHORT)}\n{_time(each['ended'] or each['next_at'], _SHORT)}",
+        )
+    _print(table)
+    more = f", the latest; --limit shows more than {limit:,}" if len(found) == limit else ""
+    line(f"{len(found):,} invocation{'s' * (len(found) != 1)}{more}")
+
+
+def whole(each: Facts) -> None:
+    """Print an invocation's facts, then its journal, entry by entry."""
+    facts = {
+        "invocation": each["id"],
+        "target": each["target"],
+        "status": each["status"] + (", canceled" if each["canceled"] else ""),
+        "attempts": f"{each['attempts']:,}",
+        "created": _time(each["created"], _FULL),
+        "begins" if each["status"] == "scheduled" else "next try": _time(each["next_at"], _FULL),
+        "ended": _time(each["ended"], _FULL),
+        "called by": each["called_by"],
+        "idempotency": each["idempotency_key"],
+        "waits for": ", ".join(map(str, each["waits_for"])),
+        "driven by": each["driven_by"],
+        "last error": _error(each["error"]),
+        "result": _result(each["result"]),
+    }
+    _facts({name: str(value) for name, value in facts.items() if value})
+    Console().print()
+    _journal(each["journal"])
+
+
+def deployments(found: Sequence[Facts]) -> None:
+    """Print the registered addresses, each with the services whose new invocations go there."""
+    for each in found:
+        line(f"{each['uri']} ({each['id']}), since {_time(each['registered'], _FULL)}")
+        for service in each["services"]:
+            handlers = ", ".join(handler["name"] for handler in service["handlers"])
+            line(f"  {service['name']} ({service['ty']}): {handlers}")
+    if not found:
+        line("no deployments; register one with `iscp invocations deploy http://…`")
+
+
+def _journal(entries: Sequence[Facts]) -> None:
+    table = _table("#", "entry\nname", "state", "stored\ncompleted", "what")
+    for each in entries:
+        table.add_row(
+            str(each["index"]),
+            f"{each['type']}\n{word(each['name'] or '')}",
+            each["state"],
+            f"{_time(each['stored'], _FINE)}\n{_time(each['completed'], _FINE)}",
+            cell(_short(_what(each))),
+        )
+    _print(table)
+
+
+def _what(entry: Facts) -> str:
+    detail = dict(entry["detail"])
+    place = [detail.pop(name) for name in ("service_name", "key", "handler_name") if name in detail]
+    said = ["/".join(place), *(f"{name}: {_plain(value)}" for name, value in detail.items())]
+    return "; ".join(filter(None, (*said, _result(entry["result"]))))
+
+
+def _result(result: Facts | None) -> str:
+    if result is None or result.get("empty"):
+        return ""
+    if failure := result.get("failure"):
+        return f"failed with {failure['code']}: {failure['message']}"
+    return f"keys: {', '.join(result['keys'])}" if "keys" in result else str(result["value"])
+
+
+def _error(error: Facts | None) -> str:
+    if error is None:
+        return ""
+    of = "" if error.get("index") is None else f" at entry {error['index']}"
+    return f"{_time(error['at'], _FULL)}, {error['code']}{of}: {error['message']}"
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _short(text: str) -> str:
+    told = " ".join(text.split())
+    return told if len(told) <= _SAID else f"{told[:_SAID]}…"
+
+
+def _time(at: str | None, form: str) -> str:
+    if at is None:
+        return ""
+    shown = datetime.fromisoformat(at).strftime(form)
+    return shown[:-3] if form == _FINE else shown
+
+
+def _facts(facts: Mapping[str, str]) -> None:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, cell(value))
+    Console(highlight=False).print(table)
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    lines = max(name.count("\n") for name in names)
+    for name in names:
+        table.add_column(name + "\n" * (lines - name.count("\n")), overflow="fold")
+    return table
+
+
+def _print(table: Table) -> None:
+    if table.row_count:
+        Console(highlight=False).print(table)

@@ -1,0 +1,194 @@
+"""Runs the runtime of invocations of a deployment, with its HTTP and the services of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from iscp_dagster.invocations.ingress.app import Settings as AppSettings
+from iscp_dagster.invocations.ingress.app import create_app
+from iscp_dagster.invocations.ingress.tokens import checked
+from iscp_dagster.invocations.runtime.runtime import Runtime
+from iscp_dagster.invocations.runtime.settings import Settings as RuntimeSettings
+from iscp_dagster.invocations.runtime.sql.store import RETENTION, SqlStore
+from iscp_dagster.invocations.runtime.store.operations import Register
+from iscp_dagster.invocations.runtime.store.outcomes import Refused
+from iscp_dagster.joblog.sql.engine import open_engine
+from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
+from iscp_dagster.model.variables import INVOCATIONS_TOKEN, LOG_URL
+from iscp_dagster.serve.web.following import following
+from iscp_dagster.serve.web.server import listening
+from iscp_dagster.web.admission import Admission, allowed_hosts, is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.types import ASGIApp
+
+HOST, PORT = "127.0.0.1", 4080
+OWN = "dp_iscp"
+"""The id of the deployment of the process's own services, whatever their address."""
+SERVICES = "/services"
+_END_SECONDS = 2
+_AGAIN_SECONDS = 0.5
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a server is made from."""
+
+    environ: Mapping[str, str] = field(repr=False)
+    log_url: str = field(repr=False)
+    token: str = field(default="", repr=False)
+    runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
+    retention: timedelta = RETENTION
+    services: ASGIApp | None = None
+    """The service endpoint of the process's own services, if there is one."""
+
+
+def settings_of(
+    environ: Mapping[str, str],
+    host: str,
+    *,
+    runtime: RuntimeSettings | None = None,
+    retention: timedelta = RETENTION,
+    services: ASGIApp | None = None,
+) -> Settings:
+    """The server's settings. Raises ConfigError for what cannot be served so."""
+    if not environ.get(LOG_URL):
+        raise ConfigError(
+            f"{LOG_URL} is not set, and no stack is up. Start one with `iscp up`, or name the "
+            "database that invocations are kept in."
+        )
+    token = checked(environ.get(INVOCATIONS_TOKEN, ""))
+    check_host(host, token)
+    return Settings(
+        environ=environ,
+        log_url=environ[LOG_URL],
+        token=token,
+        runtime=runtime or RuntimeSettings(),
+        retention=retention,
+        services=services,
+    )
+
+
+def check_host(host: str, token: str) -> None:
+    """Reject another address than this machine's own without a token. Raises ConfigError."""
+    if not token and not is_loopback(host):
+        raise ConfigError(
+            f"--host {host!r} is not an address of this machine alone, and {INVOCATIONS_TOKEN} is "
+            "not set: everybody who reaches it could invoke every handler. Set it, or listen on "
+            "127.0.0.1."
+        )
+
+
+def serve(
+    settings: Settings, host: str, port: int, tell: Callable[[str], None], *, follow: bool = False
+) -> None:
+    """Serve until SIGINT or SIGTERM; `tell` gets one line once the port is there.
+
+    With `follow` it also ends when the declarations change. Raises ConfigError when the address
+    cannot be listened on, and UnavailableError when the database does not answer.
+    """
+    store = _store(settings)
+    store.ensure()
+    with listening(host, port) as place:
+        at = place.getsockname()[1]
+        tell(f"Invocations: http://{_bracketed(host)}:{at}")
+        config = uvicorn.Config(
+            application(settings, store, f"http://{_bracketed(_reached(host))}:{at}"),
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=_END_SECONDS,
+        )
+        server = uvicorn.Server(config)
+        with _following(settings, server) if follow else nullcontext():
+            server.run(sockets=[place])
+
+
+def application(settings: Settings, store: SqlStore, address: str) -> Starlette:
+    """The application that is served at `address`; the runtime runs while it does."""
+    runtime = Runtime(store, settings.runtime)
+    path = services_path(settings.token)
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        async with runtime:
+            own = asyncio.ensure_future(_registered(runtime, f"{address}{path}", settings))
+            try:
+                yield
+            finally:
+                own.cancel()
+                await asyncio.gather(own, return_exceptions=True)
+
+    own_services = [Mount(path, settings.services)] if settings.services else []
+    return create_app(
+        AppSettings(
+            backend=runtime,
+            token=settings.token,
+            open_below=path if settings.token else "",
+            # Dagster's pages lead people to an invocation.
+            admission=Admission(hosts=allowed_hosts(settings.environ), links=True),
+            routes=own_services,
+            lifespan=lifespan,
+        )
+    )
+
+
+def services_path(token: str) -> str:
+    """Where the own services are. Who has no token cannot guess it, so it needs none."""
+    if not token:
+        return SERVICES
+    return f"{SERVICES}/{hmac.new(token.encode(), b'services', hashlib.sha256).hexdigest()}"
+
+
+async def _registered(runtime: Runtime, url: str, settings: Settings) -> None:
+    """Register the own services, as soon as they answer at their address."""
+    while settings.services:
+        try:
+            found, services = await runtime.discover(url)
+            register = Register(deployment=replace(found, id=OWN), services=services, force=True)
+            outcome = await runtime.do(register)
+        except UnavailableError:
+            await asyncio.sleep(_AGAIN_SECONDS)
+            continue
+        except IscpError as error:
+            outcome = Refused(code=error.code, message=str(error))
+        if isinstance(outcome, Refused):
+            _LOGGER.error("the own services are not registered: %s", outcome.message)
+        return
+
+
+def _store(settings: Settings) -> SqlStore:
+    engine = open_engine(settings.log_url, kept=True)
+    return SqlStore(engine, owner=settings.runtime.owner, retention=settings.retention)
+
+
+def _following(settings: Settings, server: uvicorn.Server) -> AbstractContextManager[None]:
+    def end() -> None:
+        _LOGGER.warning("The declarations have changed; the server ends, to be started anew.")
+        server.should_exit = True
+
+    return following(settings.environ, end)
+
+
+def _reached(host: str) -> str:
+    """The address at which the process reaches itself."""
+    return {"0.0.0.0": HOST, "::": "::1", "": HOST}.get(host, host)  # noqa: S104 - it is read
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -19,6 +19,7 @@ from starlette.routing import Mount
 from iscp_dagster.invocations.ingress.app import Settings as AppSettings
 from iscp_dagster.invocations.ingress.app import create_app
 from iscp_dagster.invocations.ingress.tokens import checked
+from iscp_dagster.invocations.runtime.http.client import HTTP_1
 from iscp_dagster.invocations.runtime.runtime import Runtime
 from iscp_dagster.invocations.runtime.settings import Settings as RuntimeSettings
 from iscp_dagster.invocations.runtime.sql.store import RETENTION, SqlStore
@@ -159,7 +160,8 @@ async def _registered(runtime: Runtime, url: str, settings: Settings) -> None:
     """Register the own services, as soon as they answer at their address."""
     while settings.services:
         try:
-            found, services = await runtime.discover(url)
+            # uvicorn, which serves this, would warn of HTTP/2.
+            found, services = await runtime.discover(url, http=HTTP_1)
             register = Register(deployment=replace(found, id=OWN), services=services, force=True)
             outcome = await runtime.do(register)
         except UnavailableError:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from iscp_dagster.invocations.runtime.retries import RetryPolicy
+from iscp_dagster.model.clock import DURATION, duration
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 PORT = 4080
 
@@ -16,6 +22,28 @@ def serve(
         str, typer.Option(help="Address to listen on; others than loopback need a token.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0: a free one.")] = PORT,
+    own_services: Annotated[
+        bool,
+        typer.Option(
+            "--own-services/--no-own-services",
+            help="Serve Iscp and Index, by which handlers drive jobs, too.",
+        ),
+    ] = True,
+    retry_initial: Annotated[
+        float, typer.Option(help="Seconds until a failed attempt is made again.")
+    ] = RetryPolicy.initial,
+    retry_factor: Annotated[
+        float, typer.Option(help="By which that grows with each failure in a row.")
+    ] = RetryPolicy.factor,
+    retry_cap: Annotated[
+        float, typer.Option(help="The most seconds between two attempts.")
+    ] = RetryPolicy.cap,
+    retry_attempts: Annotated[
+        int, typer.Option(min=0, help="After so many in a row it is paused; 0: never.")
+    ] = 20,
+    keep: Annotated[
+        str, typer.Option(help=f"How long ended invocations are kept: {DURATION}.")
+    ] = "1d",
     follow: Annotated[
         bool,
         typer.Option("--follow", help="End when the declarations change, to be started anew."),
@@ -25,11 +53,32 @@ def serve(
     from iscp_dagster.model.imports import need
 
     need("serve", "`iscp invocations serve`")
+    from iscp_dagster.invocations.runtime.settings import Settings
     from iscp_dagster.jobservices import server
+    from iscp_dagster.jobservices.app import services_app
     from iscp_dagster.local.stack.environment import with_stack
     from iscp_dagster.serve.web.server import log_to_stderr
 
     environ = with_stack(os.environ)
     log_to_stderr()
-    settings = server.settings_of(environ, host)
+    policy = RetryPolicy(
+        initial=retry_initial,
+        factor=retry_factor,
+        cap=retry_cap,
+        attempts=retry_attempts or None,
+    )
+    settings = server.settings_of(
+        environ,
+        host,
+        runtime=Settings(policy=policy),
+        retention=_kept(keep),
+        services=services_app(environ) if own_services else None,
+    )
     server.serve(settings, host, port, typer.echo, follow=follow)
+
+
+def _kept(text: str) -> timedelta:
+    found = duration(text)
+    if found is None or not found:
+        raise typer.BadParameter(f"{text!r} is no time; write {DURATION}.", param_hint="--keep")
+    return found

@@ -16,7 +16,7 @@ from iscp_dagster.cli.parts.plain import cell, word
 _FULL, _SHORT, _FINE = "%Y-%m-%d %H:%M:%S", "%m-%d %H:%M:%S", "%m-%d %H:%M:%S.%f"
 _SAID = 160
 """Characters of what an entry says; --json prints more."""
-_IN_DETAIL = {"service_name", "handler_name", "key"}
+_AWAKEABLE = "Awakeable"
 
 Facts = Mapping[str, Any]
 
@@ -55,6 +55,10 @@ def whole(each: Facts) -> None:
     _facts({name: str(value) for name, value in facts.items() if value})
     Console().print()
     _journal(each["journal"])
+    for entry in each["journal"]:
+        if entry["type"] == _AWAKEABLE and entry["state"] == "waiting":
+            # An id in the table would be cut in two.
+            line(f"{entry['index']} waits: iscp invocations resolve {entry['detail']['id']}")
 
 
 def deployments(found: Sequence[Facts]) -> None:
@@ -82,7 +86,7 @@ def _journal(entries: Sequence[Facts]) -> None:
 
 
 def _what(entry: Facts) -> str:
-    detail = dict(entry["detail"])
+    detail = {} if entry["type"] == _AWAKEABLE else dict(entry["detail"])
     place = [detail.pop(name) for name in ("service_name", "key", "handler_name") if name in detail]
     said = ["/".join(place), *(f"{name}: {_plain(value)}" for name, value in detail.items())]
     return "; ".join(filter(None, (*said, _result(entry["result"]))))

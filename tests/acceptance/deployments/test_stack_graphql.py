@@ -1,17 +1,20 @@
-"""The GraphQL server as a service of the stack: found, guarded, and started again."""
+"""The GraphQL server and the runtime of invocations as services of the stack: found, guarded, and
+started again.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from stackfixture import running_stack, wait_for
 
-from iscp_dagster.local.services.settings import CLICKHOUSE, GRAPHQL
-from iscp_dagster.local.services.state import Condition
+from iscp_dagster.local.services.settings import CLICKHOUSE, GRAPHQL, INVOCATIONS
+from iscp_dagster.local.services.state import Condition, ServiceState
 from iscp_dagster.local.services.state import running_stack as state_of
 from iscp_dagster.local.stack.environment import addresses
 
@@ -23,21 +26,58 @@ def asked(url: str, **headers: str) -> tuple[int, str]:
     return answer.status_code, answer.text
 
 
-def test_the_stack_keeps_the_graphql_server_up(tmp_path: Path) -> None:
-    home = tmp_path / "home"
+def invoked(url: str, handler: str, argument: object, **headers: str) -> tuple[int, object]:
+    answer = httpx.post(f"{url}/{handler}", json=argument, headers=headers, trust_env=False)
+    return answer.status_code, answer.json()
 
-    def service():
-        return state_of(home).service(GRAPHQL)
 
-    with running_stack(home, (CLICKHOUSE, GRAPHQL)):
-        url = addresses({"ISCP_HOME": str(home)})["ISCP_GRAPHQL_URL"]
-        assert url == service().address
-        assert asked(url) == (200, '{"data":{"_tables":[]}}')
-        assert asked(url, Origin="https://elsewhere.example")[0] == 403
-        first = service().pid
-        os.kill(first, signal.SIGKILL)
-        wait_for(lambda: service().pid not in {None, first}, 60)
-        wait_for(lambda: service().condition is Condition.READY, 60)
-        assert service().restarts == 1
-        assert asked(url)[0] == 200
-    assert "Traceback" not in (home / "logs" / "graphql.log").read_text()
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Run one stack for all, whose logs are free of tracebacks."""
+    home = tmp_path_factory.mktemp("stack") / "home"
+    with running_stack(home, (CLICKHOUSE, GRAPHQL, INVOCATIONS)):
+        yield home
+    for name in (GRAPHQL, INVOCATIONS):
+        assert "Traceback" not in (home / "logs" / f"{name}.log").read_text()
+
+
+def restarted(home: Path, name: str) -> None:
+    """Kill a service, and wait until the stack has it up again."""
+
+    def service() -> ServiceState:
+        return state_of(home).service(name)
+
+    first = service().pid
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: service().pid not in {None, first}, 60)
+    wait_for(lambda: service().condition is Condition.READY, 60)
+    assert service().restarts == 1
+
+
+def test_the_stack_keeps_the_graphql_server_up(home: Path) -> None:
+    url = addresses({"ISCP_HOME": str(home)})["ISCP_GRAPHQL_URL"]
+    assert url == state_of(home).service(GRAPHQL).address
+    assert asked(url) == (200, '{"data":{"_tables":[]}}')
+    assert asked(url, Origin="https://elsewhere.example")[0] == 403
+    restarted(home, GRAPHQL)
+    assert asked(url)[0] == 200
+
+
+def test_the_stack_keeps_the_runtime_of_invocations_up(home: Path) -> None:
+    """It serves the stack's own services, whose handlers it invokes after a restart, too."""
+    url = addresses({"ISCP_HOME": str(home)})["ISCP_INVOCATIONS_URL"]
+    assert url == state_of(home).service(INVOCATIONS).address
+    nobody = {"job": "shop.nothing/none", "tenant": "a"}
+    for _ in range(2):
+        # The own services are registered once the server answers.
+        wait_for(lambda: invoked(url, "Iscp/nothing", nobody)[1]["message"].count("status"), 60)
+        status, told = invoked(url, "Iscp/status", nobody)
+        assert (status, told["code"]) == (404, 404), told
+        assert "shop.nothing/none" in told["message"]
+        if state_of(home).service(INVOCATIONS).restarts == 0:
+            restarted(home, INVOCATIONS)
+    assert invoked(url, "Iscp/status", nobody, Origin="https://elsewhere.example")[0] == 403
+    found = httpx.get(f"{url}/admin/invocations", trust_env=False).json()["invocations"]
+    assert [(each["target"], each["status"]) for each in found] == [
+        ("Iscp/status", "completed")
+    ] * 2

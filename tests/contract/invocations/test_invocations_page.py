@@ -1,0 +1,169 @@
+"""What docs/invocations.md says: its examples are run, its tables are those of the code."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+import typer
+from asgiservers import uvicorn_of
+from places import DOCS, ROOT
+from runtimeserver import runtime_of
+
+from iscp_dagster.cli.main import COMMANDS, load
+from iscp_dagster.invocations.client import Client
+from iscp_dagster.invocations.ingress import refusals, tokens
+from iscp_dagster.invocations.ingress.admin import CHANGES
+from iscp_dagster.invocations.ingress.invoking import Bounds
+from iscp_dagster.invocations.runtime.owners import SILENT_SECONDS
+from iscp_dagster.invocations.runtime.retries import RetryPolicy
+from iscp_dagster.invocations.runtime.sql.store import RETENTION
+from iscp_dagster.invocations.runtime.store.views import Status
+
+PAGE = (DOCS / "invocations.md").read_text(encoding="utf-8")
+SHELL = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+DEADLINE = 20
+
+
+@pytest.fixture(scope="module")
+def greeting(tmp_path_factory):
+    """The page's service, imported from a file of its own."""
+    (code,) = re.findall(r'```python title="greeting.py"\n(.*?)```', PAGE, re.DOTALL)
+    file = tmp_path_factory.mktemp("greeting") / "greeting.py"
+    file.write_text(code)
+    spec = importlib.util.spec_from_file_location("greeting", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["greeting"] = module
+    spec.loader.exec_module(module)
+    yield module.app
+    del sys.modules["greeting"]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return f"sqlite:///{tmp_path_factory.mktemp('log')}/log.sqlite"
+
+
+@pytest.fixture(scope="module")
+def shell(greeting, log, tmp_path_factory):
+    """Run lines of the page against servers that stand at the ports it names."""
+    environ = {"PATH": "/usr/bin:/bin:/usr/local/bin", "ISCP_LOG_URL": log, "no_proxy": "*"}
+    environ["ISCP_HOME"] = str(tmp_path_factory.mktemp("home"))
+    with runtime_of(log) as runtime, uvicorn_of(greeting) as service:
+
+        def run(lines):
+            ran = lines.replace("http://127.0.0.1:4080", runtime)
+            ran = ran.replace("http://127.0.0.1:9080", service.url)
+            ran = ran.replace("./iscp", f"{sys.executable} -m iscp_dagster.cli.main")
+            told = {**environ, "ISCP_INVOCATIONS_URL": runtime}
+            done = subprocess.run(
+                ["bash", "-ec", ran],
+                capture_output=True,
+                text=True,
+                env=told,
+                check=False,
+                timeout=60,
+                cwd=ROOT,
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            return done.stdout
+
+        run.url = runtime
+        yield run
+
+
+def documents(text):
+    """JSON documents that stand one after the other."""
+    decoder, found, at = json.JSONDecoder(), [], 0
+    while at < len(text):
+        document, at = decoder.raw_decode(text, at)
+        found.append(document)
+        at += len(text[at:]) - len(text[at:].lstrip())
+    return found
+
+
+def test_the_first_invocations_print_what_the_page_says(shell):
+    (lines,) = [each for each in SHELL if "/admin/deployments" in each]
+    registered, hello, total = documents(shell(lines))
+    assert [each["name"] for each in registered["services"]] == ["Counter", "Greeter"]
+    assert f"print `{json.dumps(hello)}` and `{total}`" in PAGE
+
+
+def test_an_idempotency_key_and_a_delay_are_as_the_page_says(shell):
+    (lines,) = [each for each in SHELL if "idempotency-key" in each]
+    sent, hello, later = documents(shell(lines))
+    assert f'{{"invocationId": "inv_1…", "status": "{sent["status"]}"}}' in PAGE
+    assert hello == "Hello Ada"
+    with Client(shell.url) as client:
+        assert client.attach(sent["invocationId"]) == "Hello Ada"
+        assert client.attach(later["invocationId"], seconds=DEADLINE) == 7
+
+
+def test_an_invocation_that_waits_is_shown_and_resolved(shell):
+    (lines,) = [each for each in SHELL if "invocations resolve" in each]
+    with Client(shell.url) as client:
+        id_ = client.send("Greeter", "approve", "order 7").id
+        ended = time.monotonic() + DEADLINE
+        while client.invocation(id_)["status"] != "suspended":
+            assert time.monotonic() < ended
+            time.sleep(0.01)
+        awakeable = client.invocation(id_)["journal"][1]["detail"]["id"]
+        said = shell(lines.replace("inv_1…", id_).replace("prom_1…", awakeable))
+        assert client.attach(id_, seconds=DEADLINE) == "order 7: yes"
+    (drawn,) = re.findall(r"```text\n(#.*?)```", PAGE, re.DOTALL)
+    assert outline(drawn) == outline(said[said.index("#") :])[: len(outline(drawn))]
+    assert f"{awakeable} is resolved." in said
+
+
+def outline(table):
+    """The words of a table of a journal, but for its times and ids."""
+    known = re.sub(r"\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}|(?<=prom_1)\S+", "", table)
+    return known.split()
+
+
+def test_every_status_of_an_answer_that_the_code_gives_is_on_the_page():
+    (table,) = re.findall(r"\| status \| why \|\n\|---\|---\|\n(.*?)\n\n", PAGE, re.DOTALL)
+    listed = {int(each) for each in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
+    held = vars(refusals).values()
+    assert listed == {each for each in held if isinstance(each, int)}
+
+
+def test_every_status_of_an_invocation_is_on_the_page():
+    (table,) = re.findall(r"\| status \| an invocation.*?\n\n", PAGE, re.DOTALL)
+    assert re.findall(r"^\| ([a-z ]+) \| (?!an)", table, re.MULTILINE) == [
+        each.label for each in Status
+    ]
+
+
+def test_every_command_and_change_is_on_the_page():
+    commands = load("invocations", COMMANDS["invocations"]).commands
+    named = set(re.findall(r"`([a-z]+)[^`]*`", PAGE))
+    assert set(commands) <= named
+    assert {f"/{change}`" for change in CHANGES if f"/{change}`" not in PAGE} == set()
+    options = {
+        name for each in commands["serve"].params for name in each.opts + each.secondary_opts
+    }
+    said = set(re.findall(r"`(--[a-z-]+)", PAGE.partition("## Running it")[2]))
+    assert said <= options
+    assert isinstance(commands["serve"], typer.core.TyperCommand)
+
+
+def test_the_numbers_are_those_of_the_code():
+    policy, bounds = RetryPolicy(), Bounds()
+    for said in (
+        f"made again after {policy.initial * 1000:.0f} ms",
+        {2.0: "then after twice as long each time"}[policy.factor],
+        {60.0: "up to a minute"}[policy.cap],
+        f"after {policy.attempts} attempts",
+        {1: "is kept for a day"}[RETENTION.days],
+        f"{bounds.waiting:,} requests wait",
+        f"more than {bounds.body // 1024**2} MiB",
+        f"at least {tokens.SHORTEST} characters",
+        {10.0: "within about ten seconds"}[SILENT_SECONDS],
+    ):
+        assert said in PAGE.replace("\n", " "), said

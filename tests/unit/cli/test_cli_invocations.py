@@ -1,0 +1,230 @@
+"""`iscp invocations` over a database in SQLite, and the runtime's HTTP before it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import httpx
+import pytest
+from byhand import SERVICES, URL, ByHand
+from starlette.testclient import TestClient
+
+from iscp_dagster.cli import main as cli
+from iscp_dagster.invocations.client import Client
+from iscp_dagster.invocations.ingress.app import Settings, create_app
+from iscp_dagster.invocations.protocol import ids
+from iscp_dagster.invocations.protocol.awakeables import awakeable_id
+from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure
+from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.runtime.sql.store import SqlStore
+from iscp_dagster.invocations.runtime.store.deployments import Deployment
+from iscp_dagster.invocations.runtime.store.operations import Fail, Register, Submit
+from iscp_dagster.joblog.sql.engine import open_engine
+from iscp_dagster.model.variables import HOME, INVOCATIONS_URL, LOG_URL
+
+
+@pytest.fixture
+def hand(tmp_path):
+    store = SqlStore(open_engine(f"sqlite:///{tmp_path}/log.sqlite"))
+    store.ensure()
+    store.do(Register(deployment=Deployment(id="dp_1", url=URL), services=SERVICES))
+    yield ByHand(store)
+    store.engine.dispose()
+
+
+@pytest.fixture
+def iscp(hand, tmp_path, capsys, monkeypatch):
+    """Give a function that runs a command line and returns exit code and output."""
+    monkeypatch.setenv(LOG_URL, f"sqlite:///{tmp_path}/log.sqlite")
+    monkeypatch.setenv(HOME, str(tmp_path / "home"))
+    monkeypatch.setenv(INVOCATIONS_URL, "http://127.0.0.1:4080")
+    app = create_app(Settings(backend=hand))
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["iscp", "invocations", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out + err
+
+    with TestClient(app, "http://127.0.0.1:4080", client=("127.0.0.1", 5)) as http:
+
+        def carried(request):
+            path = request.url.raw_path.decode()
+            answer = http.request(
+                request.method, path, content=request.content, headers=request.headers.items()
+            )
+            return httpx.Response(
+                answer.status_code, content=answer.content, headers=answer.headers
+            )
+
+        def reached(environ):
+            return Client(environ[INVOCATIONS_URL], transport=httpx.MockTransport(carried))
+
+        monkeypatch.setattr(Client, "of", reached)
+        yield run
+
+
+def printed(iscp, *arguments):
+    code, said = iscp(*arguments)
+    assert code == 0, said
+    assert max(map(len, said.splitlines())) <= 80, said
+    return said
+
+
+def found(iscp, *arguments):
+    code, said = iscp(*arguments, "--json")
+    assert code == 0, said
+    return json.loads(said)
+
+
+def submitted(hand, service="Greeter", handler="greet", key="", argument=b'"Ada"', **more):
+    id_ = ids.shown(ids.new_id())
+    asked = Submit(id=id_, service=service, handler=handler, key=key, argument=argument, **more)
+    return hand.store.do(asked).id
+
+
+def line_of(said, word):
+    (line,) = [each for each in said.splitlines() if word in each]
+    return line
+
+
+def test_invocations_are_listed_with_their_status(iscp, hand):
+    assert printed(iscp, "list") == "0 invocations\n"
+    first, second = submitted(hand), submitted(hand, "Counter", "add", "orders/7")
+    hand.claim()
+    hand.finish(first, b"1")
+    said = printed(iscp, "list")
+    assert "completed" in line_of(said, first)
+    assert "running" in line_of(said, second)
+    assert "Counter/orders/7/add" in said
+    assert said.endswith("2 invocations\n")
+    assert [each["id"] for each in found(iscp, "list")] == [second, first]
+    assert [each["id"] for each in found(iscp, "list", "--status", "completed")] == [first]
+    assert [each["id"] for each in found(iscp, "list", "--service", "Counter")] == [second]
+    assert [each["id"] for each in found(iscp, "list", "--key", "orders/7")] == [second]
+    assert printed(iscp, "list", "--limit", "1").endswith(
+        "1 invocation, the latest; --limit shows more than 1\n"
+    )
+    code, said = iscp("list", "--status", "tired")
+    assert (code, "The status 'tired' is unknown; use one of scheduled, inbox" in said) == (1, True)
+
+
+def test_a_journal_is_shown_entry_by_entry_with_names_states_and_times(iscp, hand):
+    id_ = submitted(hand, "Counter", "add", "orders/7", idempotency_key="once")
+    hand.claim()
+    entries = [
+        pb.RunEntryMessage(name="charge the card", value=b'"paid \x1b[31m"'),
+        pb.CallEntryMessage(service_name="Greeter", handler_name="greet", parameter=b'"Ada"'),
+        pb.SleepEntryMessage(wake_up_time=32_503_680_000_000),
+        pb.AwakeableEntryMessage(name="approval"),
+        pb.GetCallInvocationIdEntryMessage(call_entry_index=2),
+        pb.RunEntryMessage(name="mail", failure=Failure(code=503, message="no mail").written()),
+    ]
+    for index, message in enumerate(entries, start=1):
+        hand.commit(id_, index, message)
+    hand.suspend(id_, 3, 4)
+    said = printed(iscp, "show", id_)
+    assert line_of(said, "target").split() == ["target", "Counter/orders/7/add"]
+    assert line_of(said, "waits for").split() == ["waits", "for", "3,", "4"]
+    assert line_of(said, "idempotency").split() == ["idempotency", "once"]
+    assert '"paid \\x1b[31m"' in said
+    assert "charge the card" in said
+    table = said.partition("\n4 waits:")[0].splitlines()
+    rows = {line.split()[0]: line.split() for line in table if line[:1].isdigit()}
+    states = {number: row[2] for number, row in rows.items()}
+    waiting = dict.fromkeys("34", "waiting")
+    assert states == {"0": "stored", "1": "stored", "2": "waiting", **waiting} | {
+        "5": "completed",
+        "6": "failed",
+    }
+    assert "3000-01-01" in said
+    awakeable = awakeable_id(ids.parsed(id_), 4)
+    assert said.endswith(f"\n4 waits: iscp invocations resolve {awakeable}\n")
+    times = [each["stored"] for each in found(iscp, "show", id_)["journal"]]
+    assert times == sorted(times)
+    day, clock = times[1][5:10], times[1][11:23]
+    assert f"{day} {clock}" in said
+
+
+def test_why_an_attempt_failed_is_shown(iscp, hand):
+    id_ = submitted(hand)
+    hand.claim()
+    error = ErrorReport(code=500, message="[red]no[/] connection", index=0, name="x")
+    fence = hand._driven[id_].fence
+    hand.store.do(Fail(id=id_, fence=fence, error=error, next_at=32_503_680_000_000))
+    said = printed(iscp, "show", id_)
+    assert "500 at entry 0: [red]no[/] connection" in said
+    assert line_of(said, "next try").split()[2] == "3000-01-01"
+    assert line_of(said, "status").split() == ["status", "backing", "off"]
+
+
+def test_an_unknown_invocation_is_told(iscp):
+    code, said = iscp("show", "inv_1nothing")
+    assert code == 1
+    assert said == (
+        "iscp: There is no invocation 'inv_1nothing'; `iscp invocations list` shows those kept.\n"
+    )
+    code, said = iscp("cancel", "inv_1nothing")
+    assert (code, "refused with 404" in said) == (1, True)
+
+
+def test_invocations_are_canceled_killed_paused_resumed_and_purged(iscp, hand):
+    id_ = submitted(hand)
+    hand.claim()
+    assert printed(iscp, "pause", id_) == f"{id_} is paused.\n"
+    assert printed(iscp, "resume", id_) == f"{id_} goes on.\n"
+    assert printed(iscp, "resume", id_) == f"{id_} is left as it is: there is nothing to resume.\n"
+    assert printed(iscp, "cancel", id_) == f"{id_} is canceled.\n"
+    assert found(iscp, "kill", id_) == {"id": id_, "changed": True}
+    assert line_of(printed(iscp, "show", id_), "result").split(maxsplit=1)[1].rstrip() == (
+        "failed with 409: killed"
+    )
+    assert printed(iscp, "purge", id_) == f"{id_} is forgotten.\n"
+    assert found(iscp, "list") == []
+
+
+def test_an_awakeable_is_resolved_with_json_or_rejected(iscp, hand):
+    id_ = submitted(hand)
+    hand.claim()
+    for index in (1, 2):
+        hand.commit(id_, index, pb.AwakeableEntryMessage())
+    first, second = (awakeable_id(ids.parsed(id_), index) for index in (1, 2))
+    code, said = iscp("resolve", first, "yes")
+    assert code == 2
+    assert "'yes' is no JSON; quote a text" in said
+    assert iscp("resolve", first, "1", "--reject", "no")[0] == 2
+    assert printed(iscp, "resolve", first, '{"ok": true}') == f"{first} is resolved.\n"
+    assert printed(iscp, "resolve", first) == f"{first} was completed before.\n"
+    assert found(iscp, "resolve", second, "--reject", "no")["changed"]
+    results = [each["result"] for each in found(iscp, "show", id_)["journal"][1:]]
+    assert results == [
+        {"value": '{"ok": true}', "bytes": 12},
+        {"failure": {"code": 500, "message": "no"}},
+    ]
+
+
+def test_addresses_are_deployed_and_listed(iscp, hand):
+    said = printed(iscp, "deploy", "http://127.0.0.1:9081")
+    assert "http://127.0.0.1:9081 (dp_1)" in said
+    assert "  Counter (VIRTUAL_OBJECT): add, get" in said
+    told = found(iscp, "deploy")
+    assert [each["uri"] for each in told] == ["http://127.0.0.1:9081"]
+    assert "  Greeter (SERVICE): greet, raw" in printed(iscp, "deploy")
+    code, said = iscp("deploy", "ftp://host")
+    assert (code, "422: The address" in said) == (1, True)
+
+
+@pytest.mark.parametrize("keep", ["", "0s", "soon"])
+def test_a_retention_that_is_none_is_an_error_of_usage(iscp, keep):
+    code, said = iscp("serve", "--keep", keep)
+    assert (code, "is no time" in said) == (2, True)
+
+
+def test_what_cannot_be_served_is_told_before_anything_is(iscp, monkeypatch):
+    monkeypatch.setenv("ISCP_INVOCATIONS_TOKEN", "")
+    code, said = iscp("serve", "--host", "0.0.0.0")
+    assert (code, "ISCP_INVOCATIONS_TOKEN is not set" in said) == (1, True)
+    code, said = iscp("serve", "--retry-factor", "0.5")
+    assert (code, "The retry policy" in said) == (1, True)

@@ -73,7 +73,7 @@ def test_the_stack_keeps_the_runtime_of_invocations_up(home: Path) -> None:
         wait_for(lambda: invoked(url, "Iscp/nothing", nobody)[1]["message"].count("status"), 60)
         status, told = invoked(url, "Iscp/status", nobody)
         assert (status, told["code"]) == (404, 404), told
-        assert "shop.nothing/none" in told["message"]
+        assert "There is no table 'shop.nothing'" in told["message"]
         if state_of(home).service(INVOCATIONS).restarts == 0:
             restarted(home, INVOCATIONS)
     assert invoked(url, "Iscp/status", nobody, Origin="https://elsewhere.example")[0] == 403

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from iscp_dagster.invocations.protocol.awakeables import awakeable_id
+from iscp_dagster.invocations.protocol.frames import frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.serving.attempts.operations import Operation, nothing, valued
 from iscp_dagster.invocations.serving.attempts.running import Action, RunRetry
@@ -111,7 +112,7 @@ class Context:
             idempotency_key=_idempotency(idempotency_key),
         )
         call: Call[Any] = Call(self._attempt, valued(serde_for(returns)))
-        self._attempt.begin(call, message)
+        self._attempt.begin(call, frame(message))
         call.entry = call.index
         return call
 

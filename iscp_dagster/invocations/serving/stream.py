@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import traceback
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,19 +12,14 @@ from typing import Any
 from iscp_dagster.invocations.journal.handler_events import InputClosed
 from iscp_dagster.invocations.protocol.decoding import DEFAULT, Decoder, Limits
 from iscp_dagster.invocations.protocol.failures import ErrorReport, ProtocolError
-from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.serving.attempts.attempt import Attempt
-from iscp_dagster.invocations.serving.attempts.reports import report
-from iscp_dagster.invocations.serving.context import Context
+from iscp_dagster.invocations.serving.calling import handled
 from iscp_dagster.invocations.serving.declared.services import Handler, ServiceKind
-from iscp_dagster.invocations.serving.errors import TerminalError
-from iscp_dagster.model.errors import IscpError
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
-BAD_REQUEST = 400
 logger = logging.getLogger("iscp_dagster.invocations")
 
 
@@ -86,7 +80,9 @@ class Stream:
         tasks = []
         try:
             if self._journal.closed is None:
-                self._attempt.task = asyncio.create_task(self._handle())
+                self._attempt.task = asyncio.create_task(
+                    handled(self._attempt, tracebacks=self._options.tracebacks)
+                )
                 tasks.append(self._attempt.task)
                 await asyncio.sleep(0)
             if self._journal.closed is None or self._open:
@@ -139,8 +135,14 @@ class Stream:
 
     async def _put(self, *, more: bool) -> None:
         body = self._journal.taken()
-        if body or not more:
+        if not body and more:
+            return
+        try:
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        except OSError:
+            # So a server may say that the runtime hung up (ASGI 2.4).
+            self._open, self._gone = False, True
+            self._journal.abandon()
 
     async def _drained(self) -> None:
         try:
@@ -157,45 +159,16 @@ class Stream:
             self._changed.clear()
             await self._changed.wait()
 
-    async def _handle(self) -> None:
-        """Call the handler, and end the attempt as it ends."""
-        try:
-            self._attempt.end(await self._output())
-        except asyncio.CancelledError:
-            if self._journal.closed is None:
-                self._journal.fail(ErrorReport(message="The handler was cancelled."))
-            raise
-        except (Exception, SystemExit) as error:
-            at = None if isinstance(error, IscpError) else error
-            logger.warning("An attempt of %s failed: %s", self._handler.called, error, exc_info=at)
-            told = "".join(traceback.format_exception(error)) if self._options.tracebacks else ""
-            self._journal.fail(report(error, description=told))
-
-    async def _output(self) -> pb.OutputEntryMessage:
-        given = self._attempt.input()
-        headers = {each.key: each.value for each in given.headers}
-        try:
-            arguments = self._arguments(given.value)
-            result = await self._handler.function(Context(self._attempt, headers), *arguments)
-        except TerminalError as error:
-            failure = pb.Failure(code=error.status, message=str(error))
-            return pb.OutputEntryMessage(failure=failure)
-        return pb.OutputEntryMessage(value=self._handler.output.dumps(result))
-
-    def _arguments(self, body: bytes) -> tuple[Any, ...]:
-        try:
-            return self._handler.arguments(body)
-        except ValueError as error:
-            said = f"The argument of {self._handler.called} does not fit: {error}"
-            raise TerminalError(said, BAD_REQUEST) from None
-
     async def _stop(self, tasks: list[asyncio.Task[None]]) -> None:
         """Cancel what is left of the attempt, and wait until it has ended."""
-        left = [each for each in (*tasks, *self._attempt.actions) if not each.done()]
+        tasks = [*tasks, *self._attempt.actions]
+        left = {each for each in tasks if not each.done()}
         for each in left:
             each.cancel()
         while left:
-            _, still = await asyncio.wait(left, timeout=self._options.grace)
-            if still:
+            _, left = await asyncio.wait(left, timeout=self._options.grace)
+            if left:
                 logger.error("%s goes on after it was cancelled", self._handler.called)
-            left = list(still)
+        for each in tasks:
+            if not each.cancelled() and (error := each.exception()) is not None:
+                raise error

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from iscp_dagster.invocations.journal.handler_events import Awaited, Begun, Finished
+from iscp_dagster.invocations.journal.handler_events import Begun, Finished
 from iscp_dagster.invocations.journal.state import EagerState
 from iscp_dagster.invocations.protocol import kinds
 from iscp_dagster.invocations.protocol.decoding import Limits
 from iscp_dagster.invocations.protocol.failures import ErrorReport, ProtocolError
-from iscp_dagster.invocations.protocol.frames import Frame, frame
+from iscp_dagster.invocations.protocol.frames import frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import EMPTY, Result, put, result_of
-from iscp_dagster.invocations.protocol.versions import NEWEST, needed
 from iscp_dagster.invocations.serving.attempts import choices
 from iscp_dagster.invocations.serving.attempts.journaling import Journaling
 from iscp_dagster.invocations.serving.attempts.operations import Operation, nothing, valued
 from iscp_dagster.invocations.serving.attempts.reports import report
 from iscp_dagster.invocations.serving.attempts.running import Action, Tried
+from iscp_dagster.invocations.serving.attempts.steps import Steps, check_all, undone, where
 from iscp_dagster.invocations.serving.declared.services import Handler, ServiceKind
-from iscp_dagster.invocations.serving.errors import ContextError
 
 T = TypeVar("T")
-_TURN = 256
-"""After so many waits that were over at once, others have their turn."""
-_HERE = __name__.rpartition(".attempts.")[0]
 
 
-class Attempt:
-    """The operations of one handler, in one event loop, and in one task of it."""
+class Attempt(Steps):
+    """The steps of one handler that have more to them: its ends, state, runs and choices."""
 
     def __init__(
         self,
@@ -44,18 +39,16 @@ class Attempt:
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
+        journal = Journaling(version, wake=wake, execute=self._execute)
+        super().__init__(handler.called, journal, version=version, most=limits.journal_entries)
         self.service = service
         self.handler = handler
         self.clock = clock
         """The wall clock, in seconds."""
-        self.journal = Journaling(version, wake=wake, execute=self._execute)
-        self.task: asyncio.Task[None] | None = None
-        """The handler's."""
         self.actions: set[asyncio.Task[None]] = set()
-        self._version = version
-        self._limits = limits
-        self._turns = 0
+        """Runs under way."""
         self._runs: dict[int, Action] = {}
+        self._state = EagerState({}, partial=True)
 
     @property
     def start(self) -> Any:
@@ -64,36 +57,16 @@ class Attempt:
 
     def input(self) -> Any:
         """The message of the first entry."""
-        held = self.start.state_map
-        self._state = EagerState(
-            {each.key: each.value for each in held}, partial=self.start.partial_state
-        )
+        held = {each.key: each.value for each in self.start.state_map}
+        self._state = EagerState(held, partial=self.start.partial_state)
         recorded = self.journal.recorded[0]
-        self._enter(frame(pb.InputEntryMessage()))
+        self.enter(frame(pb.InputEntryMessage()))
         return recorded.message()
 
     def end(self, output: pb.OutputEntryMessage) -> None:
         """Give the invocation's result, and end it once all runs have ended."""
-        self._enter(self._fitting(frame(output)), self.handler.line)
+        self.enter(frame(output), self.handler.line)
         self.journal.end()
-
-    def record(self, message: Any) -> int:
-        """Issue an entry that has no result; its index."""
-        self._check()
-        return self._enter(self._fitting(frame(message)))
-
-    def operation(self, message: Any, taken: Callable[[Result], T]) -> Operation[T]:
-        """Issue an entry that has a result."""
-        operation = Operation(self, taken)
-        self.begin(operation, message)
-        return operation
-
-    def begin(self, operation: Operation[Any], message: Any) -> None:
-        """Issue an entry, whose result `operation` gets."""
-        self._check()
-        entry = self._fitting(frame(message))
-        self.journal.expect(operation)
-        self._enter(entry)
 
     def get_state(self, message: Any, taken: Callable[[Result], T]) -> Operation[T]:
         """Issue an entry that reads the state, with its result when that is known here."""
@@ -115,101 +88,46 @@ class Attempt:
 
     def run(self, action: Action) -> Operation[Any]:
         """Begin a run, if it is not recorded."""
-        self._check()
         operation = Operation(self, valued(action.serde))
-        entry = self._fitting(frame(pb.RunEntryMessage(name=action.name), requires_ack=True))
-        self.journal.expect(operation)
-        self._runs[operation.index] = action
-        self._enter(entry, event=Begun)
+        entry = frame(pb.RunEntryMessage(name=action.name), requires_ack=True)
+        self._runs[self.journal.issued] = action
+        self.begin(operation, entry, Begun)
+        self._runs.pop(operation.index, None)
         return operation
-
-    async def until(self, operation: Operation[Any]) -> None:
-        """Wait until an operation is done."""
-        await self._until(lambda: _undone((operation,)))
-
-    async def all_of(self, operations: Sequence[Operation[Any]]) -> None:
-        """Wait until all are done."""
-        _check_all(operations)
-        await self._until(lambda: _undone(operations))
 
     async def first_of(self, operations: Sequence[Operation[Any]]) -> Operation[Any]:
         """Wait until one is done, and journal which one it was."""
-        _check_all(operations)
-        self._check()
+        check_all(operations)
+        self.check_use()
         if self.journal.recorded:
             return self._chosen_before(operations)
-        await self._until(lambda: _undone(operations, first=True))
+        await self.wait(lambda: frozenset() if _any_done(operations) else undone(operations))
         chosen = min((each for each in operations if each.done), key=lambda each: each.order)
         journaled = Operation(self, nothing)
-        entry = self._fitting(choices.written(chosen.index))
-        self.journal.expect(journaled)
-        self.journal.results[journaled.index] = EMPTY
-        self._enter(entry)
+        self.begin(journaled, choices.written(chosen.index), result=EMPTY)
         await journaled
         return chosen
 
     def _chosen_before(self, operations: Sequence[Operation[Any]]) -> Operation[Any]:
         recorded = self.journal.recorded[0]
-        index = self._enter(choices.written())
+        index = self.enter(choices.written())
         try:
-            return choices.chosen(recorded, index, operations, _where())
+            return choices.chosen(recorded, index, operations, where())
         except ProtocolError as error:
             self.journal.fail(ErrorReport.of(error, index))
             raise asyncio.CancelledError from error
 
-    def _fitting(self, entry: Frame) -> Frame:
-        """The entry. Raises ContextError if it cannot be issued."""
-        if self._version < NEWEST and needed(entry) > self._version:
-            raise ContextError(
-                f"{entry.kind} needs version {needed(entry)} of the protocol, and the runtime "
-                f"speaks version {self._version}; use another runtime, or do without."
-            )
-        if self.journal.issued >= self._limits.journal_entries:
-            raise ContextError(
-                f"The journal has {self.journal.issued} entries, and no more are allowed; hand the "
-                "rest of the work to an invocation of its own, or raise the limit."
-            )
-        return entry
-
-    def _enter(self, entry: Frame, where: str = "", **event: Any) -> int:
-        return self.journal.enter(entry, where or _where(), **event)
-
-    def _check(self) -> None:
-        """Raise unless the handler itself asks, while its attempt goes on."""
-        self.journal.check_open()
-        try:
-            current = asyncio.current_task()
-        except RuntimeError:
-            current = None
-        if current is not self.task:
-            raise ContextError(
-                f"{self.handler.called} uses its context in another task or thread, or in a run, "
-                "where the order of its steps is not that of the journal; use it in the handler "
-                "itself, with gather() or select() for several operations."
-            )
-
-    async def _until(self, wanted: Callable[[], frozenset[int]]) -> None:
-        """Wait until there are no indexes that are waited for."""
-        self._check()
-        self._turns += 1
-        if self._turns % _TURN == 0:
-            await asyncio.sleep(0)
-        while indexes := wanted():
-            self.journal.step(Awaited(indexes=indexes))
-            self.journal.check_open()
-            self.journal.waiter = asyncio.get_running_loop().create_future()
-            await self.journal.waiter
-
     def _execute(self, index: int) -> None:
-        action = self._runs.pop(index)
+        action = self._runs[index]
         task = asyncio.get_running_loop().create_task(self._acted(index, action))
         self.actions.add(task)
         task.add_done_callback(self.actions.discard)
 
     async def _acted(self, index: int, action: Action) -> None:
+        """Execute a run, and tell the journal how it ended; it ends also when it is cancelled."""
         try:
             message = await action.done(self._tried(index), time.monotonic)
-        except Exception as error:  # noqa: BLE001 - whatever a user's function raises
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
             self.journal.fail(report(error, index, action.name, kinds.RUN.code))
             return
         result = result_of(message)
@@ -225,24 +143,5 @@ class Attempt:
         return Tried(count=count, seconds=self.start.duration_since_last_stored_entry / 1000)
 
 
-def _undone(operations: Sequence[Operation[Any]], *, first: bool = False) -> frozenset[int]:
-    if first and any(each.done for each in operations):
-        return frozenset()
-    return frozenset(each.index for each in operations if not each.done)
-
-
-def _check_all(operations: Sequence[Any]) -> None:
-    for each in operations:
-        if not isinstance(each, Operation):
-            raise ContextError(
-                f"{type(each).__name__} is not an operation of the context, which alone are "
-                "waited for together; do other work in a run."
-            )
-
-
-def _where() -> str:
-    """The line of the handler that is being executed."""
-    at = sys._getframe(1)  # noqa: SLF001 - the traceback module is slow
-    while at.f_back is not None and at.f_globals.get("__name__", "").startswith(_HERE):
-        at = at.f_back
-    return f"{at.f_code.co_filename}, line {at.f_lineno}"
+def _any_done(operations: Sequence[Operation[Any]]) -> bool:
+    return any(each.done for each in operations)

@@ -65,10 +65,12 @@ class Journaling:
         for each in frames:
             self.step(events.Received(frame=each))
 
-    def expect(self, operation: Operation[Any]) -> None:
-        """Let an operation have the result of the next entry."""
+    def expect(self, operation: Operation[Any], result: Result | None = None) -> None:
+        """Let an operation have the result of the next entry: `result` once that is stored."""
         operation.index = self.issued
         self._operations[operation.index] = operation
+        if result is not None:
+            self.results[operation.index] = result
 
     def enter(
         self, entry: Frame, where: str, event: Callable[..., events.InEvent] = events.Issued

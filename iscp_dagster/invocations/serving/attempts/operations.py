@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.results import Empty, Result, state_keys
-from iscp_dagster.invocations.serving.errors import TerminalError
+from iscp_dagster.invocations.serving.errors import ContextError, TerminalError
 
 if TYPE_CHECKING:
     from iscp_dagster.invocations.serving.declared.serde import Serde
@@ -55,7 +55,13 @@ class Operation(Generic[T]):
         if isinstance(self._result, Failure):
             raise TerminalError(self._result.message, self._result.code)
         assert self._result is not None
-        return self._taken(self._result)
+        try:
+            return self._taken(self._result)
+        except ValueError as error:
+            raise ContextError(
+                f"The result of entry {self.index} cannot be read: {error}. Give the type hint or "
+                "serde with which it was written."
+            ) from None
 
 
 def valued(serde: Serde, empty: Any = None) -> Callable[[Result], Any]:

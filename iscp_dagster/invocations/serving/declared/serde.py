@@ -91,23 +91,49 @@ def serde_for(hint: Any) -> Serde:
 
 
 def returned_by(function: Callable[..., Any]) -> Serde:
-    """The serde for what a function returns, by its annotation; JSON where there is none."""
+    """The serde for what a function returns, by its annotation; JSON where there is none.
+
+    Raises ContextError for an annotation that cannot be read.
+    """
     plain = unwrap(getattr(function, "__func__", function))
-    if "return" not in getattr(plain, "__annotations__", ()):
-        return JSON
-    return _returned(plain)
+    hint = getattr(plain, "__annotations__", {}).get("return", Any)
+    if isinstance(hint, str):
+        try:
+            hint = hints_of(plain)["return"]
+        except NameError as error:
+            raise ContextError(unreadable(plain, error)) from None
+    return serde_for(NoneType if hint is None else hint)
 
 
-@lru_cache(maxsize=1024)
-def _returned(function: Callable[..., Any]) -> Serde:
-    return serde_for(get_type_hints(function, include_extras=True)["return"])
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The type hints of a function. Raises NameError for a name that its module has not."""
+    return get_type_hints(function, include_extras=True)
 
 
-@lru_cache(maxsize=1024)
+def unreadable(function: Callable[..., Any], error: NameError) -> str:
+    """Why the hints of a function cannot be read, and the remedy."""
+    return (
+        f"The annotations of {function.__qualname__} cannot be read: {error}. Define or import at "
+        "the top of its module what they name, not in a function or under TYPE_CHECKING."
+    )
+
+
 def adapter(hint: Any) -> TypeAdapter[Any]:
+    """What reads and describes values of a type hint."""
+    try:
+        return _adapter(hint)
+    except TypeError:
+        # An Annotated may hold what has no hash.
+        return _made(hint)
+
+
+def _made(hint: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(hint)
+
+
+_adapter = lru_cache(maxsize=1024)(_made)
 
 
 def _told(error: ValidationError) -> str:

@@ -7,9 +7,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from inspect import Parameter, getdoc, iscoroutinefunction, signature
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
-from iscp_dagster.invocations.serving.declared.serde import JSON, Serde, serde_for
+from iscp_dagster.invocations.serving.declared.serde import (
+    JSON,
+    Serde,
+    hints_of,
+    serde_for,
+    unreadable,
+)
 from iscp_dagster.model.errors import ConfigError
 
 Function = Callable[..., Awaitable[Any]]
@@ -150,8 +156,11 @@ def _handler(service: str, function: Function, kind: HandlerKind) -> Handler:
     if not iscoroutinefunction(function):
         raise ConfigError(f"the handler {service}.{name} is not async; write `async def {name}`")
     argument = _argument(f"{service}.{name}", function)
-    hints = get_type_hints(function, include_extras=True)
-    return Handler(
+    try:
+        hints = hints_of(function)
+    except NameError as error:
+        raise ConfigError(unreadable(function, error)) from None
+    handler = Handler(
         service=service,
         name=name,
         kind=kind,
@@ -161,6 +170,21 @@ def _handler(service: str, function: Function, kind: HandlerKind) -> Handler:
         output=serde_for(hints["return"]) if "return" in hints else JSON,
         documentation=getdoc(function) or "",
     )
+    _check(handler)
+    return handler
+
+
+def _check(handler: Handler) -> None:
+    """Raise ConfigError for types that JSON has no form for, before a runtime asks for them."""
+    for what, serde in (("argument", handler.input), ("result", handler.output)):
+        try:
+            _ = serde and serde.schema()
+        except Exception as error:
+            raise ConfigError(
+                f"the {what} of {handler.called} has a type without a form in JSON: "
+                f"{str(error).splitlines()[0]} Give plain types, dataclasses or pydantic models, "
+                "or bytes."
+            ) from error
 
 
 def _argument(called: str, function: Function) -> Parameter | None:

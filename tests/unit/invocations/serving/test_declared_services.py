@@ -20,6 +20,10 @@ SCHEMA = json.loads(
 )
 
 
+class Lock:
+    """Pydantic does not know it."""
+
+
 @dataclass
 class Order:
     id: int
@@ -173,9 +177,33 @@ def two_runs():
         pass
 
 
+def no_form():
+    @Service("Orders").handler
+    async def place(ctx: Context, what: Lock) -> None:
+        pass
+
+
+def no_form_of_the_result():
+    @Service("Orders").handler
+    async def place(ctx: Context) -> Lock:
+        pass
+
+
+def no_such_type():
+    class Local:
+        pass
+
+    @Service("Orders").handler
+    async def place(ctx: Context, what: Local) -> None:
+        pass
+
+
 @pytest.mark.parametrize(
     ("declare", "told"),
     [
+        (no_form, "the argument of Orders.place has a type without a form in JSON"),
+        (no_form_of_the_result, "the result of Orders.place has a type without a form in JSON"),
+        (no_such_type, "place cannot be read: name 'Local' is not defined"),
         (lambda: Service("no spaces"), "'no spaces' is invalid"),
         (two_handlers, "Orders has two handlers of the name 'place'"),
         (not_async, "Orders.place is not async"),

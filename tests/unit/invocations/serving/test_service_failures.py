@@ -181,6 +181,30 @@ def test_a_terminal_error_in_a_run_is_its_result():
     assert journal.output.value == b"402"
 
 
+def test_a_run_that_is_cancelled_or_exits_fails_its_attempt():
+    async def cancels():
+        raise asyncio.CancelledError
+
+    async def cancelled(ctx: Context) -> None:
+        await ctx.run("cancels", cancels)
+
+    async def exits(ctx: Context) -> None:
+        await ctx.run("exits", sys.exit, 3)
+
+    assert failed(journal_of(cancelled)).message.startswith("CancelledError")
+    assert failed(journal_of(exits)).message == "SystemExit: 3"
+
+
+def test_a_result_that_does_not_fit_its_hint_is_told():
+    async def asks(ctx: Context) -> int:
+        return await ctx.call("T", "h", returns=int)
+
+    journal = journal_of(asks)
+    attempt(journal)
+    journal.complete(1, b'"x"')
+    assert "The result of entry 1 cannot be read" in failed(journal).message
+
+
 async def plain(ctx: Context) -> None:
     await ctx.sleep(1)
     await ctx.call("T", "h", key="k")

@@ -7,7 +7,7 @@ import json
 import threading
 
 import pytest
-from asgistream import ack, asked, line, names, told
+from asgistream import ack, asked, line, names, scope_of, told
 
 from iscp_dagster.invocations import Context, Service, service_app
 from iscp_dagster.invocations.protocol.failures import Failure
@@ -301,6 +301,51 @@ def test_a_handler_that_will_not_end_is_named_in_the_log(caplog):
 
     asyncio.run(scene())
     assert "S.stubborn goes on after it was cancelled" in caplog.text
+
+
+def test_a_handler_that_waits_no_longer_is_not_suspended():
+    other, goes_on = Service("S"), asyncio.Event()
+
+    @other.handler
+    async def gives_up(ctx: Context) -> str:
+        asyncio.get_running_loop().call_later(0.01, asyncio.current_task().cancel)
+        try:
+            await ctx.sleep(60)
+        except asyncio.CancelledError:
+            await goes_on.wait()
+        return "gave up"
+
+    async def scene():
+        async with line(service_app(other), "/invoke/S/gives_up", http="2") as made:
+            made.say(start(), INPUT)
+            await made.hear()
+            await asyncio.sleep(0.03)
+            made.say(more=False)
+            with pytest.raises(asyncio.TimeoutError):
+                await made.hear(seconds=0.03)
+            goes_on.set()
+            return names(await made.rest())
+
+    assert asyncio.run(scene()) == ["Output", "End"]
+
+
+def test_a_server_may_say_by_an_error_that_the_runtime_is_gone():
+    async def scene():
+        before = asyncio.all_tasks()
+        said = asyncio.Queue()
+        body = encode(start()) + encode(INPUT)
+        said.put_nowait({"type": "http.request", "body": body, "more_body": True})
+
+        async def send(message):
+            if message["type"] == "http.response.body":
+                raise OSError("gone")
+
+        await asyncio.wait_for(APP(scope_of("/invoke/S/steps", http="2"), said.get, send), 5)
+        assert asyncio.all_tasks() == before
+
+    ended.clear()
+    asyncio.run(scene())
+    assert ended == [1]
 
 
 def test_what_a_handler_did_is_sent_while_it_works():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from iscp_dagster.invocations.serving.declared.serde import (
     BYTES,
@@ -79,6 +79,21 @@ def test_a_value_that_does_not_fit_is_not_told():
     assert "hunter2" not in str(refused.value)
 
 
+def test_what_a_function_says_it_returns_must_be_readable():
+    class Local:
+        pass
+
+    def made() -> Local: ...
+
+    with pytest.raises(ContextError, match="made cannot be read: name 'Local' is not defined"):
+        returned_by(made)
+
+
+def test_a_hint_may_have_no_hash():
+    hint = Annotated[int, Field(json_schema_extra={"examples": [1]}), []]
+    assert serde_for(hint).loads(b"3") == 3
+
+
 def test_a_function_says_what_it_returns():
     def made() -> Place: ...
 
@@ -91,4 +106,5 @@ def test_a_function_says_what_it_returns():
     assert returned_by(fetched) is BYTES
     assert returned_by(Client().count) == Json(int)
     assert returned_by(lambda: 1) is JSON
+    assert returned_by(print) is JSON
     assert serde_for(Any) is JSON

@@ -1,0 +1,57 @@
+"""Calls a handler, and ends its attempt as it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from typing import Any
+
+from iscp_dagster.invocations.protocol.failures import ErrorReport
+from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.serving.attempts.attempt import Attempt
+from iscp_dagster.invocations.serving.attempts.reports import report
+from iscp_dagster.invocations.serving.context import Context
+from iscp_dagster.invocations.serving.declared.services import Handler
+from iscp_dagster.invocations.serving.errors import TerminalError
+from iscp_dagster.model.errors import IscpError
+
+BAD_REQUEST = 400
+logger = logging.getLogger("iscp_dagster.invocations")
+
+
+async def handled(attempt: Attempt, *, tracebacks: bool) -> None:
+    """Call the attempt's handler with its input. What it raises ends the attempt, not the caller.
+
+    With `tracebacks` the runtime is told where it failed.
+    """
+    try:
+        attempt.end(await _output(attempt))
+    except asyncio.CancelledError:
+        attempt.journal.fail(ErrorReport(message="The handler was cancelled."))
+        raise
+    except (Exception, SystemExit) as error:
+        at = None if isinstance(error, IscpError) else error
+        logger.warning("An attempt of %s failed: %s", attempt.handler.called, error, exc_info=at)
+        told = "".join(traceback.format_exception(error)) if tracebacks else ""
+        index = attempt.journal.issued - 1
+        attempt.journal.fail(report(error, index, description=told))
+
+
+async def _output(attempt: Attempt) -> pb.OutputEntryMessage:
+    given = attempt.input()
+    context = Context(attempt, {each.key: each.value for each in given.headers})
+    try:
+        arguments = _arguments(attempt.handler, given.value)
+        result = await attempt.handler.function(context, *arguments)
+    except TerminalError as error:
+        return pb.OutputEntryMessage(failure=pb.Failure(code=error.status, message=str(error)))
+    return pb.OutputEntryMessage(value=attempt.handler.output.dumps(result))
+
+
+def _arguments(handler: Handler, body: bytes) -> tuple[Any, ...]:
+    try:
+        return handler.arguments(body)
+    except ValueError as error:
+        said = f"The argument of {handler.called} does not fit: {error}"
+        raise TerminalError(said, BAD_REQUEST) from None

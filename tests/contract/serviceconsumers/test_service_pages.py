@@ -1,0 +1,101 @@
+"""The examples of docs/service-consumers.md, carried out."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from liveruntime import running
+from places import DOCS
+from stackfixture import wait_for
+from tables import Table, deployment_at
+
+from iscp_dagster.api.jobs import Jobs
+from iscp_dagster.invocations import service_app
+from iscp_dagster.jobservices.services import index_object, iscp_service
+from iscp_dagster.jobservices.steps import Steps
+from iscp_dagster.model.declared.attach import Declared
+from iscp_dagster.serviceconsumers.runtime import RuntimeServices
+
+PAGE = (DOCS / "service-consumers.md").read_text(encoding="utf-8")
+SECONDS = 60
+ROWS = "CREATE TABLE {t} (customer STRING, id BIGINT, item STRING) USING delta"
+FEED = "TBLPROPERTIES (delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true)"
+
+
+def block(title):
+    (found,) = re.findall(
+        rf'^```python title="{title}"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL
+    )
+    return found
+
+
+def made(title, **changes):
+    code = block(title)
+    for old, new in changes.items():
+        assert old in code
+        code = code.replace(old, str(new))
+    space = {}
+    exec(compile(code, title, "exec"), space)
+    return space
+
+
+@pytest.fixture
+def live(tmp_path):
+    with running(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def orders(live, clickhouse_url, near_spark, tmp_path):
+    """Make the example's table, with its handler served, in the deployment of a runtime."""
+    booked = {"/tmp/booked.txt": tmp_path / "booked.txt"}
+    url = live.serve(made("orders_service.py", **booked)["app"])
+    declared = made("assets/orders.py", **{"http://127.0.0.1:9080": url})
+    (source,) = Declared.of(declared.values()).attached()
+    services = {"services": lambda: RuntimeServices(live.client)}
+    deployment = deployment_at(clickhouse_url, near_spark, tmp_path, **services)
+    table = Table(deployment, source)
+    table.sql(f"{ROWS} PARTITIONED BY (customer) {FEED}")
+    return table
+
+
+def insert(table, customer, *ids):
+    values = ", ".join(f"('{customer}', {id_}, 'toner')" for id_ in ids)
+    table.sql(f"INSERT INTO {{t}} VALUES {values}")
+
+
+def test_the_orders_are_booked_once_each(orders, tmp_path):
+    insert(orders, "acme", 1, 2)
+    insert(orders, "globex", 1)
+    orders.follow()
+    orders.sql("DELETE FROM {t} WHERE customer = 'acme' AND id = 2")
+    orders.follow()
+    assert sorted((tmp_path / "booked.txt").read_text().splitlines()) == [
+        "acme 1 upsert",
+        "acme 2 delete",
+        "acme 2 upsert",
+        "globex 1 upsert",
+    ]
+    names = {job.key.job_name for job in orders.jobs()}
+    assert names == {"mirror", "orders_on_changes"}
+
+
+def test_a_handler_registers_a_job_waits_and_verifies(orders, live):
+    insert(orders, "acme", 1, 2)
+    jobs = Jobs(deployment=orders.deployment, sources=[orders.source], cancel_runs=lambda _: None)
+    steps = Steps(jobs=lambda: jobs)
+    for app in (
+        service_app(iscp_service(steps), index_object(steps)),
+        made("onboarding.py")["app"],
+    ):
+        live.client.register(live.serve(app))
+    sent = live.client.send("Onboarding", "begin", "acme")
+    wait_for(orders.jobs, SECONDS)
+    orders.follow()
+    assert live.client.attach(sent.id, seconds=SECONDS) == {"version": 1, "agrees": True}
+    told = live.client.call("Iscp", "verify", {"index": ["shop.orders"], "tenant": "acme"})
+    (only,) = told["indexes"]
+    assert (told["agrees"], only["index"], only["rows"]) == (True, "shop.orders/mirror", 2)
+    (job,) = live.client.call("Iscp", "status", {"job": "shop.orders/mirror", "tenant": "acme"})
+    assert (job["state"], job["watermark"]["version"]) == ("completed", 1)

@@ -50,9 +50,9 @@ class Packet:
         return replace(self, flags=self.flags | COMPLETED, body=self.body + written_result(result))
 
 
-def packet(name: str, flags: int = 0, **fields: Any) -> Packet:
+def packet(kind: str, flags: int = 0, /, **fields: Any) -> Packet:
     """Make a message, named without its ending, from its fields."""
-    code = code_of(name)
+    code = code_of(kind)
     return Packet(code, flags, write(coded()[code], fields))
 
 

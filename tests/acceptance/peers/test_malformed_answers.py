@@ -1,0 +1,67 @@
+"""Answers that break the protocol: each is refused and tried again, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from random import Random
+
+import psutil
+import pytest
+from liar import Liar, lying
+from lies import LIES
+from ourruntime import running
+from scenarios import until
+
+from iscp_dagster.invocations.runtime.driving.attempts import Attempt
+from iscp_dagster.joblog.sql.engine import open_engine
+
+EACH = 50
+ONCE = 64
+
+
+def _left(tasks, files):
+    """The tasks that were begun and still go on, and the files more that are open."""
+    begun = asyncio.all_tasks() - tasks - {asyncio.current_task()}
+    return begun, max(0, psutil.Process().num_fds() - files)
+
+
+@pytest.mark.parametrize("http", [1, 2], ids=["exchange", "duplex"])
+def test_runtime_outlives_malformed_answers(tmp_path, caplog, record_property, http):
+    chance = Random(http)
+    liar = Liar([lie(chance) for _ in range(EACH) for lie in LIES])
+    engine = open_engine(f"sqlite:///{tmp_path}/log.db", kept=True)
+
+    async def drive(url):
+        async with running(engine, url, http=http) as caller:
+            turns = asyncio.Semaphore(ONCE)
+
+            async def one(number):
+                async with turns:
+                    return await caller.call("Liar", "go", number, key=f"k{number}")
+
+            got = await asyncio.gather(*(one(number) for number in range(len(liar.lies))))
+            assert got == ["done"] * len(liar.lies)
+
+    async def scene():
+        async with lying(liar, http=http) as url:
+            before = asyncio.all_tasks(), psutil.Process().num_fds()
+            await drive(url)
+            engine.dispose()
+
+            async def settled():
+                return _left(*before) == (set(), 0)
+
+            await until(settled)
+            gc.collect()
+            assert not [each for each in gc.get_objects() if isinstance(each, Attempt)]
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(scene())
+    told = [liar.attempts[number] for number in range(len(liar.lies))]
+    believed = [liar.lies[number] for number, times in enumerate(told) if times < 2]
+    assert not believed, believed[:3]
+    assert not [each for each in caplog.records if each.exc_info or each.levelno >= logging.ERROR]
+    record_property("malformed_answers", len(liar.lies))
+    record_property("attempts", sum(told))

@@ -80,11 +80,6 @@ def added(state: Attempt, entry: Frame) -> Attempt:
     return state
 
 
-def resolved(state: Attempt, index: int) -> Attempt:
-    """The handler may go on, if it waits for this entry."""
-    return replace(state, awaited=frozenset()) if index in state.awaited else state
-
-
 def suspended(state: Attempt) -> Step:
     """Suspend if the handler waits for what only a later attempt can bring."""
     waits = state.input_closed and state.awaited and None not in state.held.values()

@@ -9,7 +9,6 @@ from iscp_dagster.invocations.journal import bits
 from iscp_dagster.invocations.journal.handler_events import (
     Acknowledged,
     InputClosed,
-    OutEvent,
     Ready,
     Received,
     Recorded,
@@ -21,7 +20,6 @@ from iscp_dagster.invocations.journal.handler_state import (
     Phase,
     Step,
     added,
-    resolved,
     suspended,
 )
 from iscp_dagster.invocations.protocol import kinds
@@ -92,17 +90,13 @@ def _completed(state: Attempt, message: Any) -> Step:
         # It cannot become another: the first result stands.
         return state, ()
     state = replace(state, open=state.open & ~bits.bit(index))
-    return resolved(state, index), (Resolve(index=index, result=result),)
+    return state, (Resolve(index=index, result=result),)
 
 
 def _acknowledged(state: Attempt, index: int) -> Step:
     """Entries are stored in order: an ack of one says that those before it are stored."""
     if index >= state.sent:
         raise ProtocolError(f"The runtime acknowledged entry {index}, of {state.sent} that it has.")
-    told = tuple(bits.each(state.unacked & bits.up_to(index)))
-    state = replace(state, unacked=state.unacked & ~bits.up_to(index))
-    out: list[OutEvent] = []
-    for each in told:
-        state = resolved(state, each)
-        out.append(Acknowledged(index=each))
-    return state, tuple(out)
+    told = state.unacked & bits.up_to(index)
+    state = replace(state, unacked=state.unacked & ~told)
+    return state, tuple(Acknowledged(index=each) for each in bits.each(told))

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Lifespan
 
 from iscp_dagster.invocations.ingress.admin import Admin, Answer
-from iscp_dagster.invocations.ingress.backend import Backend
+from iscp_dagster.invocations.ingress.backend import Backend, Catalog
 from iscp_dagster.invocations.ingress.invoking import Bounds, Invoking, Waiting
 from iscp_dagster.invocations.ingress.outputs import Awakeables, Outputs
 from iscp_dagster.invocations.ingress.refusals import (
@@ -75,7 +75,8 @@ def _routes(settings: Settings) -> list[BaseRoute]:
     backend, bounds = settings.backend, settings.bounds
     waiting = Waiting(backend, bounds.waiting)
     outputs = _careful(Outputs(backend=backend, waiting=waiting))
-    invoking = _careful(Invoking(backend=backend, waiting=waiting, bounds=bounds))
+    catalog = Catalog(backend)
+    invoking = Invoking(backend=backend, waiting=waiting, bounds=bounds, catalog=catalog)
     awakeables = _careful(Awakeables(backend=backend, bounds=bounds))
     restate = [
         Route("/health", _healthy),
@@ -88,7 +89,7 @@ def _routes(settings: Settings) -> list[BaseRoute]:
         Mount("/restate", routes=restate),
         Mount("/admin", routes=admin),
         *settings.routes,
-        Route("/{rest:path}", invoking, methods=["POST"]),
+        Route("/{rest:path}", _careful(invoking), methods=["POST"]),
     ]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from iscp_dagster.invocations.protocol.results import Result
@@ -34,3 +35,24 @@ class Backend(Protocol):
 
     async def discover(self, url: str) -> tuple[Deployment, tuple[Service, ...]]:
         """What is served at a checked address. Raises IscpError where that cannot be learnt."""
+
+
+class Catalog:
+    """The services, as they were at most `seconds` ago; Submit looks at what they are now."""
+
+    def __init__(
+        self, backend: Backend, seconds: float = 1.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._backend, self._seconds, self._clock = backend, seconds, clock
+        self._services: Mapping[str, Service] = {}
+        self._read_at: float | None = None
+
+    async def service(self, name: str, *handlers: str) -> Service | None:
+        """The service of that name, read anew if it has none of the handlers."""
+        if self._read_at is not None and self._clock() - self._read_at < self._seconds:
+            found = self._services.get(name)
+            if found is not None and any(map(found.handler, handlers)):
+                return found
+        self._services = await self._backend.read(self._backend.store.services)
+        self._read_at = self._clock()
+        return self._services.get(name)

@@ -27,6 +27,7 @@ def invocation(each: Invocation) -> dict[str, Any]:
     """An invocation without its journal; times are UTC, in ISO 8601."""
     return {
         "id": each.id,
+        "number": each.number,
         "target": target(each),
         "service": each.service,
         "handler": each.handler,

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from iscp_dagster.invocations.ingress.backend import Backend
+from iscp_dagster.invocations.ingress.backend import Backend, Catalog
 from iscp_dagster.invocations.ingress.bodies import body
 from iscp_dagster.invocations.ingress.delays import milliseconds
 from iscp_dagster.invocations.ingress.inputs import ID_HEADER, answer, check_input, kept_headers
@@ -103,11 +103,12 @@ class Invoking:
     backend: Backend
     waiting: Waiting
     bounds: Bounds
+    catalog: Catalog
 
     async def __call__(self, request: Request) -> Response:
         """The output, or `{"invocationId", "status"}` for `/send`."""
         parts = segments(raw_path(request))
-        service = await self.service(parts[0])
+        service = await self._service(parts)
         target, send = called(parts, keyed=service.kind.keyed)
         handler = handler_of(service, target.handler)
         if not send:
@@ -118,14 +119,12 @@ class Invoking:
             raise RefusedError(made.code, made.message)
         return await self._answered(request, handler, made, send=send)
 
-    async def service(self, name: str) -> Service:
-        """The service of that name. Raises RefusedError (404)."""
-        services = await self.backend.read(self.backend.store.services)
-        found: Service | None = services.get(name)
+    async def _service(self, parts: tuple[str, ...]) -> Service:
+        found = await self.catalog.service(*parts)
         if found is None:
             raise RefusedError(
                 NOT_FOUND,
-                f"There is no service {name!r}; register the address that serves it "
+                f"There is no service {parts[0]!r}; register the address that serves it "
                 "(`iscp invocations deploy`).",
             )
         return found

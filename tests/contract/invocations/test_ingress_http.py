@@ -6,19 +6,26 @@ import asyncio
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from byhand import SERVICES, URL, ByHand
 from starlette.testclient import TestClient
 
 from iscp_dagster.invocations.ingress.app import Settings, create_app
+from iscp_dagster.invocations.ingress.backend import Catalog
 from iscp_dagster.invocations.ingress.invoking import Bounds
 from iscp_dagster.invocations.protocol.awakeables import awakeable_id
 from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.ids import new_id, parsed, shown
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.runtime.sql.store import SqlStore
-from iscp_dagster.invocations.runtime.store.deployments import Deployment, Service, ServiceKind
+from iscp_dagster.invocations.runtime.store.deployments import (
+    Deployment,
+    Handler,
+    Service,
+    ServiceKind,
+)
 from iscp_dagster.invocations.runtime.store.operations import Pause, Register
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.errors import ConfigError, UnavailableError
@@ -101,6 +108,33 @@ def test_a_terminal_failure_is_the_status_of_the_answer(http, hand):
     assert answer.status_code == 418
     assert answer.json() == {"code": 418, "message": "I am a teapot"}
     assert answer.headers["x-restate-id"] == id_
+
+
+def test_services_are_read_anew_when_they_may_have_changed(hand):
+    """What is registered is served at once, and what was read before is kept for a second."""
+    now, asked = [0.0], []
+
+    def services(asked_before=hand.store.services):
+        asked.append(now[0])
+        return asked_before()
+
+    hand.store.services = services
+    catalog = Catalog(hand, clock=lambda: now[0])
+
+    async def look():
+        found = await catalog.service("Greeter", "greet")
+        assert found.handler("bow") is None
+        for now[0] in (0.5, 0.9):
+            assert await catalog.service("Greeter", "greet") == found
+        assert await catalog.service("Nobody", "greet") is None
+        bow = replace(found, handlers=(*found.handlers, Handler(name="bow")))
+        hand.store.do(Register(deployment=Deployment(id="dp_1", url=URL), services=(bow,)))
+        assert (await catalog.service("Greeter", "ada", "bow")).handler("bow")
+        now[0] = 2.0
+        assert (await catalog.service("Greeter", "greet")).handler("bow")
+
+    asyncio.run(look())
+    assert asked == [0.0, 0.9, 0.9, 2.0]
 
 
 def test_an_object_is_called_by_its_key(http, hand):

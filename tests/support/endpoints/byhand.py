@@ -48,7 +48,7 @@ class ByHand:
     """The backend; `claim`, `commit` and `finish` are what a runtime would do."""
 
     def __init__(self, store: SqlStore) -> None:
-        self.store, self.asked = store, 0
+        self.store, self.asked, self.discovered = store, 0, 1
         self.services: tuple[Service, ...] = SERVICES
         self.refusing: Exception | None = None
         self.waiting = threading.Semaphore(0)
@@ -72,7 +72,8 @@ class ByHand:
     async def discover(self, url: str) -> tuple[Deployment, tuple[Service, ...]]:
         if self.refusing is not None:
             raise self.refusing
-        return Deployment(id="dp_1", url=url, registered=1), self.services
+        self.discovered += 1
+        return Deployment(id=f"dp_{self.discovered}", url=url, registered=1), self.services
 
     def claim(self) -> list[str]:
         """Take everything that is ready; the ids."""

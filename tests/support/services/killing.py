@@ -52,12 +52,14 @@ KINDS: dict[str, Callable[[Process], bool]] = {
     "daemon": _has("dagster._daemon run"),
     "webserver": _has("dagster_webserver"),
     "graphql": _has("iscp_dagster.cli.main serve"),
+    "invocations": _has("iscp_dagster.cli.main invocations serve"),
     "run server": lambda each: _forked(_RUNS, each, of=False),
     "run": lambda each: _forked(_RUNS, each, of=True),
 }
 SERVING = {"clickhouse": "clickhouse", "jvm": "spark", "code server": "code"} | {
     "webserver": "dagster",
     "graphql": "graphql",
+    "invocations": "invocations",
     "run server": "runs",
 }
 """The service's name for each kind that is a service and answers requests."""

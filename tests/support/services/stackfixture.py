@@ -22,7 +22,7 @@ from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, SERVICES, 
 from iscp_dagster.local.services.state import Condition, ServiceState, StackState
 from iscp_dagster.local.spark.server import JAVA_OPTIONS_VARIABLE
 from iscp_dagster.local.stack.environment import with_stack
-from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.stack.ports import VARIABLES, free_port
 from iscp_dagster.local.supervise import ward
 from iscp_dagster.spark.session import disconnect
 
@@ -145,8 +145,7 @@ def copied_project(folder: Path) -> Path:
 
 def free_ports() -> dict[str, str]:
     """Ports of the stack's own for every service, as environment variables."""
-    names = ("ISCP_CLICKHOUSE_PORT", "ISCP_SPARK_PORT", "ISCP_DAGSTER_PORT", "ISCP_GRAPHQL_PORT")
-    return {name: str(free_port()) for name in names}
+    return {name: str(free_port()) for name in VARIABLES.values()}
 
 
 @contextmanager

@@ -207,10 +207,12 @@ def test_an_awakeable_is_resolved_with_json_or_rejected(iscp, hand):
 
 def test_addresses_are_deployed_and_listed(iscp, hand):
     said = printed(iscp, "deploy", "http://127.0.0.1:9081")
-    assert "http://127.0.0.1:9081 (dp_1)" in said
+    assert "http://127.0.0.1:9081 (dp_2)" in said
     assert "  Counter (VIRTUAL_OBJECT): add, get" in said
     told = found(iscp, "deploy")
-    assert [each["uri"] for each in told] == ["http://127.0.0.1:9081"]
+    assert [(each["uri"], len(each["services"])) for each in told] == [
+        *((URL, 0), ("http://127.0.0.1:9081", 3)),
+    ]
     assert "  Greeter (SERVICE): greet, raw" in printed(iscp, "deploy")
     code, said = iscp("deploy", "ftp://host")
     assert (code, "422: The address" in said) == (1, True)

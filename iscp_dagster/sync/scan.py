@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from iscp_dagster.clickhouse.connect.failures import OvertakenError
@@ -302,10 +303,10 @@ def _shipped(reader: Reader, sink: Sink, share: Share, store: IndexStore) -> Sha
 
 def _worker(reader: Reader, sink: Sink, share: Share, wanted: Reading) -> Worker:
     retriever = Retriever(share=share, settle=sink.settle, fences=sink.fences, lost=sink.lost)
-    return Worker(lambda: _own_consumer(reader, sink, wanted), retriever)
+    return Worker(lambda: _own_consumer(reader, sink, wanted, retriever), retriever)
 
 
-def _own_consumer(reader: Reader, sink: Sink, wanted: Reading) -> Consumer:
+def _own_consumer(reader: Reader, sink: Sink, wanted: Reading, retriever: Retriever) -> Consumer:
     """The consumer that runs in this process: a user's, a trigger's or a service's."""
     deployment = reader.deployment
     if sink.info.type == SERVICE:
@@ -314,7 +315,7 @@ def _own_consumer(reader: Reader, sink: Sink, wanted: Reading) -> Consumer:
             sink.info,
             table_id=sink.claims[0].key.table_id,
             services=deployment.services,
-            lost=sink.lost_for,
+            lost=partial(_lost, sink, retriever),
             columns=reader.columns(sink.info, wanted.range.to.version),
         )
     if sink.info.type != TRIGGER:
@@ -329,6 +330,13 @@ def _own_consumer(reader: Reader, sink: Sink, wanted: Reading) -> Consumer:
         clock=deployment.clock,
         reason=wanted.plan.reason,
     )
+
+
+def _lost(sink: Sink, retriever: Retriever, tenant: str) -> IscpError | None:
+    """Why nothing more may be done for the tenant; None: it may."""
+    if retriever.broken:
+        return ScanError("The scan ended before its consumers did; the next iteration goes on.")
+    return sink.lost_for(tenant)
 
 
 def _run(

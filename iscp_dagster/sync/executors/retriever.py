@@ -104,6 +104,8 @@ class Retriever:
     drained: bool = False
     again: bool = False
     """Whether rows were sent more than once."""
+    broken: bool = False
+    """Whether the scan failed, or its run was interrupted: whatever comes of it does not count."""
     coming: queue.Queue[pa.Table | BaseException | None] = field(
         default_factory=lambda: queue.Queue(AHEAD), repr=False
     )

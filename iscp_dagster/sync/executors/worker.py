@@ -47,6 +47,7 @@ class Worker:
 
     def abort(self, error: BaseException) -> None:
         """Say that the scan failed and wait for the consumer to give up."""
+        self.retriever.broken = True
         self._offer(error)
         self._thread.join()
 

@@ -48,6 +48,17 @@ rows = SourceTable(
 )
 others = SourceTable("sched.others", key="id", tenant="tenant", indexes=[Mirror()])
 """
+BOOKED = """
+from iscp_dagster import ServiceConsumer
+
+booked = SourceTable(
+    "invoked.rows",
+    key="id",
+    tenant="tenant",
+    indexes=[Mirror()],
+    services=[ServiceConsumer("http://127.0.0.1:%(port)s", handler="Trades/booked", rows=2)],
+)
+"""
 FAULTY = "tenant STRING, id BIGINT, words STRING, v ARRAY<FLOAT>"
 KILLED = "tenant STRING, id BIGINT, words STRING"
 TABLES = {
@@ -56,6 +67,7 @@ TABLES = {
     "killed": KILLED,
     "rows": COLUMNS,
     "others": COLUMNS,
+    "booked": "tenant STRING, id BIGINT",
 }
 MINE = """
 import time
@@ -110,13 +122,17 @@ class Ground:
     trades: tradeflow.Trades
     hooks: int
     """The port at which the stack expects the receiver of the trades' events."""
+    services: int
+    """The port at which it expects the service that books rows."""
 
 
-def project_of(folder: Path, hooks: int) -> Path:
+def project_of(folder: Path, hooks: int, services: int) -> Path:
     """Make the project with these tables, few slots, and a short timeout for ClickHouse."""
     project = copied_project(folder)
     (project / "assets" / "docs.py").unlink()
-    (project / "assets" / "rows.py").write_text(DECLARED + tradeflow.DECLARED % {"port": hooks})
+    ports = {"port": hooks}, {"port": services}
+    declared = DECLARED + tradeflow.DECLARED % ports[0] + BOOKED % ports[1]
+    (project / "assets" / "rows.py").write_text(declared)
     (project / "mine.py").write_text(MINE)
     patient = f"{MADE[:-1]}query_timeout={QUERY_SECONDS})"
     replaced(project / "resources" / "__init__.py", MADE, patient)
@@ -133,8 +149,8 @@ def replaced(file: Path, old: str, new: str) -> None:
 @pytest.fixture(scope="session")
 def ground(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ground")
-    hooks = free_port()
-    project = project_of(folder / "project", hooks)
+    hooks, services = free_port(), free_port()
+    project = project_of(folder / "project", hooks, services)
     with ExitStack() as held:
         clickhouse = held.enter_context(running_stack(folder / "clickhouse", (CLICKHOUSE,)))
         proxy = held.enter_context(faulty(clickhouse.clickhouse_url))
@@ -172,6 +188,7 @@ def ground(tmp_path_factory):
             disk=disk,
             trades=tradeflow.trades(Path(flow.path), folder / "flow", on_spark(stack, flow)),
             hooks=hooks,
+            services=services,
         )
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import cycle
 from random import Random
 from typing import Any
 
 import pytest
 import tradeflow
+from asgiservers import uvicorn_of
 from follower import Follower, following
 from hooks import Hooks, receiving_at
 from killing import KILL, Killer, of_kind
@@ -22,8 +24,10 @@ from test_kills import halted
 from tradeflow import QUIET, Key, Sent, Told, Trades
 
 from iscp_dagster.dedup import Newest
+from iscp_dagster.invocations import Context, Service, service_app
+from iscp_dagster.invocations.client import Client
 from iscp_dagster.local.services import credentials
-from iscp_dagster.local.services.settings import GRAPHQL
+from iscp_dagster.local.services.settings import GRAPHQL, INVOCATIONS
 from iscp_dagster.model.states import Event
 from iscp_dagster.upkeep.position import positions
 
@@ -40,6 +44,9 @@ KEYS, AT_ONCE, COMMITS = 20, 30, 3
 MANY_KEYS, MANY_AT_ONCE, MANY_COMMITS = 100, 90, 9
 MANY = 10_000
 """Changes of the long test."""
+SHOWN = """query($key: AssetKeyInput!) { assetOrError(assetKey: $key) { ... on Asset {
+  assetMaterializations(limit: 10) { partition metadataEntries { label
+    ... on IntMetadataEntry { intValue } ... on MarkdownMetadataEntry { mdStr } } } } } }"""
 
 
 @dataclass(repr=False)
@@ -246,3 +253,82 @@ def assert_came_again(flow: Flow) -> None:
     assert numbers["duplicates"] > 0
     assert numbers["again"] > 0
     assert numbers["commits together"] > 1
+
+
+@dataclass
+class Bookings:
+    """The service that books rows; it has the run killed that brings a tenant's second chunk."""
+
+    stack: Stack
+    at: tuple[str, int]
+    done: Counter[tuple[str, int]] = field(default_factory=Counter)
+    killed: list[int] = field(default_factory=list)
+
+    def service(self) -> Service:
+        trades = Service("Trades")
+
+        @trades.handler
+        async def booked(ctx: Context, batch: dict[str, Any]) -> int:
+            for row in batch["rows"]:
+                await ctx.run(f"book {row['id']}", self._book, batch["tenant"], row["id"])
+            if (batch["tenant"], batch["chunk"]) == self.at:
+                await ctx.run("kill", self._kill)
+            return len(batch["rows"])
+
+        return trades
+
+    def _book(self, tenant: str, id_: int) -> None:
+        self.done[tenant, id_] += 1
+
+    def _kill(self) -> None:
+        self.killed += of_kind((self.stack,), "run")
+        for pid in self.killed:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_services_side_effects_are_there_once_after_its_run_is_killed(
+    ground: Any, compared_near: None
+) -> None:
+    table = Table(ground.deployment, ground.declared["booked"])
+    bookings = Bookings(ground.stack, at=("a", 1))
+    url = ground.stack.service(INVOCATIONS).address
+
+    def in_step() -> bool:
+        found = positions(table.deployment, table.source)
+        return len(found) == 4 and all(each.in_step for each in found)
+
+    def told() -> str:
+        jobs = [f"{job.key} {job.state} {job.status}" for job in table.jobs()]
+        return "\n".join([f"{bookings.done} {bookings.killed}", *jobs])
+
+    with uvicorn_of(service_app(bookings.service()), port=ground.services), Client(url) as client:
+        table.sql(f"INSERT INTO {{t}} VALUES {rows_of('a')}, {rows_of('b')}")
+        wait_for(lambda: bool(bookings.killed), SECONDS, told)
+        wait_for(in_step, SECONDS, told)
+        assert bookings.done == Counter({(tenant, id_): 1 for tenant in "ab" for id_ in range(5)})
+        wait_for(lambda: len(shown(ground)) == 2, SECONDS, told)
+        assert {each["invocations"] for each in shown(ground).values()} == {3}
+        assert shown(ground)["a"]["attached"] >= 2
+        assert f"]({url}/admin/invocations/inv_1" in shown(ground)["a"]["invoked"]
+        # The stack's own services, whose verify compares with Spark.
+        assert client.call("Iscp", "wait", {"table": "invoked.rows"}, seconds=SECONDS) == 1
+        key = "invoked.rows/mirror/a"
+        assert client.call("Index", "verify", key=key, seconds=SECONDS)["agrees"] is True
+
+
+def rows_of(tenant: str) -> str:
+    return ", ".join(f"('{tenant}', {id_})" for id_ in range(5))
+
+
+def shown(ground: Any) -> dict[str, dict[str, Any]]:
+    """Return what Dagster shows of each tenant's latest invocations."""
+    found: dict[str, dict[str, Any]] = {}
+    asked = {"key": {"path": ["invoked", "rows_trades_booked"]}}
+    for each in ground.dagster.query(SHOWN, asked)["assetOrError"]["assetMaterializations"]:
+        facts = {
+            entry["label"]: entry.get("intValue", entry.get("mdStr"))
+            for entry in each["metadataEntries"]
+        }
+        found.setdefault(each["partition"], facts)
+    return found

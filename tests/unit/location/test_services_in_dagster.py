@@ -1,0 +1,141 @@
+"""Service consumers as assets: below their table, materialized tenant by tenant."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import dagster as dg
+import pytest
+from invoked import Runtime
+from onetable import commit
+from tables import deployment_at
+
+from iscp_dagster import Mirror, ServiceConsumer, SourceTable, build_definitions
+from iscp_dagster.location.assets.io_manager import InvocationsIOManager
+from iscp_dagster.location.names import partitions_name
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.states import JobState
+from iscp_dagster.planning.declared import registering
+from iscp_dagster.planning.runner import Runner
+
+KEY = dg.AssetKey(["shop", "orders_told"])
+NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def source(tmp_path):
+    told = ServiceConsumer(
+        "http://127.0.0.1:9080",
+        handler="Orders/told",
+        name="told",
+        columns=["id"],
+        priority=5,
+        tags={"domain": "trade"},
+    )
+    return SourceTable(
+        "shop.orders",
+        key="id",
+        tenant="region",
+        path=str(tmp_path / "orders"),
+        services=[told],
+        owners=["team:shop"],
+    )
+
+
+@pytest.fixture
+def runtime():
+    return Runtime()
+
+
+@pytest.fixture
+def location(source, runtime, near_spark, tmp_path):
+    deployment = deployment_at(NOWHERE, near_spark, tmp_path, services=lambda: runtime)
+    resources = {"iscp": SimpleNamespace(deployment=lambda: deployment)}
+    defs = build_definitions([source], resources, environ={})
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions(partitions_name(source), ["eu", "us"])
+        yield SimpleNamespace(defs=defs, instance=instance, deployment=deployment)
+
+
+def materialized(location, tenant):
+    """Materialize the partition as a person does; returns the run."""
+    job = location.defs.resolve_job_def("sync_shop_orders")
+    return job.execute_in_process(
+        instance=location.instance, partition_key=tenant, raise_on_error=False
+    )
+
+
+def test_its_asset_is_below_its_table_and_says_what_it_invokes(location):
+    graph = location.defs.resolve_asset_graph()
+    assert graph.get(KEY).parent_keys == {dg.AssetKey(["shop", "orders"])}
+    assert graph.get(KEY).partitions_def.name == "shop_orders_tenants"
+    assert KEY not in {each.asset_key for each in graph.asset_check_keys}
+    (spec,) = [each for each in location.defs.resolve_all_asset_specs() if each.key == KEY]
+    metadata = {name: spec.metadata[name] for name in ("on", "handler", "payload")}
+    assert metadata == {"on": "shop.orders", "handler": "Orders/told", "payload": "id"}
+    assert spec.metadata["service_endpoint"].url == "http://127.0.0.1:9080"
+    assert {"iscp/index": "service", "domain": "trade"}.items() <= spec.tags.items()
+    assert (spec.owners, spec.kinds) == (["team:shop"], {"service"})
+    assert "Invokes `Orders/told`" in spec.description
+
+
+def test_a_declaration_beside_the_table_is_an_asset_too(source):
+    table = SourceTable("shop.orders", key="id", indexes=[Mirror()])
+    beside = ServiceConsumer(NOWHERE, handler="Orders/told", name="told", on=table)
+    resources = {"iscp": SimpleNamespace(), "mirror_index": InvocationsIOManager()}
+    defs = build_definitions([table], resources, services=[beside], environ={})
+    assert KEY in defs.resolve_asset_graph().get_all_asset_keys()
+
+
+def test_each_tenant_gets_a_job_of_its_priority_that_a_run_takes(location, source, runtime):
+    commit(source, "eu", "us")
+    ((name, spec),) = registering(source, {}).items()
+    assert (name.job, spec.detail.priority) == ("told", 5)
+    look = Runner(location.deployment, [source]).look(None)
+    jobs = location.deployment.log.jobs()
+    assert [(each.key.tenant, each.state) for each in jobs] == [
+        ("eu", JobState.PENDING),
+        ("us", JobState.PENDING),
+    ]
+    assert {each.iteration.priority for each in look.dispatches} == {5}
+
+
+def test_a_run_shows_its_invocations_with_status_and_link(location, source, runtime):
+    commit(source, "eu")
+    ended = materialized(location, "eu")
+    assert ended.success
+    (made,) = ended.get_asset_materialization_events()
+    shown = made.materialization.metadata
+    assert (shown["invocations"].value, shown["attached"].value) == (1, 0)
+    assert "| 0 | 1 | [inv_0](http://here/inv_0) | succeeded |" in shown["invoked"].value
+    assert runtime.bodies[0]["rows"] == [
+        {"id": 1, "region": "eu", "_change": "upsert", "_version": 0}
+    ]
+    (job,) = location.deployment.log.jobs()
+    assert (job.watermark.version, job.status.counts["invocations"]) == (0, 1)
+
+
+def test_a_run_whose_handler_failed_names_the_invocation_and_goes_on_after_a_repair(
+    location, source, runtime
+):
+    commit(source, "eu")
+    runtime.handler = lambda _: "422 no"
+    ended = materialized(location, "eu")
+    assert not ended.success
+    (failure,) = ended.get_step_failure_events()
+    assert "[10740] shop.orders/told, tenant 'eu': Service consumer 'told': invocation inv_0" in (
+        failure.step_failure_data.error.message
+    )
+    (job,) = location.deployment.log.jobs()
+    assert (job.state, job.status.code) == (JobState.ERROR, 10_740)
+    runtime.handler = lambda _: None
+    assert materialized(location, "eu").success
+    assert len(runtime.bodies) == 2
+
+
+def test_an_asset_that_loads_its_rows_is_told_that_there_are_none():
+    context = dg.build_input_context(asset_key=KEY)
+    with pytest.raises(
+        ConfigError, match=r"asset shop/orders_told is a service consumer, .*deps=\)"
+    ):
+        InvocationsIOManager().load_input(context)

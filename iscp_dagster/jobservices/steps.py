@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,8 +23,6 @@ from iscp_dagster.upkeep.comparison import compared
 
 BAD, UNKNOWN, TIMED_OUT, HELD_UP, FAILED = 400, 404, 408, 409, 500
 """The statuses of terminal failures."""
-
-Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,17 +89,23 @@ class Steps:
                 return str(error)
         return None
 
-    def verify(self, asked: Compared) -> dict[str, Any]:
-        """Compare indexes with their sources, as `iscp verify` does. Reads only."""
+    def verifiable(self, asked: Compared) -> list[tuple[str, list[str] | None]]:
+        """The tables to compare, each with the names of some of its indexes; None: all."""
         with _told():
             jobs = self.jobs()
-            deployment = jobs.deployment
-            held = [each for each in deployment.log.jobs() if is_index(each.spec.detail.consumer)]
-            names: Collection[Any] = {each.name for each in held}
+            held = jobs.deployment.log.jobs()
+            names = {each.name for each in held if is_index(each.spec.detail.consumer)}
             wanted = chosen(asked.index, jobs.sources, names)
-            found = compared(deployment, wanted, asked.tenant)
-        agrees = found.whole and not found.differs
-        return {"agrees": agrees, "indexes": compared_facts(found)}
+            return [(source.name, indexes) for source, indexes in wanted]
+
+    def verify(
+        self, table: str, indexes: list[str] | None, tenant: str | None
+    ) -> list[dict[str, Any]]:
+        """Compare indexes of a table with it, as `iscp verify` does. Reads only."""
+        with _told():
+            jobs = self.jobs()
+            found = compared(jobs.deployment, [(jobs.source(table), indexes)], tenant)
+            return compared_facts(found)
 
     def _held(self, asked: Named) -> list[Job]:
         jobs = self.jobs()

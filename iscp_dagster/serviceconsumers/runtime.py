@@ -13,6 +13,7 @@ from iscp_dagster.invocations.client import (
     InvocationFailedError,
     InvocationRefusedError,
 )
+from iscp_dagster.invocations.runtime.http.exchange import Address
 from iscp_dagster.invocations.runtime.store.deployments import ServiceKind
 from iscp_dagster.model.errors import ConfigError, WaitError
 from iscp_dagster.serviceconsumers.services import ENDED, InvocationGoingError, Invoked
@@ -80,9 +81,10 @@ class RuntimeServices:
 
     def _known(self, url: str, service: str, handler: str) -> Mapping[str, Any] | None:
         """The service, if the runtime knows it with that handler at that address."""
+        address = str(Address.parsed(url))
         for each in self.client.services():
             names = {one["name"] for one in each["handlers"]}
-            if each["name"] == service and each["uri"].rstrip("/") == url and handler in names:
+            if (each["name"], each["uri"]) == (service, address) and handler in names:
                 return each
         return None
 

@@ -154,6 +154,14 @@ def test_what_is_not_served_or_runs_once_cannot_be_invoked(live, endpoint):
             raise error
 
 
+def test_an_address_may_be_written_otherwise_than_the_runtime_has_it(live, endpoint):
+    other = endpoint.replace("http://127.0.0.1", "http://LOCALHOST")
+    for _ in range(2):
+        assert RuntimeServices(live.client).keyed(f"{other}/", "Trades", "booked") is False
+    known = {each["uri"] for each in live.client.services() if each["name"] == "Trades"}
+    assert known == {other.lower()}
+
+
 def test_a_purged_invocation_is_invoked_anew_by_the_next_iteration(live, endpoint):
     services = RuntimeServices(live.client)
     assert services.keyed(endpoint, "Trades", "booked") is False

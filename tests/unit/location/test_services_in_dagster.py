@@ -18,6 +18,7 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import registering
 from iscp_dagster.planning.runner import Runner
 
+pytestmark = pytest.mark.filterwarnings("ignore:Parameter `data_version` of initializer")
 KEY = dg.AssetKey(["shop", "orders_told"])
 NOWHERE = "http://127.0.0.1:9"
 

@@ -1,0 +1,86 @@
+"""Streams that break the protocol, sent to a real server: each is refused, none leaves anything."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from random import Random
+
+import psutil
+import pytest
+from breaches import BREACHES, REPORTED
+from scenarios import until
+from served import served
+from streams import Duplex, Exchange
+from wire import unpacked
+
+EACH = 50
+ONCE = 16
+GROWN_BYTES = 40 << 20
+
+
+async def _refused(url, breach, *, duplex):
+    """Send it; return the status and the messages that came."""
+    stream = Duplex(url) if duplex else Exchange(url)
+    # Over HTTP/1.1 all is said before the handler works: what comes too late comes at once.
+    body = breach.head if duplex else breach.head + breach.later
+    try:
+        await stream.open(
+            breach.method, breach.path, [("content-type", breach.media)], body, end=not duplex
+        )
+        if duplex and breach.later:
+            await stream.send(breach.later)
+        if breach.leaves:
+            return None
+        await stream.close()
+        parts = []
+        while (part := await stream.receive()) is not None:
+            parts.append(part)
+        packets, left = unpacked(b"".join(parts)) if stream.status == 200 else ([], b"")
+        assert not left, breach
+        return stream.status, packets
+    finally:
+        await stream.gone()
+
+
+def _judge(breach, answer):
+    status, packets = answer
+    assert status == breach.status, (breach, status)
+    if status == 200:
+        assert [each.name for each in packets] == ["ErrorMessage"], (breach, packets)
+        told = packets[0].message
+        assert told["code"] in REPORTED, (breach, told)
+        assert told["message"]
+        assert "Traceback" not in told["message"] + told["description"]
+
+
+@pytest.mark.parametrize("duplex", [False, True], ids=["exchange", "duplex"])
+def test_endpoint_refuses_malformed_streams(tmp_path, record_property, duplex):
+    chance = Random(duplex)
+    breaches = [breach(chance) for _ in range(EACH) for breach in BREACHES]
+
+    async def scene(server):
+        process = psutil.Process(server.process.pid)
+        for breach in breaches[:10]:
+            await _refused(server.url, breach, duplex=duplex)
+        files, size = process.num_fds(), process.memory_info().rss
+        turns = asyncio.Semaphore(ONCE)
+
+        async def one(breach):
+            async with turns:
+                answer = await _refused(server.url, breach, duplex=duplex)
+            if answer is not None:
+                _judge(breach, answer)
+
+        await asyncio.gather(*map(one, breaches))
+
+        async def settled():
+            return process.num_fds() <= files
+
+        await until(settled)
+        assert process.memory_info().rss - size < GROWN_BYTES
+
+    with served(sys.executable, "ourservices:app", tmp_path) as server:
+        asyncio.run(scene(server))
+        assert "Traceback" not in server.told, server.told
+    record_property("malformed_streams", len(breaches))

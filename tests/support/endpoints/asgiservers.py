@@ -65,10 +65,18 @@ def hypercorn_of(app, *, certificate=None, **options):
     loop = asyncio.new_event_loop()
     stopping = asyncio.Event()
 
+    async def served():
+        await hypercorn.asyncio.serve(app, config, shutdown_trigger=stopping.wait, mode="asgi")
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for each in left:
+            each.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        # Transports are closed by what the loop calls next.
+        await asyncio.sleep(0)
+
     def serve():
         asyncio.set_event_loop(loop)
-        served = hypercorn.asyncio.serve(app, config, shutdown_trigger=stopping.wait, mode="asgi")
-        loop.run_until_complete(served)
+        loop.run_until_complete(served())
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 

@@ -115,7 +115,8 @@ class Http2Connection(asyncio.Protocol):
     # What exchanges ask.
 
     def flush(self) -> None:
-        if self._transport is not None and (data := self.http.data_to_send()):
+        data = self.http.data_to_send()
+        if data and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     async def writable(self) -> None:

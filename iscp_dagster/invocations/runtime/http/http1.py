@@ -60,11 +60,17 @@ class Http1:
     """A pool of connections. All methods belong to one event loop."""
 
     def __init__(
-        self, *, trusted: str | None = None, connect_seconds: float = CONNECT_SECONDS
+        self,
+        *,
+        trusted: str | None = None,
+        connect_seconds: float = CONNECT_SECONDS,
+        idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         self._trusted, self._seconds = trusted, connect_seconds
+        self._idle_seconds = idle_seconds
         self._context: ssl.SSLContext | None = None
         self._idle: dict[Origin, deque[Connection]] = defaultdict(deque)
+        self._sweeping: asyncio.TimerHandle | None = None
 
     def open(self, address: Address, request: Request) -> Http1Exchange:
         """An exchange, which connects when the first part of its body is sent."""
@@ -75,7 +81,7 @@ class Http1:
         now = asyncio.get_running_loop().time()
         while idle and not fresh:
             found = idle.pop()
-            if now - found.idle_since < IDLE_SECONDS and not found.reader.at_eof():
+            if now - found.idle_since < self._idle_seconds and not found.reader.at_eof():
                 return found
             found.writer.close()
         return await self._connected(origin)
@@ -89,14 +95,30 @@ class Http1:
         idle.append(connection)
         if len(idle) > MOST_IDLE:
             idle.popleft().writer.close()
+        if self._sweeping is None:
+            loop = asyncio.get_running_loop()
+            self._sweeping = loop.call_later(self._idle_seconds, self._sweep)
 
     async def close(self) -> None:
         """Close what idles."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         idle = [each for every in self._idle.values() for each in every]
         self._idle.clear()
         for each in idle:
             each.writer.close()
         await asyncio.gather(*(each.writer.wait_closed() for each in idle), return_exceptions=True)
+
+    def _sweep(self) -> None:
+        """Close what idled for too long, and look again while something idles."""
+        loop = asyncio.get_running_loop()
+        for origin, idle in list(self._idle.items()):
+            while idle and loop.time() - idle[0].idle_since >= self._idle_seconds:
+                idle.popleft().writer.close()
+            if not idle:
+                del self._idle[origin]
+        again = loop.call_later(self._idle_seconds, self._sweep) if self._idle else None
+        self._sweeping = again
 
     async def _connected(self, origin: Origin) -> Connection:
         loop = asyncio.get_running_loop()

@@ -15,6 +15,7 @@ from iscp_dagster.invocations.runtime.http.exchange import (
     NotHttp2Error,
     Request,
 )
+from iscp_dagster.invocations.runtime.http.http1 import Http1
 
 
 async def mirror(scope, receive, send):
@@ -181,6 +182,22 @@ def test_http_1_uses_a_connection_again():
         with_client(work)
     assert len(seen) == 3
     assert len(set(seen)) == 1
+
+
+def test_http_1_closes_connections_that_idle():
+    async def inside():
+        pool = Http1(idle_seconds=0.02)
+        client = HttpClient()
+        client._http1 = pool
+        await exchanged(client, served.url, HTTP_1, b"x")
+        (kept,) = (each for idle in pool._idle.values() for each in idle)
+        await kept.writer.wait_closed()
+        held = dict(pool._idle)
+        await client.close()
+        return held
+
+    with uvicorn_of(mirror) as served:
+        assert run(inside()) == {}
 
 
 def test_http_1_does_not_fail_for_a_kept_connection_that_the_server_closed():

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from typing_extensions import Self
 
 from iscp_dagster.invocations.protocol.results import Result
+from iscp_dagster.invocations.runtime.claims import Claims
 from iscp_dagster.invocations.runtime.driving.drives import Drives
 from iscp_dagster.invocations.runtime.driving.tools import Tools
 from iscp_dagster.invocations.runtime.http.client import HttpClient
@@ -23,7 +24,6 @@ from iscp_dagster.invocations.runtime.settings import Settings
 from iscp_dagster.invocations.runtime.store.deployments import Deployment, Service
 from iscp_dagster.invocations.runtime.store.operations import (
     Beat,
-    Claim,
     Fire,
     Operation,
     Prune,
@@ -41,7 +41,6 @@ from iscp_dagster.model.errors import UnavailableError
 
 T = TypeVar("T")
 
-CLAIMED_AT_ONCE = 64
 PRUNED_AT_ONCE = 500
 TEND_SECONDS = 0.05
 AFTER_ERROR_SECONDS = 1.0
@@ -70,18 +69,18 @@ class Runtime:
         self._monotonic = monotonic
 
     async def __aenter__(self) -> Self:
-        self._ready, self._earlier = asyncio.Event(), asyncio.Event()
+        self._earlier = asyncio.Event()
         self._due, self._waiting = Due(), Waiting()
         self.store.owner = self._settings.owner
         self._watch = Watch(owner=self._settings.owner, silent=self._settings.silent)
-        self._backlog = False
         self._client = HttpClient(trusted=self._settings.trusted)
         self._writer = Writer(self.store, self._changed)
         await self._writer.__aenter__()
-        self._drives = Drives(self._tools(), self._freed)
+        self._claims = Claims(self._settings.owner, self._writer.do)
+        self._drives = Drives(self._tools(), self._claims.freed)
         await self.do(Beat(owner=self._settings.owner))
-        self._ready.set()
-        loops = (self._claims, self._fires, self._polls, self._beats, self._tends, self._prunes)
+        self._claims.drive(self._drives)
+        loops = (self._fires, self._polls, self._beats, self._tends, self._prunes)
         self._tasks = [asyncio.ensure_future(_for_ever(each)) for each in loops]
         return self
 
@@ -92,6 +91,7 @@ class Runtime:
         trace: TracebackType | None,
     ) -> None:
         """Break off what is driven, and leave it to others."""
+        self._claims.stop()
         for each in self._tasks:
             each.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -107,7 +107,7 @@ class Runtime:
 
     async def do(self, operation: Operation[T]) -> T:
         """An operation's outcome, once it is durable. Raises UnavailableError."""
-        return await self._writer.do(operation)
+        return await self._put(operation)
 
     async def read(self, question: Callable[..., T], *arguments: Any) -> T:
         """What the store answers, without blocking the loop. Raises UnavailableError."""
@@ -145,7 +145,7 @@ class Runtime:
     def _changed(self, changes: Changes) -> None:
         """After each transaction, in their order."""
         if changes.ready:
-            self._ready.set()
+            self._claims.wanted()
         if self._due.heard(changes.next_at):
             self._earlier.set()
         self._waiting.ended(changes.ended)
@@ -158,22 +158,6 @@ class Runtime:
         self._writer.do(Release(owner=owner, held=self._drives.held)).add_done_callback(_ignored)
 
     # What goes on for ever.
-
-    async def _claims(self) -> None:
-        await self._ready.wait()
-        self._ready.clear()
-        most = min(self._drives.free, CLAIMED_AT_ONCE)
-        self._backlog = not most
-        if not most:
-            return
-        claimed = await self.do(Claim(owner=self._settings.owner, most=most))
-        self._drives.start(claimed)
-        if len(claimed) == most:
-            self._ready.set()
-
-    def _freed(self) -> None:
-        if self._backlog:
-            self._ready.set()
 
     async def _fires(self) -> None:
         wait = self._due.wait(self._clock())
@@ -203,17 +187,22 @@ class Runtime:
 
     async def _tends(self) -> None:
         await asyncio.sleep(TEND_SECONDS)
-        self._drives.tend(crowded=self._backlog)
+        self._drives.tend(crowded=self._claims.crowded)
 
     async def _prunes(self) -> None:
         while await self.do(Prune(now=self._clock(), most=PRUNED_AT_ONCE)) == PRUNED_AT_ONCE:
             pass
         await asyncio.sleep(self._settings.prune)
 
+    def _put(self, operation: Operation[T]) -> asyncio.Future[T]:
+        future = self._writer.do(operation)
+        self._claims.behind(operation)
+        return future
+
     def _tools(self) -> Tools:
         return Tools(
             client=self._client,
-            put=self._writer.do,
+            put=self._put,
             settings=self._settings,
             clock=self._clock,
             monotonic=self._monotonic,

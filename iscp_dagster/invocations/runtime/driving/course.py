@@ -49,7 +49,7 @@ class Course:
         self._claimed, self._tools = claimed, tools
         self._notify, self._abort = notify, abort
         self._state = begun(claimed.journal, duplex=duplex, version=version)
-        self._finishing: asyncio.Future[Any] | None = None
+        self._leaving: asyncio.Future[Any] | None = None
         self._progress = False
         self._room = asyncio.Event()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -74,9 +74,10 @@ class Course:
         self._state, out = step(self._state, event)
         for each in out:
             self._do(each)
-        if isinstance(self._state.last, events.Finish) and self._finishing is None:
-            # In one transaction with the Output; without one it is refused.
-            self._finishing = self._put(Finish(id=self._claimed.id, fence=self._claimed.fence))
+        if self._leaving is None and isinstance(self._state.last, (events.Suspend, events.Finish)):
+            # In one transaction with the entries before it; if one is refused, so is this.
+            self._leaving = self._put(self._leave(self._state.last))
+            self._leaving.add_done_callback(_seen)
 
     def broken(self, report: ErrorReport) -> None:
         self.step(events.Broken(report=report))
@@ -97,15 +98,13 @@ class Course:
             await self._room.wait()
 
     def _do(self, out: events.OutEvent) -> None:
-        claimed = self._claimed
         if isinstance(out, events.Commit):
             self._commit(out)
         elif isinstance(out, events.Notify):
             self._notify(out.frame)
-        elif isinstance(out, events.Suspend):
-            self._last(Suspend(id=claimed.id, fence=claimed.fence, indexes=out.indexes))
-        elif isinstance(out, events.Finish):
-            self._last(Finish(id=claimed.id, fence=claimed.fence))
+        elif isinstance(out, (events.Suspend, events.Finish)):
+            self._leaving = self._leaving or self._put(self._leave(out))
+            self._leaving.add_done_callback(self._left)
         else:
             if isinstance(out, events.Violation):
                 self._abort(out.report.message)
@@ -136,19 +135,26 @@ class Course:
         wait = policy.wait(failed, asked)
         logger.info("%s: attempt %s failed: %s", claimed.id, failed, report.message)
         if wait is None:
-            self._last(Pause(id=claimed.id, fence=claimed.fence, error=report))
+            last = self._put(Pause(id=claimed.id, fence=claimed.fence, error=report))
         else:
             at = self._tools.clock() + round(wait * MS)
-            self._last(Fail(id=claimed.id, fence=claimed.fence, error=report, next_at=at))
+            last = self._put(Fail(id=claimed.id, fence=claimed.fence, error=report, next_at=at))
+        last.add_done_callback(self._recorded)
 
-    def _last(self, operation: Operation[Any]) -> None:
-        put = self._finishing if isinstance(operation, Finish) else None
-        future = put or self._put(operation)
-        future.add_done_callback(partial(self._ended, operation))
+    def _recorded(self, future: asyncio.Future[Any]) -> None:
+        """The failure is recorded, or cannot be."""
+        self._outcome(future)
+        self._end()
 
-    def _ended(self, operation: Operation[Any], future: asyncio.Future[Any]) -> None:
+    def _leave(self, out: events.Suspend | events.Finish) -> Suspend | Finish:
+        claimed, length = self._claimed, self._state.length
+        if isinstance(out, events.Finish):
+            return Finish(id=claimed.id, fence=claimed.fence)
+        return Suspend(id=claimed.id, fence=claimed.fence, indexes=out.indexes, length=length)
+
+    def _left(self, future: asyncio.Future[Any]) -> None:
         outcome = self._outcome(future)
-        if isinstance(outcome, Refused) and isinstance(operation, (Finish, Suspend)):
+        if isinstance(outcome, Refused):
             self._failed(ErrorReport(code=outcome.code, message=outcome.message))
         else:
             self._end()
@@ -173,6 +179,12 @@ class Course:
         self._room.set()
         if not self._over.done():
             self._over.set_result(None)
+
+
+def _seen(future: asyncio.Future[Any]) -> None:
+    """The entries before it tell of the same error."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _refusal(out: events.Commit, outcome: Refused) -> ErrorReport:

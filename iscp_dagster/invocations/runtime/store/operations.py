@@ -177,12 +177,14 @@ class Suspend(Operation[Done | Refused]):
     """Leave an invocation until one of the entries is completed.
 
     It is ready at once if one is, or is of a kind that nothing completes (a Run that waits for its
-    ack). Refused (571) for an index that is not in the journal, or none.
+    ack). Refused (571) for an index that is not in the journal, or none, and for another `length`.
     """
 
     id: str
     fence: int
     indexes: tuple[int, ...]
+    length: int | None = None
+    """How many entries the journal has, if all that came before were committed."""
 
 
 @dataclass(frozen=True, kw_only=True)

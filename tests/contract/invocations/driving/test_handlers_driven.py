@@ -14,6 +14,7 @@ from running import running, until
 from iscp_dagster.invocations import Context, Service, VirtualObject, service_app
 from iscp_dagster.invocations.protocol.results import Value
 from iscp_dagster.invocations.runtime.http.exchange import DeploymentUnreachableError
+from iscp_dagster.invocations.runtime.retries import RetryPolicy
 from iscp_dagster.invocations.runtime.store.operations import Cancel, CompleteAwakeable, Kill
 from iscp_dagster.invocations.runtime.store.views import Status
 from iscp_dagster.invocations.runtime.timers import SteadyClock
@@ -184,11 +185,13 @@ def test_an_invocation_that_waits_is_suspended_after_a_while_and_goes_on(tmp_pat
 def test_an_attempt_that_says_nothing_for_too_long_has_failed(tmp_path, urls):
     async def work(driven):
         id_ = await driven.submit("Steps/hangs")
-        found = await driven.until(id_, Status.BACKING_OFF, Status.PAUSED)
+        found = await driven.until(id_, Status.BACKING_OFF)
         held.set()
         return found, await driven.end(id_)
 
-    found, result = driven(tmp_path, [urls[hypercorn_of]], work, inactivity=0.02, abort=0.05)
+    patient = RetryPolicy(initial=0.1, factor=1, cap=0.1, attempts=None)
+    settings = {"inactivity": 0.02, "abort": 0.2, "policy": patient}
+    found, result = driven(tmp_path, [urls[hypercorn_of]], work, **settings)
     assert "sent nothing for" in found.error.message
     assert result == Value(value=b"")
 

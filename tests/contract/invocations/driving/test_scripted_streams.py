@@ -297,6 +297,20 @@ def test_an_entry_that_the_runtime_refuses_ends_the_attempt_and_later_ones_are_n
     assert journal == ["Input", "Run"]
 
 
+def test_a_suspension_behind_a_refused_entry_is_no_suspension(tmp_path):
+    async def script(stream, _):
+        await stream.replay()
+        await stream.send(
+            pb.AwakeableEntryMessage(),
+            pb.OneWayCallEntryMessage(service_name="Nobody", handler_name="h"),
+            pb.SuspensionMessage(entry_indexes=[1]),
+        )
+
+    error, journal = paused_by(tmp_path, script)
+    assert (error.code, error.index) == (404, 2)
+    assert journal == ["Input", "Awakeable"]
+
+
 @pytest.mark.parametrize(
     ("status", "kind", "told"),
     [

@@ -37,6 +37,9 @@ def suspend(work: Work, asked: Suspend) -> Done | Refused:
     head = work.head(asked.id)
     if head is None or fenced(head, asked.fence):
         return FENCED
+    if asked.length not in {None, head.length}:
+        what = f"entry {head.length}, which came before, is not in its journal"
+        return Refused(code=VIOLATION, message=f"{asked.id} cannot suspend: {what}.")
     indexes = sorted(set(asked.indexes))
     given = {"the_number": head.number, "indexes": indexes}
     rows = {row.idx: row.open for row in work.connection.execute(_AT, given)}

@@ -89,6 +89,9 @@ _STATE = (
 def claim(work: Work, asked: Claim) -> tuple[Claimed, ...]:
     """See the operation."""
     rows = work.connection.execute(_READY, {"most": asked.most}).all()
+    if len(rows) < asked.most:
+        # All that this transaction made ready is taken.
+        work.ready = False
     if not rows:
         return ()
     journals = _journals(work, [row.number for row in rows])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
 from functools import cached_property
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 from uuid import UUID
 
 from iscp_dagster.invocations.protocol.awakeables import awakeable_id
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from iscp_dagster.invocations.serving.attempts.attempt import Attempt
 
 Seconds = float | timedelta
+T = TypeVar("T")
 
 
 class Context:
@@ -45,6 +46,26 @@ class Context:
         """The headers of the request that began the invocation."""
         self.state = State(attempt)
         """The state of the key."""
+
+    @overload
+    def run(
+        self,
+        name: str,
+        function: Callable[..., Coroutine[Any, Any, T]],
+        *args: Any,
+        retry: RunRetry | None = ...,
+        serde: Serde | None = ...,
+    ) -> Operation[T]: ...
+
+    @overload
+    def run(
+        self,
+        name: str,
+        function: Callable[..., T],
+        *args: Any,
+        retry: RunRetry | None = ...,
+        serde: Serde | None = ...,
+    ) -> Operation[T]: ...
 
     def run(
         self,

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from iscp_dagster.invocations.protocol.decoding import Decoder
 from iscp_dagster.invocations.protocol.frames import encode, frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
-from iscp_dagster.invocations.protocol.results import EMPTY, Value, completed, completion
+from iscp_dagster.invocations.protocol.results import EMPTY, Value, completion, put
 from iscp_dagster.invocations.protocol.versions import content_type
 
 ID = bytes(range(16))
@@ -150,7 +150,10 @@ class Journal:
 
     def complete(self, index, result=EMPTY):
         result = Value(value=result) if isinstance(result, bytes) else result
-        self.entries[index] = completed(self.entries[index], result)
+        entry = self.entries[index]
+        message = entry.message()
+        put(message, result, entry.kind)
+        self.entries[index] = frame(message, requires_ack=entry.requires_ack)
 
     @property
     def kinds(self):

@@ -6,6 +6,7 @@ import asyncio
 import re
 
 import pytest
+from anyio import to_thread
 from asgistream import Journal, names
 from places import DOCS
 
@@ -13,6 +14,7 @@ import iscp_dagster.invocations as exported
 from iscp_dagster.invocations import Context, service_app
 from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.results import EMPTY
+from iscp_dagster.invocations.runtime.settings import Settings
 from iscp_dagster.invocations.serving.stream import Options
 
 PAGE = (DOCS / "services.md").read_text(encoding="utf-8")
@@ -120,6 +122,18 @@ def test_the_limits_are_those_of_the_page():
     limits = Options().limits
     assert f"{limits.message_bytes >> 20} MiB" in PAGE
     assert f"{limits.journal_entries:,}\nentries, {limits.journal_bytes >> 20} MiB" in PAGE
+
+
+def test_the_times_are_those_of_the_page():
+    settings = Settings()
+    assert (settings.inactivity + settings.abort) / 60 == 11
+    assert settings.inactivity == 60
+    assert f"after {settings.policy.attempts} (" in PAGE
+
+    async def threads():
+        return to_thread.current_default_thread_limiter().total_tokens
+
+    assert f"At most {asyncio.run(threads())} functions" in PAGE
 
 
 def test_the_page_names_what_is_exported():

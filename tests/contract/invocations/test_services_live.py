@@ -1,0 +1,97 @@
+"""The examples of docs/services.md, deployed at a runtime and invoked by HTTP."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from liveruntime import IMPATIENT, running
+from places import DOCS
+
+from iscp_dagster.invocations import service_app
+from iscp_dagster.invocations.client import InvocationFailedError
+
+PAGE = (DOCS / "services.md").read_text(encoding="utf-8")
+EXAMPLES = dict(re.findall(r'^```python title="(.+?)"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL))
+SECONDS = 20
+mailed = []
+came = threading.Event()
+
+
+def charge(id_, amount):
+    if amount > 100:
+        raise OSError("too much")
+    return f"paid {amount}"
+
+
+def service_of(title):
+    names = {"__name__": "page", "charge": charge, "mail": lambda *told: mailed.append(told)}
+    exec(EXAMPLES[title].replace("ctx.sleep(1)", "ctx.sleep(0.1)"), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    declared = [
+        service_of(title)[name]
+        for title, name in {
+            "a run with a policy": "shop",
+            "a virtual object": "cart",
+            "an approval, with a deadline": "approvals",
+            "a workflow": "signup",
+        }.items()
+    ]
+    # More attempts than the run of the page has.
+    policy = replace(IMPATIENT, attempts=10)
+    with running(Path(tmp_path_factory.mktemp("runtime")), policy) as runtime:
+        for app in (service_of("greeter.py")["app"], service_app(*declared)):
+            runtime.client.register(runtime.serve(app))
+        yield runtime.client
+
+
+def test_the_greeter_greets_as_the_page_shows(client):
+    said = client.call("Greeter", "greet", "Ada", seconds=SECONDS)
+    assert f'"{said}"\n' in PAGE
+
+
+def test_a_payment_succeeds_or_fails_for_good(client):
+    assert client.call("Shop", "pay", 7, seconds=SECONDS) == "paid 7"
+    with pytest.raises(InvocationFailedError, match="not paid: OSError: too much"):
+        client.call("Shop", "pay", 700, seconds=SECONDS)
+
+
+def test_a_cart_keeps_its_items(client):
+    assert [
+        client.call("Cart", "add", item, key="k", seconds=SECONDS) for item in ("tea", "milk")
+    ] == [1, 2]
+    assert client.call("Cart", "items", key="k", seconds=SECONDS) == ["tea", "milk"]
+    assert client.call("Cart", "items", key="other", seconds=SECONDS) == []
+
+
+def test_an_approval_waits_for_its_mail_to_be_answered(client):
+    sent = client.send("Approvals", "ask", "holiday")
+    client.resolve(mail_about("holiday"), "yes")
+    assert client.attach(sent.id, seconds=SECONDS) == "yes"
+
+
+def test_a_workflow_waits_for_its_click(client):
+    sent = client.send("Signup", "run", "a@b.c", key="k")
+    mail_about("a@b.c")
+    client.call("Signup", "click", key="k", seconds=SECONDS)
+    assert client.attach(sent.id, seconds=SECONDS) is True
+    with pytest.raises(InvocationFailedError):
+        client.call("Signup", "click", key="k", seconds=SECONDS)
+
+
+def mail_about(what):
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        for about, inside in mailed:
+            if about == what:
+                return inside
+        came.wait(0.05)
+    raise AssertionError(mailed)

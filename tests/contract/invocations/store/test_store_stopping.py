@@ -6,6 +6,7 @@ import pytest
 from desk import CANCELLED, KILLED, value
 
 from iscp_dagster.invocations.protocol.failures import Failure
+from iscp_dagster.invocations.protocol.frames import frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.runtime.store import operations as op
 from iscp_dagster.invocations.runtime.store.outcomes import Done, News
@@ -59,6 +60,17 @@ def test_a_cancellation_that_nothing_waits_for_meets_the_next_that_would(desk, m
     assert not desk.store.invocation(mine.id).cancelled
     assert len(desk.store.invocations()) == 1
     assert desk.commit(mine, AWAKEABLE).result is None
+
+
+def test_a_cancellation_meets_what_is_committed_in_the_same_transaction(desk):
+    mine, other = desk.begun(), desk.begun()
+    cancels = frame(pb.CancelInvocationEntryMessage(invocation_id=other.id))
+    both = [
+        op.Commit(id=mine.id, fence=mine.fence, index=1, frame=cancels),
+        op.Commit(id=other.id, fence=other.fence, index=1, frame=frame(AWAKEABLE)),
+    ]
+    outcomes, _ = desk.store.run(both)
+    assert [each.result for each in outcomes] == [None, CANCELLED]
 
 
 def test_a_cancellation_reaches_who_drives_the_invocation(desk, other):

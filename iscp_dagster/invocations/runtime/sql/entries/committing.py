@@ -125,10 +125,13 @@ class _Committing:
             return Acted(result=CANCEL)
         acted = action(self._work, driven, message)
         if frame.code == kinds.CANCEL_INVOCATION.code:
-            # It may have canceled itself.
-            head = self._work.head(driven.id)
-            driven.cancelled = head is not None and head.cancelled
+            self._look_again()
         return acted
+
+    def _look_again(self) -> None:
+        """A cancellation may be of any invocation whose entries are committed here, or of several."""
+        for head in self._work.heads(self._driven).values():
+            self._driven[head.id].cancelled = head.cancelled
 
     def _again(self, driven: Driven, asked: Commit) -> Committed | Refused:
         """The outcome of an entry that is committed already."""

@@ -123,7 +123,7 @@ class ServiceEndpoint:
     def _discovery(self, scope: Scope) -> Response:
         if scope["method"] != "GET":
             return _refused(405, "A manifest is asked for with GET.", allow="GET")
-        chosen = negotiated(Headers(scope=scope).get("accept"))
+        chosen = negotiated(", ".join(Headers(scope=scope).getlist("accept")))
         if chosen is None:
             served = " or ".join(manifest_type(each) for each in (1, 2))
             return _refused(406, f"Accept {served}.")

@@ -129,7 +129,7 @@ class _Committing:
         return acted
 
     def _look_again(self) -> None:
-        """A cancellation may be of any invocation whose entries are committed here, or of several."""
+        """A cancellation may be of others whose entries are committed here."""
         for head in self._work.heads(self._driven).values():
             self._driven[head.id].cancelled = head.cancelled
 

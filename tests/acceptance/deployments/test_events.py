@@ -287,9 +287,7 @@ class Bookings:
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_a_services_side_effects_are_there_once_after_its_run_is_killed(
-    ground: Any, compared_near: None
-) -> None:
+def test_a_services_side_effects_are_there_once_after_its_run_is_killed(ground: Any) -> None:
     table = Table(ground.deployment, ground.declared["booked"])
     bookings = Bookings(ground.stack, at=("a", 1))
     url = ground.stack.service(INVOCATIONS).address

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 
 import dagster as dg
@@ -14,6 +16,7 @@ from iscp_dagster import Mirror, ServiceConsumer, SourceTable, build_definitions
 from iscp_dagster.location.assets.io_manager import InvocationsIOManager
 from iscp_dagster.location.names import partitions_name
 from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import registering
 from iscp_dagster.planning.runner import Runner
@@ -132,6 +135,23 @@ def test_a_run_whose_handler_failed_names_the_invocation_and_goes_on_after_a_rep
     runtime.handler = lambda _: None
     assert materialized(location, "eu").success
     assert len(runtime.bodies) == 2
+
+
+def test_a_temporary_failure_leaves_the_watermark_and_is_planned_again(location, source, runtime):
+    commit(source, "eu")
+    runtime.handler = lambda _: "paused"
+    assert not materialized(location, "eu").success
+    (job,) = location.deployment.log.jobs()
+    assert (job.state, job.status.code, job.status.attempts) == (JobState.COMPLETED, 1_840, 1)
+    assert job.watermark == START
+    later = location.deployment.clock() + timedelta(hours=1)
+    deployment = replace(location.deployment, clock=lambda: later)
+    runner = Runner(deployment, [source])
+    location.deployment.log.pause("eu", job.name)
+    assert runner.look(None).dispatches == []
+    location.deployment.log.resume("eu", job.name)
+    (dispatch,) = runner.look(None).dispatches
+    assert dispatch.iteration.jobs == (job.key,)
 
 
 def test_an_asset_that_loads_its_rows_is_told_that_there_are_none():

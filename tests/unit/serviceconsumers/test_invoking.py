@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field, replace
+from functools import partial
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from invoked import SCHEMA, Runtime, retriever_of
+from invoked import SCHEMA, Runtime, retriever_of, rows_of
 from logs import T0
 from onetable import Clock
 
@@ -19,9 +22,12 @@ from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.planning.declared import job_spec, name_of
 from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
 from iscp_dagster.serviceconsumers.services import InvocationGoingError
+from iscp_dagster.sync.executors.worker import Worker
+from iscp_dagster.sync.scan import ScanError, _lost
 
 CHANGES = [(desk, id_, None, 2, False) for desk in ("acme", "globex") for id_ in range(5)]
 DESKS = ("acme", "globex")
+SECONDS = 30
 
 
 class Killed(BaseException):
@@ -202,6 +208,28 @@ def test_a_run_that_lost_a_job_invokes_nothing_more_of_it():
     assert retriever.refused == {"acme": lost}
     assert [body["chunk"] for body in runtime.bodies if body["tenant"] == "acme"] == [0]
     assert retriever.told["globex"]["invocations"] == 3
+
+
+def test_a_run_that_is_interrupted_stops_waiting():
+    asked, retriever = threading.Event(), retriever_of(CHANGES, ["acme"])
+    retriever.coming.get_nowait()
+    retriever.coming.queue.clear()
+
+    class Endless(Runtime):
+        def look(self, invoked, seconds):
+            asked.set()
+            return replace(invoked, status="suspended")
+
+    lost = partial(_lost, SimpleNamespace(lost_for=lambda _: None), retriever)
+    worker = Worker(lambda: consumer(Endless(), lost=lost), retriever)
+    worker.put(rows_of(CHANGES[:2]))
+    ending = threading.Thread(target=worker.end)
+    ending.start()
+    assert asked.wait(SECONDS)
+    worker.abort(KeyboardInterrupt())
+    ending.join(SECONDS)
+    assert not worker.going
+    assert isinstance(retriever.refused["acme"], ScanError)
 
 
 def test_a_rebuilt_job_invokes_everything_anew():

@@ -75,19 +75,21 @@ class Steps:
             jobs = self.jobs()
             return jobs.deployment.delta_log(jobs.source(table)).latest().version
 
-    def reached(self, asked: Awaited) -> str | None:
-        """None once the commit is where it is waited for; else what lacks it.
+    def lacking(self, asked: Awaited) -> tuple[str | None, float]:
+        """What lacks the commit that is waited for, or None; and when that was, in Unix time.
 
         TerminalError (409) if waiting cannot help: a job is in error or paused.
         """
         with _told():
+            jobs = self.jobs()
+            now = jobs.deployment.clock().timestamp()
             try:
-                self.jobs().wait(asked.table, asked.version, asked.tenant, 0, asked.index)
+                jobs.wait(asked.table, asked.version, asked.tenant, 0, asked.index)
             except WaitError as error:
                 if not error.late:
                     raise
-                return str(error)
-        return None
+                return str(error), now
+        return None, now
 
     def verifiable(self, asked: Compared) -> list[tuple[str, list[str] | None]]:
         """The tables to compare, each with the names of some of its indexes; None: all."""

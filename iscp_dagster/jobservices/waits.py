@@ -12,8 +12,9 @@ from iscp_dagster.jobservices.steps import TIMED_OUT, Steps
 if TYPE_CHECKING:
     from iscp_dagster.invocations.serving.context import Context
 
-FIRST, MOST, GROWTH = 0.25, 30.0, 1.5
-"""The seconds between the first looks, the last ones, and how they grow."""
+FIRST, MOST, GROWTH = 0.25, 60.0, 1.5
+"""The seconds between the first looks, the last ones, and how they grow: a look and a pause are two
+entries, and a journal of 10,000 lasts for three days."""
 
 
 async def waited(ctx: Context, steps: Steps, asked: Awaited) -> int:
@@ -21,12 +22,13 @@ async def waited(ctx: Context, steps: Steps, asked: Awaited) -> int:
     version = asked.version
     if version is None:
         version = await ctx.run("latest commit", steps.version, asked.table)
-    goal, pause = replace(asked, version=version), FIRST
-    until = await ctx.time() + asked.timeout
-    while (lacks := await ctx.run("look", steps.reached, goal)) is not None:
-        left = until - await ctx.time()
-        if left <= 0:
+    goal, pause, until = replace(asked, version=version), FIRST, None
+    while True:
+        lacks, now = await ctx.run("look", steps.lacking, goal)
+        if lacks is None:
+            return version
+        until = now + asked.timeout if until is None else until
+        if now >= until:
             raise TerminalError(lacks, TIMED_OUT)
-        await ctx.sleep(min(pause, left))
+        await ctx.sleep(min(pause, until - now))
         pause = min(pause * GROWTH, MOST)
-    return version

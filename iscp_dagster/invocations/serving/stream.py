@@ -74,9 +74,10 @@ class Stream:
         """Answer the request with these headers, and all that the handler does."""
         while self._open and not self._journal.ready and self._journal.closed is None:
             await self._take()
+        if not self._gone:
+            await self._say({"type": "http.response.start", "status": 200, "headers": headers})
         if self._gone:
             return
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         tasks = []
         try:
             if self._journal.closed is None:
@@ -95,8 +96,7 @@ class Stream:
         """Take the next piece of the request."""
         message = await self._receive()
         if message["type"] != "http.request" or not self._open:
-            self._open, self._gone = False, True
-            self._journal.abandon()
+            self._hung_up()
             return
         self._open = message.get("more_body", False)
         try:
@@ -135,14 +135,19 @@ class Stream:
 
     async def _put(self, *, more: bool) -> None:
         body = self._journal.taken()
-        if not body and more:
-            return
+        if body or not more:
+            await self._say({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _say(self, message: Message) -> None:
         try:
-            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+            await self._send(message)
         except OSError:
             # So a server may say that the runtime hung up (ASGI 2.4).
-            self._open, self._gone = False, True
-            self._journal.abandon()
+            self._hung_up()
+
+    def _hung_up(self) -> None:
+        self._open, self._gone = False, True
+        self._journal.abandon()
 
     async def _drained(self) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -54,8 +55,12 @@ async def add(ctx: Context, many: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    log = f"sqlite:///{tmp_path_factory.mktemp('log')}/log.sqlite"
+def log(tmp_path_factory):
+    return f"sqlite:///{tmp_path_factory.mktemp('log')}/log.sqlite"
+
+
+@pytest.fixture(scope="module")
+def url(log):
     with runtime_of(log, token=TOKEN, services=service_app(desk, counter)) as url:
         yield url
 
@@ -173,6 +178,20 @@ def test_the_own_services_are_registered_under_one_id_and_out_of_reach_of_others
         assert answer.status_code == status
     registered = client.register(own["uri"])
     assert registered["id"] == OWN
+
+
+def test_each_of_two_runtimes_on_a_database_answers_for_the_other(client, log, tmp_path):
+    id_, awakeable = asked_for(client, tmp_path)
+    with runtime_of(log, token=TOKEN) as url, Client(url, TOKEN) as other:
+        assert other.call("Desk", "double", 4, seconds=DEADLINE) == 8
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(client.attach, id_, seconds=DEADLINE)
+            assert other.resolve(awakeable, "by the other")
+            assert waiting.result(DEADLINE) == other.output(id_) == "by the other"
+        later = other.send("Desk", "double", 1, delay=60)
+        assert client.cancel(later.id)
+        with pytest.raises(InvocationFailedError, match="409"):
+            other.attach(later.id, seconds=DEADLINE)
 
 
 def test_what_is_not_registered_is_not_asked(client):

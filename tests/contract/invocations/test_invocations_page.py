@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -118,6 +119,32 @@ def test_an_invocation_that_waits_is_shown_and_resolved(shell):
     (drawn,) = re.findall(r"```text\n(#.*?)```", PAGE, re.DOTALL)
     assert outline(drawn) == outline(said[said.index("#") :])[: len(outline(drawn))]
     assert f"{awakeable} is resolved." in said
+
+
+def test_the_runtime_runs_alone_until_it_is_told_to_end(tmp_path):
+    """Without a token it listens on loopback alone, and ends without a word."""
+    command = [sys.executable, "-m", "iscp_dagster.cli.main", "invocations", "serve", "--port", "0"]
+    own = {"ISCP_LOG_URL": f"sqlite:///{tmp_path}/log.sqlite", "ISCP_HOME": str(tmp_path)}
+    with subprocess.Popen(
+        [*command, "--no-own-services", "--keep", "7d"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", **own},
+        cwd=ROOT,
+    ) as process:
+        try:
+            url = process.stdout.readline().split()[-1]
+            with Client(url) as client:
+                client.health()
+                assert client.services() == []
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=DEADLINE)
+        finally:
+            process.kill()
+    assert url.startswith("http://127.0.0.1:")
+    assert (out, err) == ("", "")
+    assert process.returncode in {0, -signal.SIGTERM}
 
 
 def outline(table):

@@ -46,7 +46,7 @@ STOP_SECONDS = 90.0
 GONE_SECONDS = 60.0
 PARTS = (
     *("dagster_webserver", "dagster._daemon", "api grpc", "runs.server", "SparkConnectServer"),
-    "serve --patient",
+    *("serve --patient", "invocations serve --follow"),
 )
 """Parts of the commands of a whole stack's processes, besides its ClickHouse."""
 _POLL, _LONGEST_POLL = 0.05, 0.5

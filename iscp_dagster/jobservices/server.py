@@ -106,10 +106,10 @@ def serve(
     store = _store(settings)
     store.ensure()
     with listening(host, port) as place:
-        at = place.getsockname()[1]
+        address, at, *_ = place.getsockname()
         tell(f"Invocations: http://{_bracketed(host)}:{at}")
         config = uvicorn.Config(
-            application(settings, store, f"http://{_bracketed(_reached(host))}:{at}"),
+            application(settings, store, f"http://{_bracketed(_reached(address))}:{at}"),
             access_log=False,
             log_level="warning",
             server_header=False,
@@ -187,9 +187,9 @@ def _following(settings: Settings, server: uvicorn.Server) -> AbstractContextMan
     return following(settings.environ, end)
 
 
-def _reached(host: str) -> str:
+def _reached(address: str) -> str:
     """The address at which the process reaches itself."""
-    return {"0.0.0.0": HOST, "::": "::1", "": HOST}.get(host, host)  # noqa: S104 - it is read
+    return {"0.0.0.0": HOST, "::": "::1"}.get(address, address)  # noqa: S104 - it is read
 
 
 def _bracketed(host: str) -> str:

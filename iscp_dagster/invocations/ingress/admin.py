@@ -129,17 +129,22 @@ class Admin:
 
     async def invocations(self, request: Request) -> Response:
         """The latest invocations, by the parameters of the query."""
-        chosen = chosen_by(request.query_params)
-        found = await self.backend.read(self.backend.store.invocations, chosen)
+        return await self.backend.read(self._listed, chosen_by(request.query_params))
+
+    def _listed(self, chosen: Chosen) -> Response:
+        # In the thread that reads: thousands would hold up the loop.
+        found = self.backend.store.invocations(chosen)
         return _json({"invocations": [facts.invocation(each) for each in found]})
 
     async def invocation(self, request: Request) -> Response:
         """An invocation with its journal."""
-        id_, store = request.path_params["id"], self.backend.store
-        found = await self.backend.read(store.invocation, id_)
+        return await self.backend.read(self._whole, request.path_params["id"])
+
+    def _whole(self, id_: str) -> Response:
+        found = self.backend.store.invocation(id_)
         if found is None:
             raise unknown(id_)
-        journal = await self.backend.read(store.journal, id_)
+        journal = self.backend.store.journal(id_)
         told = facts.invocation(found)
         return _json(told | {"journal": [facts.entry(id_, each) for each in journal]})
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import httpx
 import pytest
 import typer
 from asgiservers import uvicorn_of
@@ -93,6 +94,21 @@ def test_the_first_invocations_print_what_the_page_says(shell):
     registered, hello, total = documents(shell(lines))
     assert [each["name"] for each in registered["services"]] == ["Counter", "Greeter"]
     assert f"print `{json.dumps(hello)}` and `{total}`" in PAGE
+
+
+def test_a_link_of_dagsters_pages_leads_to_an_invocation_and_invokes_nothing(shell):
+    """As that of a service consumer's materialization does."""
+    followed = {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate"}
+    followed |= {"Sec-Fetch-Dest": "document"}
+    with Client(shell.url) as client:
+        id_ = client.send("Greeter", "greet", "Ada").id
+    page = f"{shell.url}/admin/invocations/{id_}"
+    assert httpx.get(page, headers=followed, trust_env=False).json()["id"] == id_
+    framed = {**followed, "Sec-Fetch-Dest": "iframe"}
+    assert httpx.get(page, headers=framed, trust_env=False).status_code == 403
+    place = f"{shell.url}/Greeter/greet"
+    assert httpx.post(place, headers=followed, json="x", trust_env=False).status_code == 403
+    assert httpx.get(place, headers=followed, trust_env=False).status_code == 405
 
 
 def test_an_idempotency_key_and_a_delay_are_as_the_page_says(shell):

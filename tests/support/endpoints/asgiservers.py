@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import hypercorn.asyncio
@@ -76,9 +76,13 @@ def hypercorn_of(app, *, certificate=None, **options):
 
     def serve():
         asyncio.set_event_loop(loop)
-        loop.run_until_complete(served())
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
+        try:
+            # hypercorn 0.18 has a KeyError for data of a stream that it has answered already.
+            with suppress(Exception):
+                loop.run_until_complete(served())
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()

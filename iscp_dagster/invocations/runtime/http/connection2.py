@@ -85,17 +85,20 @@ class Http2Connection(asyncio.Protocol):
         return self.open and len(self.exchanges) < most
 
     def begin(self, address: Address, request: Request) -> Http2Exchange:
-        """Send a request's headers. Raises StaleError where this connection takes no more."""
+        """Begin a request, whose headers go with the first part of its body.
+
+        Raises StaleError where this connection takes no more.
+        """
         if not self.open:
             raise StaleError(f"{self.origin} closed the connection.")
         number = self.http.get_next_available_stream_id()
         if number >= _LAST_ID:
             self._retiring = True
             raise StaleError(f"{self.origin}: the connection is used up.")
-        self.http.send_headers(number, _headers(address, request))
-        exchange = Http2Exchange(self, number)
+        bare = request.method == "GET"
+        self.http.send_headers(number, _headers(address, request), end_stream=bare)
+        exchange = Http2Exchange(self, number, sent_all=bare)
         self.exchanges[number] = exchange
-        self.flush()
         self._watch()
         return exchange
 

@@ -27,14 +27,14 @@ class Carrier(Protocol):
 class Http2Exchange:
     """A request whose response may begin, and be read, before all of it is sent."""
 
-    def __init__(self, carrier: Carrier, number: int) -> None:
+    def __init__(self, carrier: Carrier, number: int, *, sent_all: bool = False) -> None:
         self._carrier, self._number = carrier, number
         self._parts: deque[tuple[bytes, int]] = deque()
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._head: Head | None = None
         self._failure: DeploymentUnreachableError | None = None
-        self._sent_all = self._got_all = self._closed = False
+        self._sent_all, self._got_all, self._closed = sent_all, False, False
 
     async def send(self, data: bytes, *, end: bool = False) -> None:
         rest = memoryview(data)
@@ -115,6 +115,7 @@ class Http2Exchange:
                 self._refuse(error)
             if room > 0:
                 return min(room, http.max_outbound_frame_size)
+            self._carrier.flush()
             await self._room.wait()
 
     def _put(self, data: bytes, *, end: bool) -> None:
@@ -127,6 +128,7 @@ class Http2Exchange:
         self._carrier.flush()
 
     async def _told(self) -> None:
+        self._carrier.flush()
         self._news.clear()
         await self._news.wait()
 

@@ -79,6 +79,13 @@ class Line:
             self._frames += self._decoder.feed(body)
         return self._frames.pop(0)
 
+    def waiting(self):
+        """The frames that have come by now."""
+        while not self._heard.empty():
+            self._frames += self._decoder.feed(self._heard.get_nowait() or b"")
+        frames, self._frames = self._frames, []
+        return frames
+
     async def rest(self):
         heard = []
         while (each := await self.hear()) is not None:

@@ -12,6 +12,7 @@ import pytest
 from byhand import SERVICES, URL, ByHand
 from starlette.testclient import TestClient
 
+from iscp_dagster.invocations.ingress import bodies
 from iscp_dagster.invocations.ingress.app import Settings, create_app
 from iscp_dagster.invocations.ingress.backend import Catalog
 from iscp_dagster.invocations.ingress.invoking import Bounds
@@ -332,6 +333,36 @@ def test_no_more_requests_wait_than_the_server_takes(http, hand):
     assert http.get(path).json() == 1
 
 
+def scope():
+    """A request as a server hands it on, whose messages a test makes."""
+    headers = [(b"host", b"127.0.0.1:4080"), (b"content-type", b"application/json")]
+    made = {"type": "http", "method": "POST", "path": "/Greeter/greet", "headers": headers}
+    return {**made, "query_string": b"", "scheme": "http", "server": ("127.0.0.1", 4080)}
+
+
+@pytest.mark.parametrize(("ends", "status"), [("never", 408), ("early", 400)])
+def test_a_body_that_does_not_come_whole_invokes_nothing(hand, monkeypatch, ends, status):
+    monkeypatch.setattr(bodies, "_SECONDS", 0.01)
+    first = {"type": "http.request", "body": b"1", "more_body": True}
+    messages, sent_ = [first], []
+
+    async def receive():
+        if messages:
+            return messages.pop()
+        if ends == "never":
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent_.append(message)
+
+    app = create_app(Settings(backend=hand))
+    asyncio.run(asyncio.wait_for(app(scope(), receive, send), 20))
+    assert sent_[0]["status"] == status
+    assert json.loads(sent_[1]["body"])["code"] == status
+    assert hand.store.invocations() == []
+
+
 def test_a_client_that_goes_leaves_nobody_waiting_and_the_invocation_as_it_is(hand):
     """A cancelled wait is seen by the backend, whose coroutine ends."""
     gone, ended = asyncio.Event(), []
@@ -346,9 +377,6 @@ def test_a_client_that_goes_leaves_nobody_waiting_and_the_invocation_as_it_is(ha
     async def main():
         hand.ended = waits
         app = create_app(Settings(backend=hand))
-        headers = [(b"host", b"127.0.0.1:4080"), (b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": "/Greeter/greet", "headers": headers}
-        scope |= {"query_string": b"", "scheme": "http", "server": ("127.0.0.1", 4080)}
         messages = [{"type": "http.request", "body": b"1", "more_body": False}]
 
         async def receive():
@@ -360,7 +388,7 @@ def test_a_client_that_goes_leaves_nobody_waiting_and_the_invocation_as_it_is(ha
         async def send(_message):
             pass
 
-        await asyncio.wait_for(app(scope, receive, send), 20)
+        await asyncio.wait_for(app(scope(), receive, send), 20)
 
     asyncio.run(main())
     assert ended == [True]

@@ -1,0 +1,105 @@
+"""Runtimes, endpoints and databases are killed, and each invocation ends with its output, once."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from contextlib import ExitStack
+from random import Random
+
+import pytest
+from mortals import SILENT_SECONDS
+from mortalstack import DATABASE, ENDPOINT, RUNTIME, MortalStack
+from postgresfixture import running_postgres
+
+SLEEP = 0.2
+HOUR = 3_600
+POINTS = ["after Run", "after Sleep", "after fire", "in run"]
+"""Between entry and ack, in a sleep, between commit and completion, and in a Run; in this order."""
+MORE_POINTS = ["before Run", "before Sleep", "before fire", "before Call", "after Call"]
+MORE_POINTS += ["before Output", "after Output", "before finish", "after finish"]
+VICTIMS = [RUNTIME, ENDPOINT, DATABASE]
+SOAK_SECONDS = 240
+AT_ONCE = 8
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory):
+    """Run them for the whole module; whoever is killed comes back."""
+    folder = tmp_path_factory.mktemp("mortals")
+    with ExitStack() as exits:
+        database = exits.enter_context(running_postgres(folder))
+        stack = MortalStack(folder, database)
+        exits.callback(stack.end)
+        stack.start()
+        yield stack
+
+
+def killed_at(stack, victim, points):
+    """Go on a trip whose victim is killed whenever somebody comes to one of the points."""
+    for point in points:
+        stack.gates.arm(point)
+    id_, file = stack.begin(SLEEP)
+    for point in points:
+        pid = stack.gates.reached(point)
+        if victim == RUNTIME and point == "in run":
+            pid = stack.driver(id_)
+        stack.strike(victim, pid)
+        stack.gates.open(point)
+    return stack.ended(id_, file)
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_trip_ends_once_whoever_is_killed(stack, record_property, victim):
+    done = killed_at(stack, victim, POINTS)
+    # What is acknowledged is never done again; what is not may be, by whoever comes next.
+    assert done["run 0"] == 1
+    assert done["run 1"] <= 2
+    record_property("kills", len(POINTS))
+    record_property("effects", dict(done))
+
+
+def test_a_runtime_that_others_took_for_dead_changes_nothing(stack, record_property):
+    stack.gates.arm("before Run")
+    id_, file = stack.begin(SLEEP)
+    zombie = stack.at(stack.gates.reached("before Run"))
+    # It stands before its commit, and its beat stands still: the other one takes over.
+    done = stack.ended(id_, file)
+    stack.gates.open("before Run")
+    # It answers when it has gone past what it wanted to commit.
+    answer = stack.http.post(f"{zombie.url}/Trips/greet", json="again", timeout=30)
+    assert answer.json() == "hello again", stack.told
+    assert stack.ended(id_, file) == done
+    record_property("effects", dict(done))
+
+
+def test_a_clock_that_is_put_back_delays_nothing(stack, record_property):
+    stack.gates.arm("after Sleep")
+    id_, file = stack.begin(SLEEP)
+    pid = stack.gates.reached("after Sleep")
+    (stack.folder / "clock").write_text(str(HOUR))
+    stack.gates.open("after Sleep")
+    begun = time.monotonic()
+    done = stack.ended(id_, file)
+    # The one that is started anew has nothing but the clock; the other one knows better.
+    stack.strike(RUNTIME, pid)
+    again = stack.ended(*stack.begin(SLEEP))
+    assert time.monotonic() - begun < HOUR / 60
+    (stack.folder / "clock").unlink()
+    record_property("effects", dict(done + again))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(SOAK_SECONDS + 600)
+def test_trips_end_once_through_hundreds_of_kills(stack, record_property):
+    for victim, point in itertools.product(VICTIMS, MORE_POINTS):
+        killed_at(stack, victim, [point])
+    chance, until = Random(1), time.monotonic() + SOAK_SECONDS
+    while time.monotonic() < until:
+        begun = [stack.begin(chance.random()) for _ in range(AT_ONCE)]
+        for _ in range(chance.randrange(1, 4)):
+            time.sleep(chance.random() * SILENT_SECONDS)
+            stack.strike(chance.choice(VICTIMS), chance.choice(stack.runtimes).process.pid)
+        for id_, file in begun:
+            stack.ended(id_, file)
+    record_property("counts", dict(stack.counts))

@@ -1,0 +1,178 @@
+"""A runtime and a service endpoint as processes that a test kills at a point of its choice."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import hypercorn.asyncio
+import uvicorn
+from gates import Gates
+from hypercorn.config import Config
+from ourservices import note
+
+from iscp_dagster.invocations import Context, Service, service_app
+from iscp_dagster.invocations.ingress.app import Settings as IngressSettings
+from iscp_dagster.invocations.ingress.app import create_app
+from iscp_dagster.invocations.runtime.retries import RetryPolicy
+from iscp_dagster.invocations.runtime.runtime import Runtime
+from iscp_dagster.invocations.runtime.settings import Settings
+from iscp_dagster.invocations.runtime.sql.store import SqlStore
+from iscp_dagster.invocations.runtime.store.operations import Commit, Operation
+from iscp_dagster.invocations.runtime.timers import SteadyClock
+from iscp_dagster.joblog.sql.engine import open_engine
+from iscp_dagster.local.stack.ports import free_port
+
+START_SECONDS = 30.0
+SILENT_SECONDS = 1.0
+OWNER = "rt_"
+TIMES = {"beat": 0.1, "poll": 0.05, "silent": SILENT_SECONDS}
+PRELOADED = ["mortals", "sqlalchemy.dialects.postgresql.psycopg", "psycopg"]
+trips = Service("Trips")
+
+
+@trips.handler
+async def greet(_: Context, name: str) -> str:
+    return f"hello {name}"
+
+
+@trips.handler
+async def trip(ctx: Context, told: dict[str, Any]) -> list[str]:
+    """Two runs with a sleep and a call between them."""
+    file = told["file"]
+
+    def second() -> str:
+        done = note(file, "run 1")
+        Gates(Path(told["gates"])).pass_("in run")
+        return done
+
+    kept = [await ctx.run("step 0", note, file, "run 0")]
+    note(file, "past 0")
+    await ctx.sleep(told["seconds"])
+    kept.append(await ctx.call("Trips", "greet", "you"))
+    kept.append(await ctx.run("step 1", second))
+    note(file, "past 1")
+    return kept
+
+
+TRIPPED = ["run 0", "hello you", "run 1"]
+
+
+class GatedStore(SqlStore):
+    """Stands still before and after the transactions of what a test named."""
+
+    gates: Gates
+
+    def run(self, operations: Sequence[Operation[Any]]) -> Any:
+        for each in operations:
+            self.gates.pass_(f"before {_named(each)}")
+        done = super().run(operations)
+        for each in operations:
+            self.gates.pass_(f"after {_named(each)}")
+        return done
+
+
+def _named(operation: Operation[Any]) -> str:
+    if isinstance(operation, Commit):
+        return f"{operation.frame.kind.name}"
+    return type(operation).__name__.lower()
+
+
+@dataclass(frozen=True)
+class PutBack:
+    """The machine's clock, less the seconds that a file names."""
+
+    file: Path
+
+    def seconds(self) -> float:
+        with suppress(OSError, ValueError):
+            return time.time() - float(self.file.read_text())
+        return time.time()
+
+    def utc(self) -> datetime:
+        return datetime.fromtimestamp(self.seconds(), timezone.utc)
+
+
+def run_runtime(port: int, log: Path, database: str, folder: Path) -> None:
+    """The whole life of a runtime's process."""
+    _tell_to(log)
+    clock = PutBack(folder / "clock")
+    store = GatedStore(
+        open_engine(database, kept=True), owner=f"{OWNER}{os.getpid()}", clock=clock.utc
+    )
+    store.gates = Gates(folder)
+    store.ensure()
+    policy = RetryPolicy(initial=0.05, cap=0.2, attempts=None)
+    settings = Settings(owner=store.owner, policy=policy, **TIMES)
+    runtime = Runtime(store, settings, clock=SteadyClock(wall=clock.seconds))
+
+    @asynccontextmanager
+    async def lifespan(_: Any) -> Any:
+        async with runtime:
+            yield
+
+    app = create_app(IngressSettings(backend=runtime, lifespan=lifespan))
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", lifespan="on")
+
+
+def run_endpoint(port: int, log: Path) -> None:
+    """The whole life of a service endpoint's process."""
+    _tell_to(log)
+    config = Config()
+    config.bind = [f"127.0.0.1:{port}"]
+    asyncio.run(hypercorn.asyncio.serve(service_app(trips), config))
+
+
+def _tell_to(log: Path) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream.fileno())
+
+
+@dataclass
+class Mortal:
+    """A process that comes back at its address when it was killed."""
+
+    life: Callable[..., None]
+    log: Path
+    given: tuple[Any, ...] = ()
+    port: int = field(default_factory=free_port)
+    process: Any = None
+    deaths: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it, and wait until it listens."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        arguments = (self.port, self.log, *self.given)
+        self.process = context.Process(target=self.life, args=arguments, daemon=True)
+        self.process.start()
+        until = time.monotonic() + START_SECONDS
+        while not self._listens():
+            assert self.process.is_alive(), self.log.read_text()
+            assert time.monotonic() < until, self.log.read_text()
+            time.sleep(0.01)
+
+    def _listens(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        return False
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL."""
+        self.process.kill()
+        self.process.join()
+        self.deaths += 1

@@ -73,7 +73,7 @@ PURE = (
     *(f"serve.live.{name}" for name in ("cursor", "errors", "positions", "transport.protocol")),
     *("clickhouse.tables.staging", "clickhouse.write.tokens"),
     *("invocations.protocol.*", "invocations.journal.*"),
-    *("serviceconsumers.chunks", "serviceconsumers.services", "serviceconsumers.sorting"),
+    *(f"serviceconsumers.{name}" for name in ("chunks", "invoking", "services", "sorting")),
     *("webhooks.answers", "webhooks.sending.addresses", "webhooks.sending.signing"),
 )
 VARIABLES = {value for name, value in vars(variables).items() if name.isupper()}

@@ -13,7 +13,8 @@ from places import DOCS
 from iscp_dagster import ServiceConsumer, SourceTable, SourceTableComponent
 from iscp_dagster.model.declared.attach import Declared
 from iscp_dagster.serviceconsumers.chunks import Part, chunks, line
-from iscp_dagster.serviceconsumers.consumer import SHOWN, TENANTS
+from iscp_dagster.serviceconsumers.consumer import TENANTS
+from iscp_dagster.serviceconsumers.invoking import SHOWN
 from iscp_dagster.serviceconsumers.sorting import MEMORY
 
 PAGE = (DOCS / "service-consumers.md").read_text(encoding="utf-8")

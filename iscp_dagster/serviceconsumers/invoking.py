@@ -1,0 +1,160 @@
+"""The invocations of one tenant's chunks, from the request for each to its end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+from iscp_dagster.invocations.client import InvocationFailedError
+from iscp_dagster.model.declared.services import ServiceConsumer
+from iscp_dagster.model.errors import IscpError
+from iscp_dagster.serviceconsumers.chunks import Chunk, Owner
+from iscp_dagster.serviceconsumers.services import (
+    INVOKED,
+    PAUSED,
+    InvocationGoingError,
+    Invoked,
+    Services,
+)
+
+LOOK_SECONDS = 1.0
+"""How long one look at an invocation may take; between looks, the fence is asked for."""
+SHOWN = 50
+"""The invocations of a tenant that an iteration shows; the latest ones."""
+
+
+@dataclass
+class Patience:
+    """How long all wait: only as long as invocations of the iteration end well."""
+
+    seconds: float
+    monotonic: Callable[[], float]
+    moved: float = field(init=False)
+    """When one last did."""
+
+    def __post_init__(self) -> None:
+        self.move()
+
+    def move(self) -> None:
+        self.moved = self.monotonic()
+
+    @property
+    def over(self) -> bool:
+        return self.monotonic() - self.moved > self.seconds
+
+
+@dataclass(kw_only=True)
+class Invoking:
+    """Invokes one tenant's chunks, and counts what it did."""
+
+    declared: ServiceConsumer
+    services: Services
+    tenant: str
+    owner: Owner
+    lost: Callable[[], IscpError | None]
+    """Why the run may do nothing more for the tenant; None: it may."""
+    patience: Patience
+    begun: int = 0
+    attached: int = 0
+    ended: deque[tuple[Chunk, Invoked]] = field(default_factory=lambda: deque(maxlen=SHOWN))
+
+    def invoke(self, chunks: Iterable[Chunk]) -> Mapping[str, Any]:
+        """Invoke all, each once earlier ones have ended; returns what is shown of them.
+
+        Raises why one has not ended well: InvocationGoingError, InvocationFailedError, what `lost`
+        says, and what the services raise.
+        """
+        waiting = deque[tuple[Chunk, Invoked]]()
+        for chunk in chunks:
+            if len(waiting) >= self.declared.at_once:
+                self._end(*waiting.popleft())
+            waiting.append((chunk, self._sent(chunk)))
+        while waiting:
+            self._end(*waiting.popleft())
+        return self._facts()
+
+    def _sent(self, chunk: Chunk) -> Invoked:
+        """The chunk's invocation: the one that there is, unless it failed earlier.
+
+        A job whose handler failed is planned again by a person alone, for whom it is tried anew.
+        """
+        declared, services, key = self.declared, self.services, chunk.key(self.owner)
+        for attempt in count():
+            self._check()
+            keyed = services.keyed(declared.url, declared.service, declared.method)
+            invoked = services.send(
+                declared.service,
+                declared.method,
+                chunk.body,
+                key=self.tenant if keyed else None,
+                idempotency_key=f"{key}-{attempt}" if attempt else key,
+            )
+            if invoked.is_new or not services.look(invoked, 0).failed:
+                break
+        self.begun += 1
+        self.attached += not invoked.is_new
+        return invoked
+
+    def _end(self, chunk: Chunk, invoked: Invoked) -> None:
+        while True:
+            seen = self.services.look(invoked, min(LOOK_SECONDS, self.patience.seconds))
+            invoked = replace(seen, is_new=invoked.is_new)
+            if invoked.ended or invoked.status == PAUSED:
+                break
+            self._check()
+            if self.patience.over:
+                break
+        if not invoked.ended:
+            raise InvocationGoingError(self._going(chunk, invoked))
+        if invoked.failed:
+            told, reason = self._failed(chunk, invoked), invoked.failure
+            raise InvocationFailedError(told, invocation=invoked.id, reason=reason)
+        self.patience.move()
+        self.ended.append((chunk, invoked))
+
+    def _check(self) -> None:
+        if (error := self.lost()) is not None:
+            raise error
+
+    def _facts(self) -> dict[str, Any]:
+        shown = [
+            {
+                "chunk": chunk.number,
+                "rows": chunk.rows,
+                "id": invoked.id,
+                "status": "succeeded",
+                "attached": not invoked.is_new,
+                "link": invoked.link,
+            }
+            for chunk, invoked in self.ended
+        ]
+        counts = {"invocations": self.begun, "attached": self.attached}
+        return {**counts, **({INVOKED: shown} if shown else {})}
+
+    def _head(self, chunk: Chunk, invoked: Invoked) -> str:
+        declared, part = self.declared, chunk.part
+        return (
+            f"Service consumer {declared.name!r}: invocation {invoked.id} of {declared.handler} "
+            f"with chunk {chunk.number} of ({part.from_}, {part.to}] ({invoked.link})"
+        )
+
+    def _failed(self, chunk: Chunk, invoked: Invoked) -> str:
+        return (
+            f"{self._head(chunk, invoked)} failed: {invoked.failure}. Correct the handler or what "
+            "it met, then repair the job (`iscp job repair`), which invokes it anew."
+        )
+
+    def _going(self, chunk: Chunk, invoked: Invoked) -> str:
+        last = f", last {invoked.failure}" if invoked.failure else ""
+        then = (
+            f"resume it (`iscp invocations resume {invoked.id}`)"
+            if invoked.status == PAUSED
+            else f"it goes on ({self.declared.patience:g} s are waited for it at a time)"
+        )
+        return (
+            f"{self._head(chunk, invoked)} is {invoked.status}{last}; {then}. The next iteration "
+            "attaches to it."
+        )

@@ -194,6 +194,19 @@ def test_each_of_two_runtimes_on_a_database_answers_for_the_other(client, log, t
             other.attach(later.id, seconds=DEADLINE)
 
 
+def test_what_the_own_services_began_goes_on_at_another_port_and_token(tmp_path):
+    log, own = f"sqlite:///{tmp_path}/log.sqlite", service_app(desk)
+    with runtime_of(log, services=own) as first, Client(first) as client:
+        until(client.services)
+        id_, awakeable = asked_for(client, tmp_path)
+    with runtime_of(log, token=TOKEN, services=own) as second, Client(second, TOKEN) as client:
+        uri = f"{second}{services_path(TOKEN)}"
+        until(lambda: [each["uri"] for each in client.deployments()] == [uri])
+        assert client.resolve(awakeable, "at last")
+        assert client.attach(id_, seconds=DEADLINE) == "at last"
+    assert not second.startswith(first)
+
+
 def test_what_is_not_registered_is_not_asked(client):
     with pytest.raises(InvocationRefusedError, match=r"422: The address .* has a user in it"):
         client.register("http://me:secret@127.0.0.1:1")

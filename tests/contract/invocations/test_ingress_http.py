@@ -10,6 +10,8 @@ from dataclasses import replace
 
 import pytest
 from byhand import SERVICES, URL, ByHand
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from iscp_dagster.invocations.ingress import bodies
@@ -525,6 +527,41 @@ def test_an_invocation_is_paused_resumed_cancelled_killed_and_purged(http, hand)
     assert (output.status_code, output.json()["message"]) == (409, "killed")
     assert changed("purge")
     refused(http.get(f"/restate/invocation/{id_}/output"), 404)
+
+
+SEGMENTS = st.sampled_from(
+    [
+        *("Greeter", "greet", "Counter", "add", "Signup", "run", "send", "restate", "admin"),
+        *("awakeables", "invocation", "workflow", "output", "resolve", "reject", "cancel", "purge"),
+        *("deployments", "services", "invocations", "prom_1AAAA", "inv_1AAAA", "a%2Fb", "%00", ""),
+        *("..", "%ff", "%2e%2e", "x" * 5_000),
+    ]
+)
+QUERIES = st.sampled_from(["", "delay=1s", "delay=", "limit=-1", "status=%ff", "force=true"])
+TYPES = st.sampled_from(["", "application/json", "text/plain", "a", "application/json;x=\xff"])
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    method=st.sampled_from(["GET", "HEAD", "POST", "PATCH", "DELETE", "PUT", "OPTIONS"]),
+    parts=st.lists(SEGMENTS, max_size=6),
+    query=QUERIES,
+    type_=TYPES,
+    content=st.sampled_from([b"", b"1", b"{}", b'{"uri": 1}', b"\xff", b"[" * 100_000]),
+)
+def test_no_request_brings_the_server_down(http, hand, method, parts, query, type_, content):
+    """Each is carried out, or refused with a reason."""
+
+    async def ended(_id):
+        return Failure(code=409, message="at once")
+
+    hand.ended = ended
+    url = f"http://127.0.0.1:4080/{'/'.join(parts)}?{query}"
+    headers = {"content-type": type_.encode("latin-1"), "idempotency-key": "one"}
+    answer = http.request(method, url, content=content, headers=headers)
+    assert answer.status_code < 500, answer.text
+    if answer.status_code >= 400 and method != "HEAD" and answer.content:
+        assert set(answer.json()) == {"code", "message"}, answer.text
 
 
 def test_while_the_database_is_away_the_answer_is_503(http, hand, caplog):

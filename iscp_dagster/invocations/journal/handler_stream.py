@@ -78,14 +78,13 @@ def _recorded(state: Attempt, known: int, got: Frame) -> Step:
 
 def _completed(state: Attempt, message: Any) -> Step:
     index, variant = message.entry_index, message.WhichOneof(ONEOF)
-    if not bits.has(state.completable, index):
-        raise ProtocolError(
-            f"The runtime completed entry {index}, which was not sent or is not completable."
-        )
     allowed = {"empty": state.empties, "value": state.values, "failure": state.completable}
     result = result_of(message)
     if result is None or not bits.has(allowed[variant], index):
-        raise ProtocolError(f"The runtime completed entry {index} with {variant or 'no result'}.")
+        raise ProtocolError(
+            f"The runtime completed entry {index} with {variant or 'no result'}: it was not sent, "
+            "is not completable, or has no such result."
+        )
     if not bits.has(state.open, index):
         # It cannot become another: the first result stands.
         return state, ()

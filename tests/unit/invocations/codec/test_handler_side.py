@@ -274,6 +274,15 @@ def test_a_replayed_run_needs_a_result():
     assert "Run without a result" in side.fails(side.issued(RUN, Begun)).message
 
 
+@pytest.mark.parametrize("index", [0, 1, 2, 3])
+def test_only_a_run_that_was_begun_gets_a_result_and_only_one(index):
+    side = Side(RAN)
+    side.begin()
+    side.begin()
+    assert side.do(Finished(index=2, entry=RAN)) == [Send(frame=RAN)]
+    assert "no Run that waits" in side.fails(Finished(index=index, entry=RAN)).message
+
+
 def test_what_the_runtimes_version_lacks_is_refused_to_the_handler():
     cancel = frame(pb.CancelInvocationEntryMessage(invocation_id="inv_1x"))
     assert "version 3" in Side(version=2).fails(cancel).message

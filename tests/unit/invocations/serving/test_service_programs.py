@@ -14,6 +14,7 @@ from iscp_dagster.invocations import Context, VirtualObject, service_app
 from iscp_dagster.invocations.protocol.results import EMPTY, Value
 
 ATTEMPTS = 60
+EXCHANGES = 200
 TURNS = 40
 """Of the event loop, after which a handler without input or output of its own has gone as far as
 it can."""
@@ -96,8 +97,8 @@ class Runtime(Journal):
         left = self.chance.choice([0, 1, 2, 3, 99, 99])
         owed = [("completion", index) for index in self.open()]
         async with line(self.app, self.path, http="2") as made:
-            made.say(self.start(), *self.entries)
-            while True:
+            made.say(*self.replayed(owed))
+            for _ in range(EXCHANGES):
                 for each in await self.settled(made):
                     if not each.kind.entry:
                         made.say(more=False)
@@ -110,7 +111,8 @@ class Runtime(Journal):
                     made.say(more=False)
                     owed.clear()
                 else:
-                    self.speak(made, owed)
+                    made.say(*self.spoken(owed))
+            raise AssertionError(f"the stream does not end: {self.kinds}")
 
     async def settled(self, made):
         for _ in range(TURNS):
@@ -123,8 +125,15 @@ class Runtime(Journal):
         owed = [("ack", index)] if entry.requires_ack else []
         return owed + ([("completion", index)] if index in self.open() else [])
 
-    def speak(self, made, owed):
-        """Say one thing, perhaps twice. It is stored before it is said."""
+    def replayed(self, owed):
+        """The replay, and some completions that come before the handler has replayed anything."""
+        frames = [self.start(), *self.entries]
+        while owed and self.chance.random() < 0.5:
+            frames += self.spoken(owed)
+        return frames
+
+    def spoken(self, owed):
+        """One thing to say, perhaps twice. It is stored before it is said."""
         kind, index = owed.pop(self.chance.randrange(len(owed)))
         if kind == "completion":
             result = self.result(index)
@@ -132,7 +141,7 @@ class Runtime(Journal):
             said = told(index, result)
         else:
             said = ack(index)
-        made.say(*[said] * self.chance.choice([1, 1, 2]))
+        return [said] * self.chance.choice([1, 1, 2])
 
     async def driven(self):
         for _ in range(ATTEMPTS):

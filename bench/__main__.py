@@ -9,7 +9,7 @@
     python -m bench --only ids         # ids of events per second, by algorithm
     python -m bench --only subscriptions  # 200 subscribers at 20 changes/s, 1,000 idle ones
     python -m bench --only triggers    # from a commit to its event's receiver, on its own stack
-    python -m bench --only invocations # of services, by the endpoint alone
+    python -m bench --only invocations # of services: the endpoint alone, then with the runtime
 
 Other parts use the running stack, or CLICKHOUSE_URL and SPARK_REMOTE; both on this machine.
 """

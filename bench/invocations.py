@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median, quantiles
 
+from bench import driving
 from bench.report import Report
 from iscp_dagster.invocations.protocol.decoding import Decoder
 from iscp_dagster.invocations.protocol.frames import Frame, encode, frame
@@ -48,7 +49,12 @@ END = b"0\r\n\r\n"
 
 
 def measure(report: Report, rounds: int) -> None:
-    """The endpoint alone, over HTTP/1.1, in a process of its own."""
+    """The endpoint alone, over HTTP/1.1, in a process of its own; then with the runtime."""
+    _measure_endpoint(report, rounds)
+    driving.measure(report, rounds)
+
+
+def _measure_endpoint(report: Report, rounds: int) -> None:
     with _served() as port:
         rates, waits = zip(*(asyncio.run(_load(port)) for _ in range(rounds)), strict=True)
         replays = [asyncio.run(_replay(port)) for _ in range(rounds)]

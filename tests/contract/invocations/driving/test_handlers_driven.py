@@ -41,6 +41,11 @@ def effect(name: str) -> int:
 
 
 @steps.handler
+async def no_steps(ctx: Context, tag: str) -> str:
+    return tag
+
+
+@steps.handler
 async def naps(ctx: Context, seconds: float) -> str:
     await ctx.sleep(seconds)
     return "slept"
@@ -128,6 +133,28 @@ def test_each_step_is_done_once_and_stands_in_the_journal(tmp_path, urls, server
     assert [each.frame.kind.name for each in journal] == ["Input", "Run", "Run", "Run", "Output"]
     assert [each.name for each in journal][1:4] == ["step 0", "step 1", "step 2"]
     assert done == {"a/0": 1, "a/1": 1, "a/2": 1}
+
+
+@pytest.mark.parametrize(("handler", "most"), [("no_steps", 2), ("three", 5)])
+def test_an_invocation_takes_as_few_transactions_as_its_acks_allow(tmp_path, urls, handler, most):
+    """One to begin, one for each step whose ack the handler awaits, one to end."""
+
+    async def work(driven):
+        run_operations, writes = driven.store.run, []
+
+        def counted(operations):
+            writes.extend([[type(each).__name__ for each in operations]])
+            return run_operations(operations)
+
+        driven.store.run = counted
+        assert await driven.call(f"Steps/{handler}", "x") is not None
+        return [each for each in writes if not {"Beat", "Claim"} >= set(each)]
+
+    quiet = {"beat": 60, "poll": 60, "prune": 60}
+    writes = driven(tmp_path, [urls[hypercorn_of]], work, **quiet)
+    assert len(writes) == most, writes
+    assert {"Submit", "Claim"} <= set(writes[0])
+    assert {"Commit", "Finish"} <= set(writes[-1])
 
 
 @BOTH

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 from desk import CANCELLED, value
+from twosides import completed
 
 from iscp_dagster.invocations.protocol import awakeables, ids
 from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.frames import Frame, frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
-from iscp_dagster.invocations.protocol.results import EMPTY, completed, state_keys
+from iscp_dagster.invocations.protocol.results import EMPTY, state_keys
 from iscp_dagster.invocations.runtime.store import operations as op
 from iscp_dagster.invocations.runtime.store.outcomes import Committed, Done, Refused
 

@@ -4,6 +4,7 @@ started again.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from stackfixture import running_stack, wait_for
+from stackfixture import clean_environment, iscp, running_stack, wait_for
 
 from iscp_dagster.local.services.settings import CLICKHOUSE, GRAPHQL, INVOCATIONS
 from iscp_dagster.local.services.state import Condition, ServiceState
@@ -77,7 +78,10 @@ def test_the_stack_keeps_the_runtime_of_invocations_up(home: Path) -> None:
         if state_of(home).service(INVOCATIONS).restarts == 0:
             restarted(home, INVOCATIONS)
     assert invoked(url, "Iscp/status", nobody, Origin="https://elsewhere.example")[0] == 403
-    found = httpx.get(f"{url}/admin/invocations", trust_env=False).json()["invocations"]
+    listed = iscp(clean_environment(home), home, "invocations", "deploy", "--json")
+    assert [each["id"] for each in json.loads(listed.stdout)] == ["dp_iscp"], listed
+    listed = iscp(clean_environment(home), home, "invocations", "list", "--json")
+    found = json.loads(listed.stdout)
     assert [(each["target"], each["status"]) for each in found] == [
         ("Iscp/status", "completed")
     ] * 2

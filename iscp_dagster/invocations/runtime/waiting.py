@@ -12,9 +12,9 @@ from iscp_dagster.invocations.protocol.results import Result, Value
 
 MOST_WATCHED = 1_000
 """Invocations that are looked for in the database at once."""
-MOST_RECENT = 1_024
+MOST_RECENT = 256
 """Results that are kept for who asks right after the end."""
-_SMALL = 65_536
+_SMALL = 16_384
 
 
 class Waiting:

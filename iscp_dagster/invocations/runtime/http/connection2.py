@@ -59,7 +59,7 @@ class Http2Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._ping_seconds = ping_seconds
         self._pinging: asyncio.TimerHandle | None = None
-        self._heard = False
+        self._heard = self._busy = False
         self._retiring = False
 
     # What the pool asks.
@@ -99,6 +99,7 @@ class Http2Connection(asyncio.Protocol):
         self.http.send_headers(number, _headers(address, request), end_stream=bare)
         exchange = Http2Exchange(self, number, sent_all=bare)
         self.exchanges[number] = exchange
+        self._busy = True
         self._watch()
         return exchange
 
@@ -231,17 +232,28 @@ class Http2Connection(asyncio.Protocol):
             self._pinging = loop.call_later(self._ping_seconds, self._ping)
 
     def _ping(self) -> None:
-        """Ask a peer that is silent whether it is there; give it up if it was asked before."""
+        """Ask a peer that is silent whether it is there; give it up if it was asked before.
+
+        A connection that had no exchange since the last time is closed.
+        """
         self._pinging = None
-        if self._gone is not None or not self.exchanges:
+        busy, self._busy = self._busy, False
+        if self._gone is not None:
             return
-        if not self._heard:
+        if self.exchanges and not self._heard:
             self.end(DeploymentUnreachableError(f"{self.origin} does not answer a ping."))
-            return
-        self._heard = False
-        self.http.ping(b"iscpping")
-        self.flush()
-        self._pinging = asyncio.get_running_loop().call_later(self._ping_seconds, self._ping)
+        elif not self.exchanges and not busy:
+            self.retire()
+        else:
+            self._ask()
+
+    def _ask(self) -> None:
+        if self.exchanges:
+            self._heard = False
+            self.http.ping(b"iscpping")
+            self.flush()
+        loop = asyncio.get_running_loop()
+        self._pinging = loop.call_later(self._ping_seconds, self._ping)
 
 
 def _named(code: int) -> str:

@@ -11,12 +11,17 @@ import h2.errors
 import h2.events
 import h2.exceptions
 
-from iscp_dagster.invocations.runtime.http.exchange import DeploymentUnreachableError, Head
+from iscp_dagster.invocations.runtime.http.exchange import (
+    DeploymentUnreachableError,
+    Head,
+    Origin,
+)
 
 
 class Carrier(Protocol):
     """What an exchange needs of its connection."""
 
+    origin: Origin
     http: h2.connection.H2Connection
 
     def flush(self) -> None: ...
@@ -155,16 +160,18 @@ class Http2Exchange:
             self._sent_all = True
             return
         name = getattr(code, "name", code)
-        self.fail(DeploymentUnreachableError(f"The peer reset the exchange: {name}."))
+        self.fail(DeploymentUnreachableError(f"{self._carrier.origin} reset the exchange: {name}."))
 
     def _check(self) -> None:
         if self._closed:
-            raise DeploymentUnreachableError("The exchange was closed.")
+            raise DeploymentUnreachableError(f"{self._carrier.origin}: the exchange was closed.")
         if self._failure is not None:
             raise self._failure
 
     def _refuse(self, error: h2.exceptions.ProtocolError) -> NoReturn:
-        raise DeploymentUnreachableError(f"The exchange takes no data: {error}.") from None
+        raise DeploymentUnreachableError(
+            f"{self._carrier.origin} takes no data: {error}."
+        ) from None
 
 
 def _text(value: str | bytes) -> str:

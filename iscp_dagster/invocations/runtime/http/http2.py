@@ -23,7 +23,9 @@ from iscp_dagster.invocations.runtime.http.exchange import (
 from iscp_dagster.invocations.runtime.http.exchange2 import Http2Exchange
 
 PING_SECONDS = 20.0
-"""A peer with exchanges that sent nothing for so long is asked; then given up after as long."""
+"""A peer with exchanges that sent nothing for so long is asked; then given up after as long.
+
+A connection that had no exchange for so long is closed."""
 
 
 class Http2:

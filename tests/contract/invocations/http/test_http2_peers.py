@@ -253,6 +253,27 @@ def test_a_peer_that_answers_pings_is_kept():
     assert talked(answer, work, ping_seconds=0.05) == b"still here"
 
 
+def test_a_connection_without_exchanges_is_closed_after_a_while():
+    async def inside():
+        ended = asyncio.Event()
+
+        async def talk(reader, writer):
+            writer.write(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+            while await reader.read(65_536):
+                pass
+            ended.set()
+
+        async with raw_peer(talk) as url:
+            pool = Http2(ping_seconds=0.05)
+            exchange = await pool.open(Address.parsed(url), POST)
+            await exchange.close()
+            await ended.wait()
+            await pool.close()
+            return True
+
+    assert run(inside())
+
+
 @pytest.mark.parametrize(
     "rubbish",
     [

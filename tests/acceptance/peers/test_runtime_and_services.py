@@ -68,3 +68,13 @@ def test_runtime_drives_the_journey(url, engine, tmp_path, http):
             assert await caller.call("Counter", "journey", file, key="one") == JOURNEY
 
     asyncio.run(scene())
+
+
+def test_responses_that_an_sdk_leaves_open_hold_no_place(sdk_endpoint, engine):
+    async def scene():
+        # Over HTTP/1.1 a handler of that SDK which suspends waits for the runtime to leave.
+        async with running(engine, sdk_endpoint.url, http=1, most=2) as caller:
+            every = [caller.call("Steps", "nap", 0.05) for _ in range(12)]
+            assert await asyncio.wait_for(asyncio.gather(*every), 5) == ["rested"] * 12
+
+    asyncio.run(scene())

@@ -26,8 +26,8 @@ from iscp_dagster.invocations.runtime.store.outcomes import Claimed, News
 
 STALE_TRIES = 3
 """Exchanges that are begun for one attempt where connections end before they are looked at."""
-LINGER_SECONDS = 10.0
-"""The longest that a stream may stay open after its last message."""
+LINGER_SECONDS = 1.0
+"""The longest that a stream may stay open after its last message, as some SDKs leave it."""
 _OK = 200
 _EXCERPT = 200
 
@@ -93,6 +93,13 @@ class Attempt:
         self._asked = True
         self._outgoing.end()
         return news
+
+    def make_room(self) -> None:
+        """Suspend if the handler can, so that others may begin; break off what is over."""
+        if self._course.ending:
+            self._abort("it stayed open after its last message")
+        else:
+            self.ask_to_suspend()
 
     def tend(self, now: float) -> None:
         """Hold the attempt to its times."""

@@ -52,12 +52,12 @@ class Drives:
                 attempt.told(each)
 
     def tend(self, *, crowded: bool) -> None:
-        """Hold attempts to their times; where others wait for a place, have idle ones suspend."""
+        """Hold attempts to their times; where others wait for a place, have idle ones make room."""
         now = self._tools.monotonic()
         for attempt in list(self._tasks):
             attempt.tend(now)
             if crowded and attempt.idle(now) > self._tools.settings.yield_after:
-                attempt.ask_to_suspend()
+                attempt.make_room()
 
     async def close(self) -> None:
         """Break off every attempt."""

@@ -80,6 +80,18 @@ def test_an_end_finishes_once_the_output_is_stored():
     assert run(END, journal=(INPUT, OUTPUT)) == [Finish(index=1)]
 
 
+@pytest.mark.parametrize(
+    "surplus",
+    [SET, END, INPUT, suspension(9), frame(REPORT.written()), Broken(report=REPORT)],
+    ids=lambda each: type(each).__name__,
+)
+def test_what_comes_after_the_last_message_changes_nothing(surplus):
+    finished = [Commit(index=1, entry=OUTPUT), Finish(index=1)]
+    assert run(OUTPUT, END, surplus, Committed(index=1), surplus) == finished
+    asleep = Suspend(indexes=(1,), resume=False)
+    assert run(SLEEP, suspension(1), surplus, Committed(index=1))[1:] == [asleep]
+
+
 def test_a_suspension_follows_what_it_waits_for():
     assert run(SLEEP, suspension(1)) == [Commit(index=1, entry=SLEEP)]
     asleep = Suspend(indexes=(1,), resume=False)

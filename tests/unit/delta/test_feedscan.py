@@ -19,7 +19,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iscp_dagster.delta.feedscan import plan_feed
+from iscp_dagster.delta.feedscan import plan_feed, plan_rows
 from iscp_dagster.delta.filescan import NotPlainError
 from iscp_dagster.delta.log.commit import FeedFile, Metadata
 from iscp_dagster.delta.log.deltalog import DeltaLog
@@ -304,6 +304,31 @@ def test_a_file_that_is_gone_or_unlike_is_met_before_any_row(tmp_path):
     (tmp_path / "part 1.parquet").unlink()
     with pytest.raises(FeedGoneError, match="is gone"):
         next(scan.rows([pa.record_batch({"id": [0]})]))
+
+
+def test_few_rows_are_all_of_the_feed_unless_spark_has_to_read_them(tmp_path):
+    feed = [(1, "cdc", "x", [{"k": "a", "_change_type": "delete"}]), (2, "add", "y", [{"k": "b"}])]
+    files = list(written(tmp_path, feed))
+
+    def few(most=1_000):
+        return plan_rows(str(tmp_path), facts_of(), files, ["tenant", "k"], "tenant").few(most)
+
+    rows = few().to_pylist()
+    assert [tuple(row.values()) for row in rows] == [
+        ("x", "a", 1, 1_000, False, False),
+        ("y", "b", 2, 2_000, True, True),
+    ]
+    assert few(most=10) is None
+    good = pq.read_table(tmp_path / "part 1.parquet")
+    for unlike in (
+        good.rename_columns(["K", "n", "at", "v"]),
+        good.set_column(0, "k", pa.array([b"\xff"]).view(pa.string())),
+    ):
+        pq.write_table(unlike, tmp_path / "part 1.parquet")
+        assert few() is None
+    (tmp_path / "part 1.parquet").unlink()
+    with pytest.raises(FeedGoneError, match="is gone"):
+        few()
 
 
 def test_the_log_says_which_files_make_the_feed(tmp_path):

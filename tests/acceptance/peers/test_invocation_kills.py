@@ -46,7 +46,9 @@ def killed_at(stack, victim, points):
             pid = stack.driver(id_)
         stack.strike(victim, pid)
         stack.gates.open(point)
-    return stack.ended(id_, file)
+    done = stack.ended(id_, file)
+    stack.settled()
+    return done
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
@@ -70,6 +72,7 @@ def test_a_runtime_that_others_took_for_dead_changes_nothing(stack, record_prope
     answer = stack.http.post(f"{zombie.url}/Trips/greet", json="again", timeout=30)
     assert answer.json() == "hello again", stack.told
     assert stack.ended(id_, file) == done
+    stack.settled()
     record_property("effects", dict(done))
 
 
@@ -85,6 +88,7 @@ def test_a_clock_that_is_put_back_delays_nothing(stack, record_property):
     stack.strike(RUNTIME, pid)
     again = stack.ended(*stack.begin(SLEEP))
     assert time.monotonic() - begun < HOUR / 60
+    record_property("counted", stack.settled())
     (stack.folder / "clock").unlink()
     record_property("effects", dict(done + again))
 
@@ -102,4 +106,5 @@ def test_trips_end_once_through_hundreds_of_kills(stack, record_property):
             stack.strike(chance.choice(VICTIMS), chance.choice(stack.runtimes).process.pid)
         for id_, file in begun:
             stack.ended(id_, file)
+        stack.settled()
     record_property("counts", dict(stack.counts))

@@ -21,7 +21,7 @@ from gates import Gates
 from hypercorn.config import Config
 from ourservices import note
 
-from iscp_dagster.invocations import Context, Service, service_app
+from iscp_dagster.invocations import Context, Service, VirtualObject, service_app
 from iscp_dagster.invocations.ingress.app import Settings as IngressSettings
 from iscp_dagster.invocations.ingress.app import create_app
 from iscp_dagster.invocations.runtime.retries import RetryPolicy
@@ -38,7 +38,8 @@ SILENT_SECONDS = 1.0
 OWNER = "rt_"
 TIMES = {"beat": 0.1, "poll": 0.05, "silent": SILENT_SECONDS}
 PRELOADED = ["mortals", "sqlalchemy.dialects.postgresql.psycopg", "psycopg"]
-trips = Service("Trips")
+trips, tally = Service("Trips"), VirtualObject("Tally")
+ALL = "all"
 
 
 @trips.handler
@@ -46,9 +47,20 @@ async def greet(_: Context, name: str) -> str:
     return f"hello {name}"
 
 
+@tally.handler
+async def add(ctx: Context, name: str) -> None:
+    """Count one more."""
+    ctx.state.set(name, (await ctx.state.get(name) or 0) + 1)
+
+
+@tally.shared
+async def added(ctx: Context) -> dict[str, int]:
+    return {name: await ctx.state.get(name) for name in await ctx.state.keys()}
+
+
 @trips.handler
 async def trip(ctx: Context, told: dict[str, Any]) -> list[str]:
-    """Two runs with a sleep and a call between them."""
+    """Two runs with a sleep, calls and a delayed send between them."""
     file = told["file"]
 
     def second() -> str:
@@ -60,6 +72,8 @@ async def trip(ctx: Context, told: dict[str, Any]) -> list[str]:
     note(file, "past 0")
     await ctx.sleep(told["seconds"])
     kept.append(await ctx.call("Trips", "greet", "you"))
+    await ctx.call("Tally", "add", "calls", key=ALL)
+    ctx.send("Tally", "add", "sends", key=ALL, delay=0.05)
     kept.append(await ctx.run("step 1", second))
     note(file, "past 1")
     return kept
@@ -130,7 +144,7 @@ def run_endpoint(port: int, log: Path) -> None:
     _tell_to(log)
     config = Config()
     config.bind = [f"127.0.0.1:{port}"]
-    asyncio.run(hypercorn.asyncio.serve(service_app(trips), config))
+    asyncio.run(hypercorn.asyncio.serve(service_app(trips, tally), config))
 
 
 def _tell_to(log: Path) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 import httpx
 from faults import once_after_ack
 from gates import Gates
-from mortals import OWNER, TRIPPED, Mortal, run_endpoint, run_runtime
+from mortals import ALL, OWNER, TRIPPED, Mortal, run_endpoint, run_runtime
 from postgresfixture import driven, kill, start_again
 
 END_SECONDS = 40.0
+JOURNAL = ["Input", "Run", "Sleep", "Call", "Call", "OneWayCall", "Run", "Output"]
 RUNTIME, ENDPOINT, DATABASE = "runtime", "endpoint", "database"
 
 
@@ -62,11 +63,21 @@ class MortalStack:
         assert answer.json() == TRIPPED, answer.text
         shown = self.asked("GET", f"/admin/invocations/{id_}").json()
         kinds = [each["type"] for each in shown["journal"]]
-        assert kinds == ["Input", "Run", "Sleep", "Call", "Run", "Output"]
+        assert kinds == JOURNAL
         done = Counter(once_after_ack(file.read_text().splitlines()))
         assert done.keys() == {"run 0", "run 1"}
         self.counts.update(done)
         return done
+
+    def settled(self) -> dict[str, int]:
+        """Wait until what the trips sent has come, once from each; what was counted."""
+        wanted = {"calls": self.counts["trips"], "sends": self.counts["trips"]}
+        until = time.monotonic() + END_SECONDS
+        while (counted := self.asked("POST", f"/Tally/{ALL}/added").json()) != wanted:
+            assert all(counted.get(name, 0) <= times for name, times in wanted.items()), counted
+            assert time.monotonic() < until, f"{counted} in place of {wanted}\n{self.told}"
+            time.sleep(0.02)
+        return counted
 
     def asked(self, method: str, path: str, **more: Any) -> httpx.Response:
         """Ask either runtime until one answers."""

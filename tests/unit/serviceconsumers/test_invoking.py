@@ -20,7 +20,7 @@ from iscp_dagster.location.assets.metadata import told_metadata
 from iscp_dagster.model.errors import ConfigError, FenceError, SchemaError, UnavailableError
 from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.planning.declared import job_spec, name_of
-from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
+from iscp_dagster.serviceconsumers.consumer import TENANTS, InvokingConsumer
 from iscp_dagster.serviceconsumers.services import InvocationGoingError
 from iscp_dagster.sync.executors.worker import Worker
 from iscp_dagster.sync.scan import ScanError, _lost
@@ -162,11 +162,37 @@ def test_an_invocation_that_goes_on_is_waited_for_only_so_long():
     assert sum(looks) == 11
 
 
-def test_a_runtime_that_is_down_is_no_tenants_fault():
-    retriever = retriever_of(CHANGES, DESKS)
-    consumer(Runtime(down=True)).consume(retriever)
+def test_it_is_waited_for_as_long_as_invocations_end():
+    clock, looks = Clock(), []
+
+    class Steady(Runtime):
+        def look(self, invoked, seconds):
+            clock.pass_(6)
+            looks.append(invoked.id)
+            ended = looks.count(invoked.id) > 1
+            return replace(invoked, status="completed" if ended else "running")
+
+    retriever = retriever_of(CHANGES, ["acme"])
+    made = declared(patience=10)
+    consumer(Steady(), declared=made, monotonic=clock.monotonic).consume(retriever)
+    assert not retriever.refused
+    assert len(looks) == 6
+
+
+def test_a_runtime_that_is_down_is_no_tenants_fault_and_soon_asked_no_more():
+    asked = []
+
+    class Down(Runtime):
+        def keyed(self, *names):
+            asked.append(names)
+            raise UnavailableError("The runtime does not answer.")
+
+    desks = [f"desk {each}" for each in range(3 * TENANTS)]
+    retriever = retriever_of([(desk, 1, None, 2, False) for desk in desks], desks)
+    consumer(Down()).consume(retriever)
+    assert retriever.refused.keys() == set(desks)
     assert {type(each) for each in retriever.refused.values()} == {UnavailableError}
-    assert retriever.refused.keys() == set(DESKS)
+    assert len(asked) <= TENANTS
 
 
 def test_a_virtual_objects_key_is_the_tenant():

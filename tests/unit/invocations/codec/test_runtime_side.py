@@ -107,6 +107,12 @@ def test_a_suspension_on_an_entry_that_asked_for_an_ack_resumes_at_once():
         assert out[1:] == [Suspend(indexes=(1,), resume=True)]
 
 
+def test_a_suspension_on_a_completable_entry_waits_for_its_result_and_not_for_its_ack():
+    acked = frame(pb.AwakeableEntryMessage(), requires_ack=True)
+    out = run(acked, suspension(1), Committed(index=1))
+    assert out[1:] == [Suspend(indexes=(1,), resume=False)]
+
+
 def test_a_completion_that_crosses_a_suspension_resumes():
     ready = CompletionReady(index=1, result=EMPTY)
     told = Notify(frame=completion(1, EMPTY))

@@ -12,7 +12,7 @@ import hypercorn.asyncio
 import uvicorn
 from hypercorn.config import Config
 
-SECONDS = 20
+SECONDS = 60
 
 
 @dataclass

@@ -1,8 +1,9 @@
 """A runtime in a process of its own, which kills itself at a transaction that it is told.
 
-    python mortalruntime.py FOLDER before|after OPERATION NUMBER
+    python mortalruntime.py FOLDER before|after OPERATION NUMBER AHEAD
 
 `OPERATION` is a class of operations.py; the transaction is the NUMBERth that has one of them.
+`AHEAD` is how many seconds its clock is ahead.
 `before`: nothing of it is stored; `after`: it is stored, and nobody was told.
 """
 
@@ -12,12 +13,17 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
-from running import AT_ONCE, store_at
+from running import store_at
 
+from iscp_dagster.invocations.runtime.retries import RetryPolicy
 from iscp_dagster.invocations.runtime.runtime import Runtime
 from iscp_dagster.invocations.runtime.settings import Settings
+from iscp_dagster.invocations.runtime.timers import SteadyClock
+
+PATIENT = RetryPolicy(initial=0.02, factor=1, cap=0.02, attempts=None)
 
 
 class Mortal:
@@ -37,14 +43,20 @@ class Mortal:
         return outcome
 
 
+def clock_ahead(seconds):
+    return SteadyClock(wall=lambda: time.time() + seconds)
+
+
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def main(folder, moment, operation, number):
-    store = store_at(folder)
+async def main(folder, moment, operation, number, ahead):
+    clock = clock_ahead(float(ahead))
+    store = store_at(folder, clock)
     store.run = Mortal(store.run, moment, operation, int(number))
-    async with Runtime(store, Settings(policy=AT_ONCE, poll=0.05, beat=0.05, silent=0.3)):
+    settings = Settings(policy=PATIENT, poll=0.05, beat=0.05, silent=0.3)
+    async with Runtime(store, settings, clock=clock):
         await asyncio.Event().wait()
 
 

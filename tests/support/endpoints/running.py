@@ -17,7 +17,7 @@ from iscp_dagster.invocations.runtime.store.outcomes import Submitted
 from iscp_dagster.invocations.runtime.timers import SteadyClock
 from iscp_dagster.joblog.sql.engine import open_engine
 
-SECONDS = 15
+SECONDS = 40
 AT_ONCE = RetryPolicy(initial=0.001, factor=1, cap=0.001, attempts=5)
 
 
@@ -72,18 +72,19 @@ async def until(found, seconds=SECONDS):
     raise AssertionError(f"it did not come within {seconds} s")
 
 
-def store_at(folder, clock=None):
+def store_at(folder, clock=None, database=None):
     clock = clock or SteadyClock()
-    store = SqlStore(open_engine(f"sqlite:///{folder}/log.db", kept=True), clock=clock.utc)
+    url = database or f"sqlite:///{folder}/log.db"
+    store = SqlStore(open_engine(url, kept=True), clock=clock.utc)
     store.ensure()
     return store
 
 
 @asynccontextmanager
-async def running(folder, *urls, clock=None, **settings):
+async def running(folder, *urls, clock=None, database=None, **settings):
     """A runtime that knows these deployments; settings are quick ones unless given."""
     clock = clock or SteadyClock()
-    store = store_at(folder, clock)
+    store = store_at(folder, clock, database)
     quick = {"policy": AT_ONCE, "poll": 0.05, "beat": 0.05, "silent": 10.0} | settings
     try:
         async with Runtime(store, Settings(**quick), clock=clock) as runtime:

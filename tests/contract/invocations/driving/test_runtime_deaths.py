@@ -13,7 +13,7 @@ from pathlib import Path
 import mortalruntime
 import pytest
 from asgiservers import hypercorn_of, run, uvicorn_of
-from running import running
+from running import running, store_at
 
 from iscp_dagster.invocations import Context, Service, service_app
 from iscp_dagster.invocations.protocol import ids
@@ -21,20 +21,22 @@ from iscp_dagster.invocations.runtime.store.operations import Submit
 
 steps = Service("Steps")
 PLACE = Path(mortalruntime.__file__)
+NAP, LATER = 3_600.0, 7_200.0
+"""The handler sleeps for an hour, and the clocks of the later runtimes are ahead."""
 DEATHS = [
-    ("after", "Claim", 1),  # begun, and nothing sent
-    ("before", "Commit", 1),  # the first effect was done, and its entry is lost
-    ("after", "Commit", 1),  # between its entry and the ack
-    ("after", "Commit", 1),  # in the sleep
-    ("after", "Fire", 1),  # between the commit of the sleep's end and its completion
-    ("after", "Finish", 1),  # the child has ended, and its parent was not told
+    ("after", "Claim", 1, 0),  # begun, and nothing sent
+    ("before", "Commit", 1, 0),  # the first effect was done, and its entry is lost
+    ("after", "Commit", 1, 0),  # between its entry and the ack
+    ("after", "Commit", 1, 0),  # in the sleep
+    ("after", "Fire", 1, LATER),  # between the commit of the sleep's end and its completion
+    ("after", "Finish", 1, LATER),  # the child has ended, and its parent was not told
 ]
 
 
 @steps.handler
 async def work(ctx: Context, folder: str) -> list[str]:
     first = await ctx.run("first", effect, folder, "first")
-    await ctx.sleep(0.01)
+    await ctx.sleep(NAP)
     second = await ctx.call("Steps", "child", folder)
     return [first, second, await ctx.run("third", effect, folder, "third")]
 
@@ -50,14 +52,21 @@ def effect(folder: str, name: str) -> str:
     return name
 
 
-async def killed(folder, moment, operation, number):
+async def killed(folder, moment, operation, number, ahead):
     """Run a runtime until it has killed itself."""
     paths = os.pathsep.join([str(PLACE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, PLACE, folder, moment, operation, str(number)),
+        *(sys.executable, PLACE, folder, moment, operation, str(number), str(ahead)),
         env=os.environ | {"PYTHONPATH": paths},
     )
-    assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+    try:
+        assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+    except asyncio.TimeoutError:
+        process.kill()
+        await process.wait()
+        store = store_at(folder)
+        told = [(each, store.journal(each.id)) for each in store.invocations()]
+        pytest.fail(f"it lives on after {moment} {operation} {number}: {told}")
 
 
 @pytest.mark.parametrize("server", [hypercorn_of, uvicorn_of], ids=["http2", "http1"])
@@ -72,7 +81,8 @@ def test_an_invocation_ends_once_whatever_runtimes_die(tmp_path, server):
             await driven.runtime.do(asked)
         for each in DEATHS:
             await killed(tmp_path, *each)
-        async with running(tmp_path, silent=0.2) as driven:
+        clock = mortalruntime.clock_ahead(LATER)
+        async with running(tmp_path, silent=0.2, clock=clock) as driven:
             return await driven.end(id_), driven.journal(id_)
 
     with server(service_app(steps)) as served:

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from contextlib import AsyncExitStack
 
+import pytest
 from asgiservers import hypercorn_of, run
 from running import running, until
 from scriptedservice import Scripted
@@ -38,8 +39,10 @@ def together(tmp_path, script, work, *settings):
     return run(inside())
 
 
-def test_each_invocation_is_driven_by_one_of_two_runtimes(tmp_path):
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_each_invocation_is_driven_by_one_of_two_runtimes(request, tmp_path, database):
     begun = Counter()
+    on = {"database": request.getfixturevalue("postgres") if database == "postgresql" else None}
 
     async def script(stream, _):
         start, _ = await stream.replay()
@@ -49,12 +52,12 @@ def test_each_invocation_is_driven_by_one_of_two_runtimes(tmp_path):
         await stream.output()
 
     async def work(app, one, two):
-        sent = [await each.submit("S/h") for _ in range(40) for each in (one, two)]
+        sent = [await each.submit("S/h") for _ in range(20) for each in (one, two)]
         # Each waits for what the other was asked for, too.
         results = await asyncio.gather(*(each.end(id_) for id_ in sent for each in (one, two)))
         return sent, results, [one.store.invocation(each) for each in sent]
 
-    sent, results, shown = together(tmp_path, script, work, {}, {})
+    sent, results, shown = together(tmp_path, script, work, on, on)
     assert set(results) == {OK}
     assert begun == Counter(sent)
     assert {(each.status, each.attempts, each.entries) for each in shown} == {
@@ -117,7 +120,7 @@ def test_a_dead_runtimes_invocations_are_taken_over_and_its_late_entries_refused
         await stream.replay()
         if number == 1:
             begun.set()
-            await asyncio.get_running_loop().run_in_executor(None, let_go.wait, 15)
+            await asyncio.get_running_loop().run_in_executor(None, let_go.wait, 40)
             await stream.send(pb.RunEntryMessage(value=b"late", name="late"), requires_ack=True)
             # The stream is broken off instead of an ack.
             if await stream.next() is None:
@@ -151,7 +154,7 @@ def test_a_runtime_that_lives_is_not_taken_over_whatever_its_clock_says(tmp_path
     async def script(stream, number):
         await stream.replay()
         begun.set()
-        await asyncio.get_running_loop().run_in_executor(None, let_go.wait, 15)
+        await asyncio.get_running_loop().run_in_executor(None, let_go.wait, 40)
         await stream.output(b"%d" % number)
 
     async def inside():
@@ -160,7 +163,7 @@ def test_a_runtime_that_lives_is_not_taken_over_whatever_its_clock_says(tmp_path
             async with running(tmp_path, served.url, clock=past, beat=0.05) as one:
                 id_ = await one.submit("S/h")
                 await until(lambda: is_set(begun))
-                async with running(tmp_path, silent=0.3, beat=0.05) as two:
+                async with running(tmp_path, silent=3.0, beat=0.05) as two:
                     before = one.store.beats()[one.store.owner]
                     await until(lambda: beaten(two, one.store.owner, before + 8))
                     let_go.set()

@@ -66,7 +66,7 @@ def test_an_invocation_survives_the_death_of_its_service_in_a_step(tmp_path, ser
     async def seen(name):
         return name in effects(tmp_path) or None
 
-    found, result = run(inside(), 30)
+    found, result = run(inside())
     assert json.loads(result.value) == ["one", "waited", "two"]
     assert effects(tmp_path) == ["one", "wait", "wait", "two"]
     assert "127.0.0.1" in found.error.message

@@ -31,7 +31,7 @@ class Stream:
     """One attempt, from the handler's side."""
 
     def __init__(self, scope, receive, send):
-        self.path = scope["path"]
+        self.path, self.method, self.client = scope["path"], scope["method"], scope["client"]
         self.headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         self._receive, self._send = receive, send
         self._decoder, self._frames = Decoder(), []

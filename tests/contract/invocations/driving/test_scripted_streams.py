@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+
 import pytest
 from asgiservers import hypercorn_of, run, uvicorn_of
 from running import AT_ONCE, running
@@ -73,6 +76,45 @@ def test_a_stream_begins_with_start_and_input_and_ends_with_output_and_end(tmp_p
     assert result == Value(value=b'"done"')
     assert [each.frame.kind for each in journal] == [kinds.INPUT, kinds.OUTPUT]
     assert shown.attempts == 1
+
+
+def test_the_request_is_a_post_behind_the_addresss_prefix(tmp_path):
+    seen = []
+
+    async def script(stream, _):
+        seen.append((stream.method, stream.path))
+        await stream.replay()
+        await stream.output()
+
+    async def inside():
+        with hypercorn_of(Scripted(script)) as served:
+            async with running(tmp_path, f"{served.url}/any/prefix/") as driven:
+                return await driven.end(await driven.submit("O/h", key="a/key")), seen
+
+    assert run(inside()) == (OK, [("POST", "/any/prefix/invoke/O/h")])
+
+
+def test_invocations_at_the_same_time_have_a_stream_each(tmp_path):
+    open_streams, most, clients, all_open = Counter(), [], set(), asyncio.Event()
+
+    async def script(stream, _):
+        await stream.replay()
+        open_streams["now"] += 1
+        clients.add(stream.client)
+        most.append(open_streams["now"])
+        if max(most) == 10:
+            all_open.set()
+        await all_open.wait()
+        await stream.output()
+        open_streams["now"] -= 1
+
+    async def work(driven):
+        every = [await driven.submit("S/h") for _ in range(10)]
+        return {await driven.end(each) for each in every}
+
+    assert driven(tmp_path, Scripted(script), work) == {OK}
+    assert max(most) == 10
+    assert len(clients) == 1
 
 
 @pytest.mark.parametrize("newest", [1, 2, 3, 9])

@@ -115,6 +115,7 @@ ISCP_WAITS = sa.Table(
     sa.Column("target", sa.Text, primary_key=True, comment="an invocation's id, or a promise"),
     sa.Column("invocation", sa.BigInteger, primary_key=True, comment="the number of who waits"),
     sa.Column("idx", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Index("iscp_waits_by_invocation", "invocation"),
     # Its primary key is its order on disk.
     sqlite_with_rowid=False,
 )

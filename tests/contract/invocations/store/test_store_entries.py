@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from desk import CANCELLED, value
-from twosides import completed
 
 from iscp_dagster.invocations.protocol import awakeables, ids
 from iscp_dagster.invocations.protocol.failures import Failure
@@ -108,7 +107,7 @@ def test_state_is_of_a_key_and_complete_at_once(desk):
     assert desk.commit(mine, get).result == EMPTY
     desk.fail(mine)
     (again,) = desk.claim()
-    assert again.journal[5] == completed(frame(get), value(b""))
+    assert again.journal[5] == frame(pb.GetStateEntryMessage(key=b"n\0", value=b""))
 
 
 def test_state_without_a_key_is_refused(desk):

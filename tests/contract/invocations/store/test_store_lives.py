@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from desk import ERROR, value
+import sqlalchemy as sa
+from desk import ERROR, TABLES, value
 
-from iscp_dagster.invocations.protocol import ids
+from iscp_dagster.invocations.protocol import awakeables, ids
 from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.runtime.store import operations as op
@@ -98,6 +99,18 @@ def test_exclusive_submissions_of_one_transaction_keep_their_order(desk):
         for each in claimed:
             desk.finish(each)
     assert order == [outcomes[at].id for at in (0, 1, 3)]
+
+
+def test_a_submission_that_is_repeated_holds_up_no_others_of_its_key(desk):
+    first = op.Submit(id=ids.shown(ids.new_id()), service="Cart", handler="add", key="k")
+    second = op.Submit(id=ids.shown(ids.new_id()), service="Cart", handler="add", key="k")
+    desk.do(first)
+    (mine,) = desk.claim()
+    desk.finish(mine)
+    outcomes, changes = desk.store.run([first, second])
+    assert [each.is_new for each in outcomes] == [False, True]
+    assert changes.ready
+    assert [each.id for each in desk.claim()] == [second.id]
 
 
 def test_a_delayed_invocation_takes_its_place_when_it_is_due(desk):
@@ -313,6 +326,31 @@ def test_ended_invocations_are_kept_for_a_day_and_forgotten_in_portions(desk):
     assert desk.do(op.Prune(now=desk.now, most=3)) == 2
     assert [each.id for each in desk.store.invocations()] == [open_]
     assert all(desk.store.journal(each) == [] for each in ended)
+
+
+def test_nothing_is_left_of_what_is_forgotten(desk, engine):
+    asked = pb.CallEntryMessage(service_name="Plain", handler_name="go")
+    mine = desk.begun("Signup/me/run")
+    for message in (
+        *(asked, pb.GetPromiseEntryMessage(key="mail"), pb.AwakeableEntryMessage()),
+        pb.SleepEntryMessage(wake_up_time=desk.now + 1_000),
+        pb.AttachInvocationEntryMessage(invocation_id=desk.submit("Cart/k/add").id),
+        pb.SetStateEntryMessage(key=b"n", value=b"1"),
+    ):
+        desk.commit(mine, message)
+    early = awakeables.awakeable_id(ids.parsed(mine.id), 9)
+    desk.do(op.CompleteAwakeable(awakeable=early, result=value(b"v")))
+    for each in desk.store.invocations():
+        desk.do(op.Kill(id=each.id))
+    for each in desk.store.invocations():
+        desk.do(op.Purge(id=each.id))
+    with engine.connect() as connection:
+        left = {
+            table.name: count
+            for table in TABLES
+            if (count := connection.scalar(sa.select(sa.func.count()).select_from(table)))
+        }
+    assert left.keys() == {"iscp_service_deployments", "iscp_services", "iscp_runtimes"}
 
 
 @pytest.mark.parametrize("way", [op.Cancel, op.Kill])

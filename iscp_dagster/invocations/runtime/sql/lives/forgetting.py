@@ -13,9 +13,11 @@ from iscp_dagster.invocations.runtime.sql.tables import (
     ISCP_JOURNAL,
     ISCP_PROMISES,
     ISCP_SERVICE_STATE,
+    ISCP_WAITS,
     JOURNAL,
     PROMISES,
     STATE,
+    WAITS,
     Role,
 )
 from iscp_dagster.invocations.runtime.sql.work import CONFLICT, Work
@@ -56,8 +58,12 @@ def _forget(work: Work, rows: Sequence[Any]) -> None:
     if not rows:
         return
     numbers = [row.number for row in rows]
-    work.connection.execute(sa.delete(ISCP_JOURNAL).where(JOURNAL.invocation.in_(numbers)))
-    work.connection.execute(sa.delete(ISCP_INVOCATIONS).where(INVOCATIONS.number.in_(numbers)))
+    for table, number in (
+        (ISCP_JOURNAL, JOURNAL.invocation),
+        (ISCP_WAITS, WAITS.invocation),
+        (ISCP_INVOCATIONS, INVOCATIONS.number),
+    ):
+        work.connection.execute(sa.delete(table).where(number.in_(numbers)))
     runs = [(row.service, row.key) for row in rows if row.role == Role.RUN]
     if runs:
         for table, columns in ((ISCP_SERVICE_STATE, STATE), (ISCP_PROMISES, PROMISES)):

@@ -59,8 +59,12 @@ def leave(work: Work, leaving: Sequence[tuple[int, Key]]) -> None:
     if not leaving:
         return
     work.connection.execute(_LEAVE, {"numbers": [number for number, _ in leaving]})
-    keys = sorted({key for _, key in leaving})
-    holders = list(work.connection.scalars(_HOLDERS, {"keys": keys}))
+    promote(work, {key for _, key in leaving})
+
+
+def promote(work: Work, keys: Collection[Key]) -> None:
+    """Make the first invocation of each key ready, if it waits."""
+    holders = list(work.connection.scalars(_HOLDERS, {"keys": sorted(keys)}))
     if holders:
         promoted = {"numbers": holders, "now": work.now}
         work.ready |= work.connection.execute(_PROMOTE, promoted).rowcount > 0

@@ -136,6 +136,10 @@ def _insert(work: Work, new: Sequence[_New], parent: str | None) -> Mapping[str,
         arrivals = [(numbers[each.asked.id], each.arrives) for each in made]
         inbox.arrive(work, [(number, key) for number, key in arrivals if key])
         work.ready |= any(each.status is Status.READY for each in made)
+    keys = {each.arrives for each in new if each.arrives}
+    if len(made) < len(new) and keys:
+        # One that is there already, and may have ended, has no key to hold up others.
+        inbox.promote(work, keys)
     return numbers
 
 

@@ -20,6 +20,7 @@ from iscp_dagster.invocations.runtime.sql.lives import (
     forgetting,
     stopping,
     submitting,
+    suspending,
 )
 from iscp_dagster.invocations.runtime.sql.services import service
 from iscp_dagster.invocations.runtime.sql.tables import (
@@ -60,7 +61,7 @@ DOING: Mapping[type[op.Operation[Any]], Doing] = {
     op.Unregister: _each(registering.unregister),
     op.Submit: submitting.submit,
     op.Commit: commit,
-    op.Suspend: _each(attempts.suspend),
+    op.Suspend: suspending.suspend,
     op.Finish: attempts.finish,
     op.Fail: _each(attempts.fail),
     op.CompleteAwakeable: _each(awakeables.complete_awakeable),

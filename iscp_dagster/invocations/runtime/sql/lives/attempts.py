@@ -1,8 +1,7 @@
-"""Attempts: an invocation is claimed, and left by suspending, failing or finishing."""
+"""Attempts that end: with an error, or with an output."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
@@ -15,45 +14,16 @@ from iscp_dagster.invocations.runtime.sql.lives.stopping import change, retries
 from iscp_dagster.invocations.runtime.sql.packing import report
 from iscp_dagster.invocations.runtime.sql.tables import JOURNAL
 from iscp_dagster.invocations.runtime.sql.work import FENCED, VIOLATION, Work, fenced
-from iscp_dagster.invocations.runtime.store.operations import Fail, Finish, Suspend
+from iscp_dagster.invocations.runtime.store.operations import Fail, Finish
 from iscp_dagster.invocations.runtime.store.outcomes import Done, Refused
 from iscp_dagster.invocations.runtime.store.views import Status
 
-_LEFT = {"owner": None, "waits": None, "next_at": None}
-_AT = sa.select(JOURNAL.idx, JOURNAL.open).where(
-    JOURNAL.invocation == sa.bindparam("the_number"),
-    JOURNAL.idx.in_(sa.bindparam("indexes", expanding=True)),
-)
 _OUTPUTS = (
     sa.select(JOURNAL.invocation, JOURNAL.body)
     .where(JOURNAL.invocation.in_(sa.bindparam("numbers", expanding=True)))
     .where(JOURNAL.code == kinds.OUTPUT.code)
     .order_by(JOURNAL.invocation, JOURNAL.idx)
 )
-
-
-def suspend(work: Work, asked: Suspend) -> Done | Refused:
-    """See the operation."""
-    head = work.head(asked.id)
-    if head is None or fenced(head, asked.fence):
-        return FENCED
-    if asked.length not in {None, head.length}:
-        what = f"entry {head.length}, which came before, is not in its journal"
-        return Refused(code=VIOLATION, message=f"{asked.id} cannot suspend: {what}.")
-    indexes = sorted(set(asked.indexes))
-    given = {"the_number": head.number, "indexes": indexes}
-    rows = {row.idx: row.open for row in work.connection.execute(_AT, given)}
-    missing = [index for index in indexes if index not in rows]
-    if missing or not rows:
-        what = f"entry {missing[0]}, which is not in its journal" if missing else "no entry"
-        return Refused(code=VIOLATION, message=f"{asked.id} suspends to wait for {what}.")
-    if all(rows.values()):
-        suspended = {"status": int(Status.SUSPENDED), "waits": json.dumps(indexes)}
-        change(work, head.number, **_LEFT | suspended)
-    else:
-        change(work, head.number, **_LEFT, status=int(Status.READY))
-        work.ready = True
-    return Done()
 
 
 def fail(work: Work, asked: Fail) -> Done | Refused:

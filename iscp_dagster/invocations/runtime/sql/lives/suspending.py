@@ -1,0 +1,111 @@
+"""Attempts whose handlers wait: an invocation is suspended, or ready at once."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from iscp_dagster.invocations.runtime.sql.tables import INVOCATIONS, ISCP_INVOCATIONS, JOURNAL
+from iscp_dagster.invocations.runtime.sql.work import FENCED, VIOLATION, Work, fenced
+from iscp_dagster.invocations.runtime.store.operations import Suspend
+from iscp_dagster.invocations.runtime.store.outcomes import Done, Refused
+from iscp_dagster.invocations.runtime.store.views import Status
+
+MOST = 5_000
+"""Indexes for a statement."""
+
+_ENTRIES = sa.select(JOURNAL.invocation, JOURNAL.idx, JOURNAL.open).where(
+    JOURNAL.invocation.in_(sa.bindparam("numbers", expanding=True)),
+    JOURNAL.idx.in_(sa.bindparam("indexes", expanding=True)),
+)
+_LEAVE = (
+    sa.update(ISCP_INVOCATIONS)
+    .where(INVOCATIONS.number == sa.bindparam("left"))
+    .values(
+        status=sa.bindparam("becomes"),
+        waits=sa.bindparam("for"),
+        owner=None,
+        next_at=None,
+        changed=sa.bindparam("now"),
+    )
+)
+
+Heads = Mapping[str, sa.Row[Any]]
+Open = Mapping[int, Mapping[int, bool]]
+"""By invocation and index, whether the entry waits for its completion."""
+
+
+def suspend(work: Work, asked: Sequence[Suspend]) -> list[Done | Refused]:
+    """See the operation; several at once."""
+    heads = dict(work.heads(each.id for each in asked))
+    mine = [each for each in asked if not fenced(heads.get(each.id), each.fence)]
+    entries = _entries(work, heads, mine)
+    rows: list[dict[str, Any]] = []
+    outcomes = [_outcome(work, heads, entries, each, rows) for each in asked]
+    if rows:
+        work.connection.execute(_LEAVE, rows)
+    return outcomes
+
+
+def _outcome(
+    work: Work,
+    heads: dict[str, sa.Row[Any]],
+    entries: Open,
+    asked: Suspend,
+    rows: list[dict[str, Any]],
+) -> Done | Refused:
+    head = heads.get(asked.id)
+    if head is None or fenced(head, asked.fence):
+        return FENCED
+    known = entries.get(head.number, {})
+    refused = _refusal(head, known, asked)
+    if refused is not None:
+        return refused
+    # Whoever left it does not drive it any more.
+    del heads[asked.id]
+    indexes = sorted(set(asked.indexes))
+    waits = all(known[index] for index in indexes)
+    work.ready = work.ready or not waits
+    status = Status.SUSPENDED if waits else Status.READY
+    row = {"left": head.number, "becomes": int(status), "now": work.now}
+    rows.append(row | {"for": json.dumps(indexes) if waits else None})
+    return Done()
+
+
+def _refusal(head: sa.Row[Any], known: Mapping[int, bool], asked: Suspend) -> Refused | None:
+    if asked.length not in {None, head.length}:
+        what = f"entry {head.length}, which came before, is not in its journal"
+        return Refused(code=VIOLATION, message=f"{asked.id} cannot suspend: {what}.")
+    missing = [index for index in sorted(asked.indexes) if index not in known]
+    if missing or not asked.indexes:
+        what = f"entry {missing[0]}, which is not in its journal" if missing else "no entry"
+        return Refused(code=VIOLATION, message=f"{asked.id} suspends to wait for {what}.")
+    return None
+
+
+def _entries(work: Work, heads: Heads, asked: Sequence[Suspend]) -> Open:
+    """The entries that are waited for, and perhaps others of the same indexes."""
+    found: dict[int, dict[int, bool]] = defaultdict(dict)
+    for some in _portions(asked):
+        numbers = [heads[each.id].number for each in some]
+        indexes = sorted({index for each in some for index in each.indexes})
+        given = {"numbers": numbers, "indexes": indexes}
+        for row in work.connection.execute(_ENTRIES, given):
+            found[row.invocation][row.idx] = row.open
+    return found
+
+
+def _portions(asked: Collection[Suspend]) -> list[list[Suspend]]:
+    portions: list[list[Suspend]] = []
+    held = 0
+    for each in asked:
+        if not portions or held + len(each.indexes) > MOST:
+            portions.append([])
+            held = 0
+        portions[-1].append(each)
+        held += len(each.indexes)
+    return portions

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import traceback
 from typing import Any
 
@@ -14,10 +13,8 @@ from iscp_dagster.invocations.serving.attempts.reports import report
 from iscp_dagster.invocations.serving.context import Context
 from iscp_dagster.invocations.serving.declared.services import Handler
 from iscp_dagster.invocations.serving.errors import TerminalError
-from iscp_dagster.model.errors import IscpError
 
 BAD_REQUEST = 400
-logger = logging.getLogger("iscp_dagster.invocations")
 
 
 async def handled(attempt: Attempt, *, tracebacks: bool) -> None:
@@ -30,9 +27,8 @@ async def handled(attempt: Attempt, *, tracebacks: bool) -> None:
     except asyncio.CancelledError:
         attempt.journal.fail(ErrorReport(message="The handler was cancelled."))
         raise
-    except (Exception, SystemExit) as error:
-        at = None if isinstance(error, IscpError) else error
-        logger.warning("An attempt of %s failed: %s", attempt.handler.called, error, exc_info=at)
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        attempt.log_failure("failed", error)
         told = "".join(traceback.format_exception(error)) if tracebacks else ""
         index = attempt.journal.issued - 1
         attempt.journal.fail(report(error, index, description=told))

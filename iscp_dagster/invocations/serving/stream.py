@@ -11,7 +11,7 @@ from typing import Any
 
 from iscp_dagster.invocations.journal.handler_events import InputClosed
 from iscp_dagster.invocations.protocol.decoding import DEFAULT, Decoder, Limits
-from iscp_dagster.invocations.protocol.failures import ErrorReport, ProtocolError
+from iscp_dagster.invocations.protocol.failures import JOURNAL_MISMATCH, ErrorReport, ProtocolError
 from iscp_dagster.invocations.serving.attempts.attempt import Attempt
 from iscp_dagster.invocations.serving.calling import handled
 from iscp_dagster.invocations.serving.declared.services import Handler, ServiceKind
@@ -50,7 +50,6 @@ class Stream:
         receive: Receive,
         send: Send,
     ) -> None:
-        self._handler = handler
         self._options = options
         self._receive = receive
         self._send = send
@@ -91,6 +90,14 @@ class Stream:
             await self._tell()
         finally:
             await self._stop(tasks)
+            self._log_mismatch()
+
+    def _log_mismatch(self) -> None:
+        """Log that the code is another; what the handler raised is logged where it is caught."""
+        closed = self._journal.closed
+        report = None if closed is None else closed.report
+        if report is not None and report.code == JOURNAL_MISMATCH:
+            logger.warning("%s: an attempt failed: %s", self._attempt, report.message)
 
     async def _take(self) -> None:
         """Take the next piece of the request."""
@@ -154,8 +161,8 @@ class Stream:
             await asyncio.wait_for(self._said_all(), self._options.drain)
         except asyncio.TimeoutError:
             logger.warning(
-                "The runtime left the stream of %s open for %s s after its end; it is closed",
-                self._handler.called,
+                "%s: the runtime left the stream open for %s s after its end; it is closed",
+                self._attempt,
                 self._options.drain,
             )
 
@@ -173,7 +180,7 @@ class Stream:
         while left:
             _, left = await asyncio.wait(left, timeout=self._options.grace)
             if left:
-                logger.error("%s goes on after it was cancelled", self._handler.called)
+                logger.error("%s goes on after it was cancelled", self._attempt)
         for each in tasks:
             if not each.cancelled() and (error := each.exception()) is not None:
                 raise error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -22,8 +23,10 @@ from iscp_dagster.invocations.serving.attempts.reports import report
 from iscp_dagster.invocations.serving.attempts.running import Action, Tried
 from iscp_dagster.invocations.serving.attempts.steps import Steps, check_all, undone, where
 from iscp_dagster.invocations.serving.declared.services import Handler, ServiceKind
+from iscp_dagster.model.errors import IscpError
 
 T = TypeVar("T")
+logger = logging.getLogger("iscp_dagster.invocations")
 
 
 class Attempt(Steps):
@@ -52,8 +55,18 @@ class Attempt(Steps):
 
     @property
     def start(self) -> Any:
-        """The StartMessage."""
+        """The StartMessage; None before it came."""
         return self.journal.start
+
+    def __str__(self) -> str:
+        """Its invocation and handler, for the log."""
+        begun = self.start is not None
+        return f"{self.start.debug_id if begun else 'no invocation'} ({self.handler.called})"
+
+    def log_failure(self, how: str, error: BaseException) -> None:
+        """Log why it failed, with the traceback of what is not ours."""
+        at = error.__cause__ if isinstance(error, IscpError) else error
+        logger.warning("%s: an attempt %s: %s", self, how, report(error).message, exc_info=at)
 
     def input(self) -> Any:
         """The message of the first entry."""
@@ -126,8 +139,10 @@ class Attempt(Steps):
     async def _acted(self, index: int, action: Action) -> None:
         """Execute a run, and tell the journal how it ended; it ends also when it is cancelled."""
         try:
-            message = await action.done(self._tried(index), time.monotonic)
+            message = await action.done(self._tried(index), time.monotonic, self)
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
+            if not isinstance(error, asyncio.CancelledError):
+                self.log_failure(f"failed in the run {action.name!r}", error)
             self.journal.fail(report(error, index, action.name, kinds.RUN.code))
             return
         result = result_of(message)

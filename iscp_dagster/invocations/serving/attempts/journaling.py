@@ -21,8 +21,8 @@ class Journaling:
     `wake` is told of bytes to send and of the end; `execute` begins a run that is not recorded.
     """
 
-    start: Any
-    """The StartMessage."""
+    start: Any = None
+    """The StartMessage, once it came."""
 
     def __init__(
         self, version: int, *, wake: Callable[[], None], execute: Callable[[int], None]

@@ -70,8 +70,10 @@ class Action:
     serde: Serde
     retry: RunRetry | None
 
-    async def done(self, tried: Tried, clock: Callable[[], float]) -> pb.RunEntryMessage:
-        """Run it: the entry that records its result, or its failure for good.
+    async def done(
+        self, tried: Tried, clock: Callable[[], float], of: object
+    ) -> pb.RunEntryMessage:
+        """Run it: the entry that records its result, or its failure for good; `of` is logged.
 
         Raises what the function raised when it shall be tried again, as RetryableError where
         `retry` says when.
@@ -89,7 +91,7 @@ class Action:
             delay = self.retry.delay(tried.count + 1, spent)
             told = f"{type(error).__name__}: {error}"
             if delay is None:
-                logger.warning("The run %r failed for the last time", self.name, exc_info=error)
+                logger.warning("%s: the run %r failed for good", of, self.name, exc_info=error)
                 return self._failed(told, 500)
             raise RetryableError(told, delay) from error
 

@@ -24,6 +24,9 @@ from iscp_dagster.invocations.protocol.frames import frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.model.errors import ConfigError
 
+NAMED = "inv_1test"
+"""The invocation of a Journal."""
+
 
 def journal_of(function, argument=b"", *, kind=Service, mark="handler", app=None, **options):
     service = kind("S")
@@ -422,5 +425,44 @@ def test_a_failing_handler_is_logged(caplog):
         raise KeyError("lost")
 
     attempt(journal_of(stumble))
-    assert "An attempt of S.stumble failed" in caplog.text
-    assert "KeyError: 'lost'" in caplog.text
+    assert f"{NAMED} (S.stumble): an attempt failed: KeyError: 'lost'" in caplog.messages
+    assert "in stumble" in caplog.text
+
+
+def lose() -> None:
+    raise KeyError("lost")
+
+
+@pytest.mark.parametrize("retry", [None, RunRetry()])
+def test_a_failing_run_is_logged(caplog, retry):
+    async def stumble(ctx: Context) -> None:
+        await ctx.run("charge", lose, retry=retry)
+
+    attempt(journal_of(stumble))
+    said = f"{NAMED} (S.stumble): an attempt failed in the run 'charge': KeyError: 'lost'"
+    assert caplog.messages == [said]
+    assert "in lose" in caplog.text
+
+
+def test_a_run_that_failed_for_good_is_logged(caplog):
+    async def stumble(ctx: Context) -> None:
+        await ctx.run("charge", lose, retry=RunRetry(attempts=1))
+
+    attempt(journal_of(stumble))
+    assert caplog.messages == [f"{NAMED} (S.stumble): the run 'charge' failed for good"]
+    assert "in lose" in caplog.text
+
+
+def test_a_journal_that_does_not_match_is_logged(caplog):
+    names = iter(["one", "uno"])
+
+    async def renamed(ctx: Context) -> None:
+        await ctx.run(next(names), int)
+        await ctx.sleep(1)
+
+    journal = journal_of(renamed)
+    attempt(journal)
+    attempt(journal)
+    (said,) = caplog.messages
+    assert said.startswith(f"{NAMED} (S.renamed): an attempt failed: Entry 1 of the journal")
+    assert "'uno'" in said

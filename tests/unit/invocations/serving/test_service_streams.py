@@ -301,7 +301,7 @@ def test_a_handler_that_will_not_end_is_named_in_the_log(caplog):
             await asyncio.wait_for(made.task, 5)
 
     asyncio.run(scene())
-    assert "S.lingers goes on after it was cancelled" in caplog.text
+    assert "(S.lingers) goes on after it was cancelled" in caplog.text
 
 
 def test_a_handler_that_waits_no_longer_is_not_suspended():

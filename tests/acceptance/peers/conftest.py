@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from sdkvenv import sdk_python
-from served import served
+from served import served, uvicorn
 
 
 @pytest.fixture(scope="session")
@@ -20,4 +20,12 @@ def sdk_endpoint(tmp_path_factory):
 def endpoint(tmp_path_factory):
     """Run the same services, and more, written with this project."""
     with served(sys.executable, "ourservices:app", tmp_path_factory.mktemp("ours")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def endpoint_of_uvicorn(tmp_path_factory):
+    """Run them with uvicorn, which speaks HTTP/1.1 alone."""
+    folder = tmp_path_factory.mktemp("uvicorn")
+    with served(sys.executable, "ourservices:app", folder, uvicorn) as server:
         yield server

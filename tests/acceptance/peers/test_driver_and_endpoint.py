@@ -10,11 +10,13 @@ from faults import (
     ERRAND_ENTRIES,
     JOURNEY_ENTRIES,
     NAMES,
+    PARALLEL_ENTRIES,
     cuts,
     errand,
     journey,
     many,
     orders,
+    parallel,
     plans,
 )
 from hypothesis import given, settings
@@ -23,15 +25,32 @@ from plans import Plan
 from scenarios import SCENARIOS
 
 WAYS = pytest.mark.parametrize("duplex", [False, True], ids=["exchange", "duplex"])
+MUCH = 2_000_000
 VERSIONS = pytest.mark.parametrize("version", [1, 2, 3])
 
 
-@WAYS
+@pytest.mark.parametrize(
+    ("served_by", "duplex"),
+    [("endpoint", False), ("endpoint", True), ("endpoint_of_uvicorn", False)],
+    ids=["exchange", "duplex", "uvicorn"],
+)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.__name__)
-def test_driver_drives_the_endpoint(endpoint, tmp_path, scenario, duplex):
+def test_driver_drives_the_endpoint(request, tmp_path, scenario, served_by, duplex):
+    url = request.getfixturevalue(served_by).url
+
+    async def scene():
+        async with Peer(url, duplex=duplex, version=3) as peer:
+            await scenario(peer, tmp_path / "effects")
+
+    asyncio.run(scene())
+
+
+@WAYS
+def test_megabytes_go_through_the_endpoint(endpoint, duplex):
     async def scene():
         async with Peer(endpoint.url, duplex=duplex, version=3) as peer:
-            await scenario(peer, tmp_path / "effects")
+            name = "x" * MUCH
+            assert await peer.call("Steps", "chain", [name]) == [f"hello {name}"]
 
     asyncio.run(scene())
 
@@ -47,7 +66,8 @@ def test_the_journey_is_the_same_in_each_version(endpoint, tmp_path, version):
 
 @WAYS
 @pytest.mark.parametrize(
-    ("drive", "entries"), [(journey, JOURNEY_ENTRIES), (errand, ERRAND_ENTRIES)]
+    ("drive", "entries"),
+    [(journey, JOURNEY_ENTRIES), (errand, ERRAND_ENTRIES), (parallel, PARALLEL_ENTRIES)],
 )
 def test_an_invocation_survives_a_crash_at_each_entry(endpoint, tmp_path, drive, entries, duplex):
     async def scene():
@@ -61,18 +81,22 @@ def test_an_invocation_survives_a_crash_at_each_entry(endpoint, tmp_path, drive,
     asyncio.run(scene())
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
-    plan=plans(JOURNEY_ENTRIES), of_errand=plans(ERRAND_ENTRIES), of_calls=orders(len(NAMES) + 1)
+    plan=plans(JOURNEY_ENTRIES),
+    of_errand=plans(ERRAND_ENTRIES),
+    of_parallel=plans(PARALLEL_ENTRIES),
+    of_calls=orders(len(NAMES) + 1),
 )
 def test_invocations_end_the_same_whatever_goes_wrong(
-    endpoint, tmp_path_factory, plan, of_errand, of_calls
+    endpoint, tmp_path_factory, plan, of_errand, of_parallel, of_calls
 ):
     async def scene():
         folder = tmp_path_factory.getbasetemp()
         async with Peer(endpoint.url, duplex=True, version=3) as peer:
             await journey(peer, folder, plan)
             await errand(peer, folder, of_errand)
+            await parallel(peer, folder, of_parallel)
             await many(peer, folder, of_calls)
 
     asyncio.run(scene())

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from faults import JOURNEY, done_errand
+from asgiservers import hypercorn_of
+from faults import JOURNEY, PARALLEL, done_errand
 from ourruntime import running
-from scenarios import SCENARIOS
+from scenarios import SCENARIOS, until
 
+from iscp_dagster.invocations import Context, Service, service_app
 from iscp_dagster.joblog.sql.engine import open_engine
 
+MUCH = 2_000_000
 MODES = {1: "REQUEST_RESPONSE", 2: "BIDI_STREAM"}
 SERVED = pytest.mark.parametrize("served_by", ["sdk_endpoint", "endpoint"], ids=["sdk", "ours"])
 WAYS = pytest.mark.parametrize("http", MODES, ids=["exchange", "duplex"])
@@ -51,12 +54,70 @@ def test_runtime_speaks_as_the_deployment_does(url, engine, http):
 
 
 @WAYS
+def test_runtime_drives_what_runs_at_once(endpoint, engine, tmp_path, http):
+    async def scene():
+        async with running(engine, endpoint.url, http=http) as caller:
+            assert await caller.call("Newer", "parallel", str(tmp_path / "effects")) == PARALLEL
+
+    asyncio.run(scene())
+
+
+@WAYS
 def test_runtime_does_the_entries_of_version_3(endpoint, engine, http):
     async def scene():
         async with running(engine, endpoint.url, http=http) as caller:
             assert await caller.call("Newer", "errand", "you") == done_errand("you")
 
     asyncio.run(scene())
+
+
+@WAYS
+@SERVED
+def test_what_waits_in_a_service_is_cancelled(url, engine, http):
+    async def scene():
+        async with running(engine, url, http=http) as caller:
+            id_ = await caller.send("Steps", "nap", 3_600)
+
+            async def sleeps():
+                return len((await caller.shown(id_))["journal"]) == 2
+
+            await until(sleeps)
+            answer = await caller.http.patch(f"/admin/invocations/{id_}/cancel")
+            assert answer.status_code in {200, 202}, answer.text
+            ended = await caller.http.get(f"/restate/invocation/{id_}/attach")
+            assert (ended.status_code, ended.json()["message"]) == (409, "cancelled")
+
+    asyncio.run(scene())
+
+
+@WAYS
+@SERVED
+def test_megabytes_go_both_ways(url, engine, http):
+    async def scene():
+        async with running(engine, url, http=http) as caller:
+            name = "x" * MUCH
+            assert await caller.call("Steps", "chain", [name]) == [f"hello {name}"]
+
+    asyncio.run(scene())
+
+
+@WAYS
+@SERVED
+def test_a_handler_of_one_deployment_calls_those_of_another(url, engine, http):
+    bridge = Service("Bridge")
+
+    @bridge.handler
+    async def cross(ctx: Context, name: str) -> list[str]:
+        back = await ctx.call("Counter", "add", 1, key=name)
+        return [await ctx.call("Steps", "greet", name), back]
+
+    async def scene(near):
+        async with running(engine, url, http=http) as caller:
+            await caller.register(near.url)
+            assert await caller.call("Bridge", "cross", "you") == ["hello you", 1]
+
+    with hypercorn_of(service_app(bridge)) as near:
+        asyncio.run(scene(near))
 
 
 @WAYS

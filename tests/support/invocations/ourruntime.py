@@ -82,7 +82,7 @@ async def running(
     async with Runtime(store, Settings(**{"policy": QUICK, **settings})) as runtime:
         transport = httpx.ASGITransport(create_app(IngressSettings(backend=runtime)))
         base = "http://127.0.0.1:4080"
-        async with httpx.AsyncClient(transport=transport, base_url=base, timeout=30) as client:
+        async with httpx.AsyncClient(transport=transport, base_url=base, timeout=60) as client:
             if url:
                 await runtime.register(url, http=http)
             yield HttpCaller(client)

@@ -257,4 +257,16 @@ async def errand(ctx: Context, name: str) -> dict[str, Any]:
     }
 
 
+@newer.handler
+async def parallel(ctx: Context, file: str) -> list[Any]:
+    """Run several things at once, beside entries that wait."""
+    begun = [ctx.run(f"step {step}", note, file, f"run {step}") for step in range(3)]
+    call, sleep = ctx.call("Steps", "greet", "you"), ctx.sleep(0.01)
+    last = ctx.run("step 3", note, file, "run 3")
+    done = await ctx.gather(*begun, call, last, sleep)
+    for step in range(4):
+        note(file, f"past {step}")
+    return [*done, (await ctx.select(again=call, never=ctx.awakeable()[1]))[0]]
+
+
 app = service_app(steps, counter, signup, newer)

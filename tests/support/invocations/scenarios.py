@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pytest
 from plans import FailedError
 
-SEEN_SECONDS = 10.0
+SEEN_SECONDS = 60.0
 
 
 class Caller(Protocol):

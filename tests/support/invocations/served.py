@@ -7,13 +7,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from iscp_dagster.local.stack.ports import free_port
 
+Command = Callable[[Path | str, str, int], tuple[str, ...]]
 START_SECONDS = 30.0
 HERE = Path(__file__).parent
 
@@ -64,11 +65,17 @@ def hypercorn(python: Path | str, app: str, port: int) -> tuple[str, ...]:
     return (str(python), "-m", "hypercorn", "--workers", "0", "--bind", f"127.0.0.1:{port}", app)
 
 
+def uvicorn(python: Path | str, app: str, port: int) -> tuple[str, ...]:
+    return (str(python), "-m", "uvicorn", "--port", str(port), "--lifespan", "off", app)
+
+
 @contextmanager
-def served(python: Path | str, app: str, folder: Path) -> Iterator[Served]:
-    """Run `module:name` of this folder with hypercorn until the end of the block."""
+def served(
+    python: Path | str, app: str, folder: Path, command: Command = hypercorn
+) -> Iterator[Served]:
+    """Run `module:name` of this folder until the end of the block."""
     port = free_port()
-    server = Served(hypercorn(python, app, port), port, folder / f"{app.partition(':')[0]}.log")
+    server = Served(command(python, app, port), port, folder / f"{command.__name__}.log")
     server.start()
     try:
         yield server

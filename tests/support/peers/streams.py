@@ -13,7 +13,7 @@ import h2.connection
 import h2.events
 import h11
 
-STALL_SECONDS = 5.0
+STALL_SECONDS = 30.0
 """A peer that says nothing for so long, while something is due, has hung."""
 _ENDS = (h2.events.StreamEnded, h2.events.StreamReset, h2.events.ConnectionTerminated)
 Headers = Iterable[tuple[str, str]]
@@ -104,7 +104,8 @@ class Duplex(Stream):
         self._http.initiate_connection()
         self._id = self._http.get_next_available_stream_id()
         self._parts: list[bytes] = []
-        self._ended = self._closed = False
+        self._ended = self._closed = self._reading = False
+        self._moved = asyncio.Event()
         own = [(":method", method), (":path", self.path(path)), (":scheme", "http")]
         self._http.send_headers(
             self._id, [*own, (":authority", self.url.netloc), *headers], end_stream=end and not body
@@ -119,10 +120,19 @@ class Duplex(Stream):
         self._writer.write(self._http.data_to_send())
 
     async def _pump(self) -> None:
+        """Take in what comes next, or wait while another task does."""
+        if self._reading:
+            await asyncio.wait_for(self._moved.wait(), STALL_SECONDS)
+            return
+        self._reading = True
         try:
             data = await self._more()
         except ConnectionError:
             data = b""
+        finally:
+            self._reading = False
+        self._moved.set()
+        self._moved = asyncio.Event()
         self._ended = self._ended or not data
         for event in self._http.receive_data(data):
             self._heard(event)

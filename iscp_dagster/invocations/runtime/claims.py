@@ -13,8 +13,11 @@ from iscp_dagster.invocations.runtime.driving.tools import Put
 from iscp_dagster.invocations.runtime.store.operations import (
     Claim,
     Commit,
+    CompleteAwakeable,
     Finish,
+    Fire,
     Operation,
+    Resume,
     Submit,
     Suspend,
 )
@@ -23,7 +26,7 @@ from iscp_dagster.invocations.runtime.store.outcomes import Claimed
 AT_ONCE = 64
 """Invocations that are claimed in one transaction."""
 AFTER_ERROR_SECONDS = 1.0
-_READYING = frozenset({Submit, Suspend, Finish})
+_READYING = frozenset({Submit, Suspend, Finish, Fire, CompleteAwakeable, Resume})
 _READYING_ENTRIES = frozenset(
     each.code
     for each in (

@@ -74,11 +74,16 @@ class Runtime:
         self.store.owner = self._settings.owner
         self._watch = Watch(owner=self._settings.owner, silent=self._settings.silent)
         self._client = HttpClient(trusted=self._settings.trusted)
-        self._writer = Writer(self.store, self._changed)
-        await self._writer.__aenter__()
-        self._claims = Claims(self._settings.owner, self._writer.do)
+        self._writer = Writer(self.store, self._changed, patience=self._settings.patience)
+        self._claims = Claims(self._settings.owner, self._put)
         self._drives = Drives(self._tools(), self._claims.freed)
-        await self.do(Beat(owner=self._settings.owner))
+        self._tasks: list[asyncio.Future[None]] = []
+        await self._writer.__aenter__()
+        try:
+            await self.do(Beat(owner=self._settings.owner))
+        except BaseException:
+            await self._writer.__aexit__(None, None, None)
+            raise
         self._claims.drive(self._drives)
         loops = (self._fires, self._polls, self._beats, self._tends, self._prunes)
         self._tasks = [asyncio.ensure_future(_for_ever(each)) for each in loops]
@@ -155,7 +160,7 @@ class Runtime:
 
     def _release(self) -> None:
         owner = self._settings.owner
-        self._writer.do(Release(owner=owner, held=self._drives.held)).add_done_callback(_ignored)
+        self._put(Release(owner=owner, held=self._drives.held)).add_done_callback(_ignored)
 
     # What goes on for ever.
 
@@ -182,7 +187,8 @@ class Runtime:
         dead = self._watch.dead(beats, self._monotonic())
         if dead:
             count = await self.do(Recover(beats=dead))
-            logger.warning("took over %s invocations of runtimes that are dead", count)
+            if count:
+                logger.warning("took over %s invocations of runtimes that are dead", count)
         await asyncio.sleep(self._settings.beat)
 
     async def _tends(self) -> None:
@@ -195,8 +201,14 @@ class Runtime:
         await asyncio.sleep(self._settings.prune)
 
     def _put(self, operation: Operation[T]) -> asyncio.Future[T]:
-        future = self._writer.do(operation)
-        self._claims.behind(operation)
+        """Queue an operation; whatever fails, the future tells."""
+        try:
+            future = self._writer.do(operation)
+        except UnavailableError as error:
+            future = asyncio.get_running_loop().create_future()
+            future.set_exception(error)
+        else:
+            self._claims.behind(operation)
         return future
 
     def _tools(self) -> Tools:

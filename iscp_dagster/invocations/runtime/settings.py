@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from iscp_dagster.invocations.protocol.decoding import DEFAULT, Limits
 from iscp_dagster.invocations.runtime.owners import BEAT_SECONDS, SILENT_SECONDS
 from iscp_dagster.invocations.runtime.retries import RetryPolicy
+from iscp_dagster.invocations.runtime.writer import PATIENCE
 
 MS = 1_000
 
@@ -36,6 +37,8 @@ class Settings:
     beat: float = BEAT_SECONDS
     silent: float = SILENT_SECONDS
     """A runtime whose beat stands still for so long is dead."""
+    patience: float = PATIENCE
+    """A database that does not answer is tried again for so long."""
     prune: float = 60.0
     """How often invocations whose retention is over are forgotten."""
     limits: Limits = DEFAULT

@@ -9,16 +9,19 @@ from contextlib import AsyncExitStack
 
 import pytest
 from asgiservers import hypercorn_of, run
-from running import running, until
+from running import running, store_at, until
 from scriptedservice import Scripted
 
 from iscp_dagster.invocations.protocol import ids
 from iscp_dagster.invocations.protocol.awakeables import awakeable_id
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import Value
+from iscp_dagster.invocations.runtime.runtime import Runtime
+from iscp_dagster.invocations.runtime.settings import Settings
 from iscp_dagster.invocations.runtime.store.operations import CompleteAwakeable, Kill
 from iscp_dagster.invocations.runtime.store.views import Status
 from iscp_dagster.invocations.runtime.timers import SteadyClock
+from iscp_dagster.model.errors import UnavailableError
 
 OK = Value(value=b"null")
 
@@ -178,3 +181,21 @@ async def is_set(event):
 
 async def beaten(driven, owner, beat):
     return driven.store.beats().get(owner, 0) >= beat or None
+
+
+def test_a_runtime_whose_database_is_away_does_not_start_and_leaves_no_thread(tmp_path):
+    store = store_at(tmp_path)
+
+    def away(_):
+        raise UnavailableError("the database is away")
+
+    store.run = away
+
+    async def inside():
+        with pytest.raises(UnavailableError, match="is away"):
+            async with Runtime(store, Settings(patience=0.01)):
+                pytest.fail("it runs")
+
+    run(inside())
+    store.engine.dispose()
+    assert not [each for each in threading.enumerate() if each.name == "invocations-writer"]

@@ -13,7 +13,7 @@ from desk import Desk, value
 from events import Watch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from iscp_dagster.invocations.protocol import awakeables, ids
 from iscp_dagster.invocations.protocol.frames import frame
@@ -26,7 +26,10 @@ from iscp_dagster.joblog.sql.engine import open_engine
 
 OWNERS = ("one", "two")
 PATHS = ("Plain/go", "Cart/a/add", "Cart/b/add")
+ZOMBIES = 6
+"""From here on, a choice of claims is of those that were lost, too."""
 which = st.integers(0, 7)
+entries = st.sampled_from(["run", "sleep", "awakeable", *PATHS, "send"])
 owners = st.sampled_from(OWNERS)
 
 
@@ -118,6 +121,13 @@ class InvocationsMachine(RuleBasedStateMachine):
         if arrived and path.startswith("Cart"):
             self.lanes[path].append(id_)
 
+    @initialize()
+    def begin(self):
+        for path in (*PATHS, "Cart/a/add"):
+            self.submit(path, 0)
+        self.claim("one", 2)
+        self.claim("two", 2)
+
     @rule(at=st.integers(1, 12))
     def crash_in_the_next(self, at):
         self.crash = at
@@ -146,18 +156,29 @@ class InvocationsMachine(RuleBasedStateMachine):
             self.claims.append(claimed)
 
     def chosen(self, at):
-        """A claim, of late ones rather; whether it still holds, and the invocation."""
-        claimed = self.claims[-1 - at % len(self.claims)]
-        known = self.known[claimed.id]
-        return claimed, known.driver is not None and known.driver[1] == claimed.fence, known
+        """A claim, sometimes of a zombie; whether it still holds, and the invocation."""
+        if not any(known.driver for known in self.known.values()):
+            self.submit(PATHS[at % len(PATHS)], 0)
+            self.claim(OWNERS[at % 2], 3)
+        held = [each for each in self.claims if self.holds(each)]
+        some = held if held and at < ZOMBIES else self.claims
+        claimed = some[-1 - at % len(some)]
+        return claimed, self.holds(claimed), self.known[claimed.id]
+
+    def holds(self, claimed):
+        driver = self.known[claimed.id].driver
+        return driver is not None and driver[1] == claimed.fence
 
     def owner_of(self, known):
         return known.driver[0] if known.driver else "one"
 
-    @precondition(lambda self: self.claims)
-    @rule(at=which, what=st.sampled_from(["run", "sleep", "awakeable", *PATHS, "send"]))
-    def commit(self, at, what):
+    @rule(at=which, some=st.lists(entries, min_size=1, max_size=4))
+    def commit(self, at, some):
         claimed, holds, known = self.chosen(at)
+        for what in some:
+            self.commit_one(claimed, holds, known, what)
+
+    def commit_one(self, claimed, holds, known, what):
         index = len(known.entries)
         what = "Plain/go" if known.holds and what.startswith("Cart") else what
         now = self.desks["one"].now
@@ -197,17 +218,22 @@ class InvocationsMachine(RuleBasedStateMachine):
             entry = "run"
         known.entries.append(entry)
 
-    def open_entries(self, id_):
+    def completable(self, id_, *, only_open):
         return [
             each.index
             for each in self.store.journal(id_)
-            if each.frame.kind.completable and not each.frame.completed
+            if each.frame.kind.completable and not (only_open and each.frame.completed)
         ]
 
-    @precondition(lambda self: self.claims)
+    def open_entries(self, id_):
+        return self.completable(id_, only_open=True)
+
     @rule(at=which, how=st.sampled_from(["suspend", "finish", "fail", "retry later"]))
     def leave(self, at, how):
-        claimed, holds, known = self.chosen(at)
+        self.leave_one(self.chosen(at)[0], how, only_open=at % 2 == 0)
+
+    def leave_one(self, claimed, how, *, only_open=True):
+        holds, known = self.holds(claimed), self.known[claimed.id]
         owner, now = self.owner_of(known), self.desks["one"].now
         fenced = {"id": claimed.id, "fence": claimed.fence}
         if how == "finish":
@@ -219,7 +245,7 @@ class InvocationsMachine(RuleBasedStateMachine):
                 known.entries.append("output")
                 assert self.results[claimed.id] == value(claimed.id.encode())
         elif how == "suspend":
-            indexes = self.open_entries(claimed.id) if holds else [0]
+            indexes = self.completable(claimed.id, only_open=only_open) if holds else [0]
             if not indexes:
                 return
             outcome = self.do(op.Suspend(**fenced, indexes=tuple(indexes)), owner)
@@ -231,7 +257,6 @@ class InvocationsMachine(RuleBasedStateMachine):
         if holds:
             known.driver = None
 
-    @precondition(lambda self: self.known)
     @rule(at=which)
     def complete_an_awakeable(self, at):
         some = [
@@ -275,7 +300,6 @@ class InvocationsMachine(RuleBasedStateMachine):
             for known in driven:
                 known.driver = None
 
-    @precondition(lambda self: self.known)
     @rule(at=which, how=st.sampled_from([op.Cancel, op.Kill]))
     def stop(self, at, how):
         id_ = list(self.known)[-1 - at % len(self.known)]
@@ -340,14 +364,11 @@ class InvocationsMachine(RuleBasedStateMachine):
                 self.complete_an_awakeable(at)
             self.claim("one", 3)
             for claimed in self.claims[-3:]:
-                known = self.known[claimed.id]
-                if known.driver and known.driver[1] == claimed.fence:
-                    place = self.claims[::-1].index(claimed)
-                    self.leave(place, "suspend")
-                    if known.driver:
-                        self.leave(place, "finish")
+                for how in ("suspend", "finish"):
+                    if self.holds(claimed):
+                        self.leave_one(claimed, how)
         raise AssertionError(sorted(self.known.keys() - self.results.keys()))
 
 
 TestInvocations = InvocationsMachine.TestCase
-TestInvocations.settings = settings(max_examples=25, stateful_step_count=30)
+TestInvocations.settings = settings(max_examples=20, stateful_step_count=20)

@@ -15,7 +15,11 @@ InvocationId = Annotated[
 ]
 OneStatus = Annotated[
     str | None,
-    typer.Option("--status", help=f"One of {', '.join(STATUSES)}.", show_default=False),
+    typer.Option(
+        "--status",
+        help=f"One of {', '.join(STATUSES)} (also failed).",
+        show_default=False,
+    ),
 ]
 OneService = Annotated[
     str | None, typer.Option("--service", help="One service; default: all.", show_default=False)

@@ -16,18 +16,21 @@ from iscp_dagster.cli.parts.plain import cell, word
 _FULL, _SHORT, _FINE = "%Y-%m-%d %H:%M:%S", "%m-%d %H:%M:%S", "%m-%d %H:%M:%S.%f"
 _SAID = 160
 """Characters of what an entry says; --json prints more."""
+_TOLD = 50
+"""Characters of what went wrong, in a list."""
+_TROUBLED = {"backing off", "paused"}
 _AWAKEABLE = "Awakeable"
 
 Facts = Mapping[str, Any]
 
 
 def invocations(found: Sequence[Facts], limit: int) -> None:
-    """Print two lines per invocation: one would be wider than 80 columns."""
+    """Print two lines per invocation, and a third of what went wrong with it, in 80 columns."""
     table = _table("invocation\ntarget", "status\nattempts", "created\nended or next")
     for each in found:
         table.add_row(
-            f"{word(each['id'])}\n{word(each['target'])}",
-            f"{each['status']}\n{each['attempts'] or ''}",
+            "\n".join(filter(None, (word(each["id"]), word(each["target"]), _trouble(each)))),
+            f"{'failed' if _failure(each) else each['status']}\n{each['attempts'] or ''}",
             f"{_time(each['created'], _SHORT)}\n{_time(each['ended'] or each['next_at'], _SHORT)}",
         )
     _print(table)
@@ -48,6 +51,7 @@ def whole(each: Facts) -> None:
         "called by": each["called_by"],
         "idempotency": each["idempotency_key"],
         "waits for": ", ".join(map(str, each["waits_for"])),
+        "deployment": each["deployment"],
         "driven by": each["driven_by"],
         "last error": _error(each["error"]),
         "result": _result(each["result"]),
@@ -70,6 +74,19 @@ def deployments(found: Sequence[Facts]) -> None:
             line(f"  {service['name']} ({service['ty']}): {handlers}")
     if not found:
         line("no deployments; register one with `iscp invocations deploy http://…`")
+
+
+def _failure(each: Facts) -> Any:
+    return (each["result"] or {}).get("failure")
+
+
+def _trouble(each: Facts) -> str:
+    """Why it failed, or is tried again, in one line."""
+    found = _failure(each) or (each["error"] if each["status"] in _TROUBLED else None)
+    if found is None:
+        return ""
+    said = " ".join(f"{found['code']}: {found['message']}".split())
+    return word(said if len(said) <= _TOLD else f"{said[: _TOLD - 1]}…")
 
 
 def _journal(entries: Sequence[Facts]) -> None:

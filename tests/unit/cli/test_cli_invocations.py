@@ -154,10 +154,24 @@ def test_why_an_attempt_failed_is_shown(iscp, hand):
     error = ErrorReport(code=500, message="[red]no[/] connection", index=0, name="x")
     fence = hand._driven[id_].fence
     hand.store.do(Fail(id=id_, fence=fence, error=error, next_at=32_503_680_000_000))
+    listed = printed(iscp, "list")
+    assert "backing off" in line_of(listed, id_)
+    assert line_of(listed, "connection").split() == ["500:", "[red]no[/]", "connection"]
     said = printed(iscp, "show", id_)
     assert "500 at entry 0: [red]no[/] connection" in said
+    assert line_of(said, "deployment").split() == ["deployment", "dp_1"]
     assert line_of(said, "next try").split()[2] == "3000-01-01"
     assert line_of(said, "status").split() == ["status", "backing", "off"]
+
+
+def test_an_invocation_that_failed_is_told_from_one_that_did_not(iscp, hand):
+    id_ = submitted(hand)
+    hand.claim()
+    hand.finish(id_, Failure(code=404, message=f"no\norder {'7' * 80}"))
+    said = printed(iscp, "list", "--status", "completed")
+    assert line_of(said, id_).split()[1] == "failed"
+    assert line_of(said, "404: no order 777").rstrip().endswith("7…")
+    assert found(iscp, "list")[0]["status"] == "completed"
 
 
 def test_an_unknown_invocation_is_told(iscp):

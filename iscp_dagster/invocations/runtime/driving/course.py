@@ -133,7 +133,7 @@ class Course:
         failed = 1 if self._progress else claimed.retries + 1
         asked = None if report.retry_after is None else report.retry_after / MS
         wait = policy.wait(failed, asked)
-        logger.info("%s: attempt %s failed: %s", claimed.id, failed, report.message)
+        _log(claimed, failed, report, paused=wait is None)
         if wait is None:
             last = self._put(Pause(id=claimed.id, fence=claimed.fence, error=report))
         else:
@@ -179,6 +179,18 @@ class Course:
         self._room.set()
         if not self._over.done():
             self._over.set_result(None)
+
+
+def _log(claimed: Claimed, failed: int, report: ErrorReport, *, paused: bool) -> None:
+    """Log the first failure in a row, and the last; others are told by `show`."""
+    told = f"{claimed.id} ({claimed.target})"
+    if paused:
+        logger.warning(
+            "%s is paused after %s attempts; `iscp invocations resume %s` tries again: %s",
+            told, failed, claimed.id, report.message,
+        )  # fmt: skip
+    elif failed == 1:
+        logger.warning("%s: an attempt failed, and is made again: %s", told, report.message)
 
 
 def _seen(future: asyncio.Future[Any]) -> None:

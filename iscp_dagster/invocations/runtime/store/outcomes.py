@@ -67,6 +67,11 @@ class Claimed:
     stored_at: int = 0
     """When the last entry was stored; milliseconds since 1970."""
 
+    @property
+    def target(self) -> str:
+        """The handler as one text: `Service/handler` or `Object/key/handler`."""
+        return "/".join(filter(None, (self.service, self.key, self.handler)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Committed:

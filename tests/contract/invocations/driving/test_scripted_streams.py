@@ -406,7 +406,7 @@ def test_an_error_is_kept_as_it_was_sent(tmp_path):
     assert (error.index, error.name, error.kind) == (3, "three", kinds.RUN.code)
 
 
-def test_an_exhausted_policy_pauses_until_a_person_resumes(tmp_path):
+def test_an_exhausted_policy_pauses_until_a_person_resumes(tmp_path, caplog):
     async def script(stream, number):
         await stream.replay()
         if number < 6:
@@ -423,6 +423,10 @@ def test_an_exhausted_policy_pauses_until_a_person_resumes(tmp_path):
     paused, result = driven(tmp_path, Scripted(script), work, policy=AT_ONCE)
     assert (paused.attempts, paused.error.message) == (5, "failure 5")
     assert result == OK
+    first, last = (each for each in caplog.messages if paused.id in each)
+    assert first == f"{paused.id} (S/h): an attempt failed, and is made again: failure 1"
+    assert last.startswith(f"{paused.id} (S/h) is paused after 5 attempts; `iscp invocations res")
+    assert last.endswith(": failure 5")
 
 
 def test_progress_gives_all_attempts_again(tmp_path):

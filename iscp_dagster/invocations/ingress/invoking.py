@@ -132,10 +132,7 @@ class Invoking:
     async def _submission(
         self, request: Request, target: Target, handler: Handler, *, send: bool
     ) -> Submit:
-        delay = request.query_params.get("delay")
-        if delay is not None and not send:
-            raise RefusedError(BAD, "Only /send can be delayed: a call waits for the output.")
-        later = 0 if delay is None else milliseconds(delay)
+        later = _delay(request, send=send)
         content = await body(request, self.bounds.body)
         check_input(handler, request, content)
         return Submit(
@@ -163,6 +160,18 @@ class Invoking:
         if result is None:
             result = await self.waiting.result(request, made.id)
         return answer(handler, made.id, result)
+
+
+def _delay(request: Request, *, send: bool) -> int:
+    """Milliseconds until it begins. Raises RefusedError (400) rather than begin at once."""
+    asked = request.query_params
+    if not send:
+        if "delay" in asked:
+            raise RefusedError(BAD, "Only /send can be delayed: a call waits for the output.")
+        return 0
+    if unknown := sorted(set(asked) - {"delay"}):
+        raise RefusedError(BAD, f"The parameter {unknown[0]!r} is unknown; /send takes delay.")
+    return milliseconds(asked["delay"]) if "delay" in asked else 0
 
 
 def handler_of(service: Service, name: str) -> Handler:

@@ -24,5 +24,5 @@ def parsed(text: str) -> bytes:
     """The id's bytes. Raises ConfigError if `text` is no invocation's id."""
     held = decoded(text.removeprefix(PREFIX)) if text.startswith(PREFIX) else None
     if held is None or len(held) != BYTES:
-        raise ConfigError(f"{text!r} is no invocation's id, which has the form {PREFIX}….")
+        raise ConfigError(f"{text!r} is no invocation's id, which is {PREFIX} and 22 characters.")
     return held

@@ -254,6 +254,7 @@ def test_an_awakeable_is_resolved_or_rejected_once(http, hand):
         ("POST", "/Counter/%ff/add", 400, "not UTF-8"),
         ("POST", "/Greeter/greet/send?delay=soon", 400, "The delay 'soon' is not one"),
         ("POST", "/Greeter/greet?delay=1s", 400, "Only /send can be delayed"),
+        ("POST", "/Greeter/greet/send?delaySec=60", 400, "'delaySec' is unknown; /send takes"),
         ("GET", "/Greeter/greet", 405, "Method Not Allowed"),
         ("GET", "/restate/awakeables/x/resolve", 405, "Method Not Allowed"),
         ("POST", "/restate/invocation/x/attach", 405, "Method Not Allowed"),

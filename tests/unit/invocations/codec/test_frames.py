@@ -147,7 +147,7 @@ def test_what_is_no_awakeables_id_is_refused(text):
     "text", ["", "inv_1", "inv_1AAAA", "prom_1AAAAAAAAAAAAAAAAAAAAAA", "inv_1" + "A" * 21 + "B"]
 )
 def test_what_is_no_invocations_id_is_refused(text):
-    with pytest.raises(ConfigError, match="no invocation's id"):
+    with pytest.raises(ConfigError, match="no invocation's id, which is inv_1 and 22 characters"):
         ids.parsed(text)
 
 

@@ -187,6 +187,7 @@ def test_a_journal_that_is_there_before_the_stream_counts():
     limits = Limits(journal_entries=3, journal_bytes=10)
     run = HEADER.pack(0x0C05, 0, 0)
     assert len(Decoder(limits, entries=2).feed(run)) == 1
+    assert len(Decoder(limits, entry_bytes=9).feed(encode(Frame(code=0x0C05, body=b"x")))) == 1
     with pytest.raises(MessageTooLargeError, match="4 entries, and 3 are allowed"):
         Decoder(limits, entries=3).feed(run)
     with pytest.raises(MessageTooLargeError, match="11 bytes, and 10 are allowed"):

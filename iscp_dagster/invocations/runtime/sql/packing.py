@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -72,9 +73,14 @@ def pairs(text: str) -> tuple[tuple[str, str], ...]:
 
 def identity(service: str, key: str, handler: str, idempotency_key: str | None) -> str:
     """What two submissions must not have in common; without a key of a workflow's run."""
-    return json.dumps([service, key, handler, idempotency_key])
+    return _digest([service, key, handler, idempotency_key])
 
 
 def promise(service: str, key: str, name: str) -> str:
     """A promise as ISCP_WAITS names it; no invocation's id."""
-    return json.dumps([service, key, name])
+    return _digest([service, key, name])
+
+
+def _digest(parts: list[str | None]) -> str:
+    # PostgreSQL's indexes take no long texts.
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -17,11 +17,14 @@ from iscp_dagster.invocations.runtime.sql.tables import (
 )
 from iscp_dagster.invocations.runtime.store.deployments import Service
 from iscp_dagster.invocations.runtime.store.outcomes import Changes, News, Refused
+from iscp_dagster.invocations.runtime.store.views import Status
 
 LOCK = 0x15C9_117
 """The PostgreSQL advisory lock that writers of these tables take; an arbitrary constant."""
 IDLE = "30s"
 """A writer that was stopped in a transaction loses it after that on PostgreSQL."""
+LONGEST = 1_000
+"""Bytes of a key, or of a state's or a promise's name; PostgreSQL's indexes take no long ones."""
 CONFLICT, NOT_FOUND, BAD, VIOLATION = 409, 404, 400, 571
 
 _LENGTH = (
@@ -106,7 +109,4 @@ FENCED = Refused(
 
 def fenced(head: sa.Row[Any] | None, fence: int) -> bool:
     """Whether the caller lost the invocation."""
-    return head is None or head.status != _RUNNING or head.fence != fence
-
-
-_RUNNING = 3
+    return head is None or head.status != Status.RUNNING or head.fence != fence

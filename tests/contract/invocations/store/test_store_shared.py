@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from dataclasses import replace
 from datetime import timedelta
@@ -236,3 +237,19 @@ def test_a_text_that_postgresql_does_not_keep_is_refused(desk, bad):
     mine = desk.begun()
     assert desk.commit(mine, pb.RunEntryMessage(value=b"\0", name=bad)).index == 1
     assert desk.store.journal(mine.id)[1].name == bad.replace("\0", "\\0")
+
+
+def test_texts_that_an_index_does_not_take_are_refused(desk):
+    """PostgreSQL's indexes take 2,700 bytes, compressed; random ones are not."""
+    long = random.Random(1).randbytes(1_001).hex()
+    assert desk.submit(f"Cart/{long[:1_001]}/add").code == 400
+    mine = desk.begun(f"Signup/{long[:1_000]}/run")
+    for message, code in (
+        (pb.SetStateEntryMessage(key=bytes.fromhex(long)), True),
+        (pb.SetStateEntryMessage(key=bytes.fromhex(long)[1:]), False),
+        (pb.GetPromiseEntryMessage(key=long[:1_001]), True),
+        (pb.GetPromiseEntryMessage(key=long[:1_000]), False),
+    ):
+        assert (getattr(desk.commit(mine, message), "code", None) == 571) == code
+    keyed = desk.submit(idempotency_key=long * 5)
+    assert desk.submit(idempotency_key=long * 5).id == keyed.id

@@ -13,7 +13,7 @@ from iscp_dagster.invocations.runtime.sql.lives.completing import complete_waiti
 from iscp_dagster.invocations.runtime.sql.packing import fields, promise, result
 from iscp_dagster.invocations.runtime.sql.services import learn
 from iscp_dagster.invocations.runtime.sql.tables import ISCP_PROMISES, PROMISES
-from iscp_dagster.invocations.runtime.sql.work import CONFLICT, Work
+from iscp_dagster.invocations.runtime.sql.work import CONFLICT, LONGEST, Work
 from iscp_dagster.invocations.runtime.store.deployments import ServiceKind
 from iscp_dagster.invocations.runtime.store.outcomes import Refused
 from iscp_dagster.joblog.sql.given import insert_into
@@ -33,8 +33,9 @@ def of_workflow(action: Action) -> Action:
         held = work.services[driven.service]
         if not driven.key or (held is not None and held.kind is not ServiceKind.WORKFLOW):
             return violation(driven, f"{driven.service!r} is no workflow, hence has no promises.")
-        if "\0" in message.key:
-            return violation(driven, "a promise's name has a NUL in it.")
+        if "\0" in message.key or len(message.key.encode()) > LONGEST:
+            what = f"a promise's name has a NUL in it, or is longer than {LONGEST:,} bytes."
+            return violation(driven, what)
         return action(work, driven, message)
 
     return act

@@ -15,7 +15,7 @@ from iscp_dagster.invocations.runtime.sql.entries.driven import (
     violation,
 )
 from iscp_dagster.invocations.runtime.sql.tables import ISCP_SERVICE_STATE, STATE
-from iscp_dagster.invocations.runtime.sql.work import Work
+from iscp_dagster.invocations.runtime.sql.work import LONGEST, Work
 from iscp_dagster.invocations.runtime.store.outcomes import Refused
 from iscp_dagster.joblog.sql.given import insert_into
 
@@ -33,6 +33,8 @@ def keyed(action: Action) -> Action:
     def act(work: Work, driven: Driven, message: Any) -> Acted | Refused:
         if not driven.key:
             return violation(driven, f"service {driven.service!r} has no keys, hence no state.")
+        if len(getattr(message, "key", b"")) > LONGEST:
+            return violation(driven, f"the name of a state is longer than {LONGEST:,} bytes.")
         return action(work, driven, message)
 
     return act

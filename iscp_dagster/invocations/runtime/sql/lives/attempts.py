@@ -57,15 +57,9 @@ def finish(work: Work, asked: Sequence[Finish]) -> list[Done | Refused]:
     outputs = _outputs(work, [head.number for head in mine.values()])
     ends = [(head, outputs[head.number]) for head in mine.values() if head.number in outputs]
     end(work, ends)
-    ended = {head.id for head, _ in ends}
-    return [
-        Done()
-        if each.id in ended and each.id in mine
-        else _without_output(each.id)
-        if each.id in mine
-        else FENCED
-        for each in asked
-    ]
+    outcomes: dict[str, Done | Refused] = {id_: _without_output(id_) for id_ in mine}
+    outcomes |= {head.id: Done() for head, _ in ends}
+    return [outcomes.get(each.id, FENCED) for each in asked]
 
 
 def _outputs(work: Work, numbers: Collection[int]) -> dict[int, Result]:

@@ -19,7 +19,7 @@ from iscp_dagster.invocations.runtime.sql.tables import (
     ISCP_JOURNAL,
     Role,
 )
-from iscp_dagster.invocations.runtime.sql.work import BAD, Work
+from iscp_dagster.invocations.runtime.sql.work import BAD, LONGEST, Work
 from iscp_dagster.invocations.runtime.store.operations import Submit
 from iscp_dagster.invocations.runtime.store.outcomes import Refused, Submitted
 from iscp_dagster.invocations.runtime.store.views import Status
@@ -62,13 +62,13 @@ def submit(
             if identity_ is not None:
                 existing[identity_] = Submitted(id=each.id, is_new=False)
     made = _insert(work, new, parent)
-    fresh = {each.asked.id for each in new}
+    fresh = {
+        each.asked.id: Submitted(id=each.asked.id, is_new=each.asked.id in made) for each in new
+    }
     return [
         role_
         if isinstance(role_, Refused)
-        else Submitted(id=each.id, is_new=each.id in made)
-        if each.id in fresh
-        else existing[_identity(each, role_)]
+        else fresh.get(each.id) or existing[_identity(each, role_)]
         for each, role_ in zip(asked, roles, strict=True)
     ]
 
@@ -80,6 +80,8 @@ def _checked(work: Work, asked: Submit) -> Role | Refused:
     texts = (asked.key, asked.idempotency_key or "", asked.service, asked.handler)
     if any("\0" in each for each in texts):
         return Refused(code=BAD, message="A key has a NUL in it, which PostgreSQL does not keep.")
+    if len(asked.key.encode()) > LONGEST:
+        return Refused(code=BAD, message=f"The key is longer than {LONGEST:,} bytes; shorten it.")
     return role(work, asked.service, asked.handler, asked.key)
 
 

@@ -62,7 +62,10 @@ class Served:
 
 
 def hypercorn(python: Path | str, app: str, port: int) -> tuple[str, ...]:
-    return (str(python), "-m", "hypercorn", "--workers", "0", "--bind", f"127.0.0.1:{port}", app)
+    # It notices a connection that broke off when that has been idle for so long.
+    # Without workers, which would outlive it when it is killed.
+    given = ("--workers", "0", "--keep-alive", "1", "--bind", f"127.0.0.1:{port}")
+    return (str(python), "-m", "hypercorn", *given, app)
 
 
 def uvicorn(python: Path | str, app: str, port: int) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from bench.report import Report
 from iscp_dagster.invocations.protocol import ids
 from iscp_dagster.invocations.protocol.results import Value
+from iscp_dagster.invocations.runtime.http.http1 import IDLE_SECONDS
 from iscp_dagster.invocations.runtime.runtime import Runtime
 from iscp_dagster.invocations.runtime.settings import Settings
 from iscp_dagster.invocations.runtime.sql.store import SqlStore
@@ -66,7 +67,7 @@ MIB = 1 << 20
 
 def measure(report: Report, rounds: int) -> None:
     """Rates, waits, timers and memory."""
-    for server, how in ((HYPERCORN, "full duplex"), (UVICORN, "request/response")):
+    for server, how in ((HYPERCORN, "HTTP/2"), (UVICORN, "HTTP/1.1")):
         found = [asyncio.run(_driven(server)) for _ in range(rounds)]
         rate = median(each.rate for each in found)
         said = f"{rate:,.0f} invocations/s  target: >= 100"
@@ -76,9 +77,9 @@ def measure(report: Report, rounds: int) -> None:
         report.fact(f"runtime: one call, {how}", said)
     late, grown, tasks, connections = asyncio.run(_suspended())
     said = f"p50 {late[0]:.0f} ms, worst {late[1]:.0f} ms  target: <= 250 ms"
-    report.fact(f"runtime: {TIMERS} timers beside {SUSPENDED:,} suspended invocations", said)
+    report.fact(f"runtime: {TIMERS} timers beside {SUSPENDED:,} that wait", said)
     said = f"{grown:.1f} MiB  target: < 50 MB ({tasks} more tasks, {connections} connections)"
-    report.fact(f"runtime: {SUSPENDED:,} suspended invocations", said)
+    report.fact(f"runtime: {SUSPENDED:,} suspended invocations hold", said)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +137,7 @@ async def _suspended() -> tuple[tuple[float, float], float, int, int]:
             if runtime.store.counts().get(Status.SUSPENDED, 0) == SUSPENDED:
                 break
             await asyncio.sleep(1)
-        await asyncio.sleep(5)  # Idle connections end meanwhile.
+        await asyncio.sleep(IDLE_SECONDS + 1)  # Idle connections end meanwhile.
         grown, more = _memory() - before, len(asyncio.all_tasks()) - tasks
         connections = len(psutil.Process().net_connections("tcp"))
         return await _late(runtime), grown, more, connections

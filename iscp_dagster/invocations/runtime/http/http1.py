@@ -110,15 +110,15 @@ class Http1:
         await asyncio.gather(*(each.writer.wait_closed() for each in idle), return_exceptions=True)
 
     def _sweep(self) -> None:
-        """Close what idled for too long, and look again while something idles."""
+        """Close what idled for too long, and look again when the next one will have."""
         loop = asyncio.get_running_loop()
         for origin, idle in list(self._idle.items()):
-            while idle and loop.time() - idle[0].idle_since >= self._idle_seconds:
+            while idle and idle[0].idle_since + self._idle_seconds <= loop.time():
                 idle.popleft().writer.close()
             if not idle:
                 del self._idle[origin]
-        again = loop.call_later(self._idle_seconds, self._sweep) if self._idle else None
-        self._sweeping = again
+        ends = [idle[0].idle_since + self._idle_seconds for idle in self._idle.values()]
+        self._sweeping = loop.call_at(min(ends), self._sweep) if ends else None
 
     async def _connected(self, origin: Origin) -> Connection:
         loop = asyncio.get_running_loop()

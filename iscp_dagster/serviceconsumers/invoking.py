@@ -143,12 +143,12 @@ class Invoking:
 
     def _failed(self, chunk: Chunk, invoked: Invoked) -> str:
         return (
-            f"{self._head(chunk, invoked)} failed: {invoked.failure}. Correct the handler or what "
+            f"{self._head(chunk, invoked)} failed: {_why(invoked)}. Correct the handler or what "
             "it met, then repair the job (`iscp job repair`), which invokes it anew."
         )
 
     def _going(self, chunk: Chunk, invoked: Invoked) -> str:
-        last = f", last {invoked.failure}" if invoked.failure else ""
+        last = f", last {_why(invoked)}" if invoked.failure else ""
         then = (
             f"resume it (`iscp invocations resume {invoked.id}`)"
             if invoked.status == PAUSED
@@ -158,3 +158,8 @@ class Invoking:
             f"{self._head(chunk, invoked)} is {invoked.status}{last}; {then}. The next iteration "
             "attaches to it."
         )
+
+
+def _why(invoked: Invoked) -> str:
+    """What goes on in a sentence."""
+    return invoked.failure.rstrip(".")

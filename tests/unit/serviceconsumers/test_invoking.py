@@ -116,7 +116,7 @@ def test_at_once_begins_so_many_before_it_waits():
 
 def test_a_failed_handler_stops_its_tenant_alone_and_is_invoked_anew_by_the_next_iteration():
     runtime = Runtime(
-        handler=lambda b: "400 no" if (b["tenant"], b["chunk"]) == ("acme", 1) else None
+        handler=lambda b: "400 no." if (b["tenant"], b["chunk"]) == ("acme", 1) else None
     )
     retriever = retriever_of(CHANGES, DESKS)
     consumer(runtime).consume(retriever)

@@ -161,7 +161,8 @@ class Http2Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         kind = DeploymentUnreachableError if self._settled.done() else NotHttp2Error
-        self._lost(kind(f"{self.origin} closed the connection: {exc or 'without a word'}."))
+        why = f": {exc}." if exc else "; check that it runs."
+        self._lost(kind(f"{self.origin} closed the connection{why}"))
         self._writable.set()
         if self._pinging is not None:
             self._pinging.cancel()

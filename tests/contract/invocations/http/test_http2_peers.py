@@ -136,7 +136,7 @@ def test_a_connection_that_ends_ends_every_exchange_and_the_next_one_opens_anoth
             exchange = await client.open(url, POST, HTTP_2)
             assert await exchange.receive() == b"begun"
             await exchange.send(b"now end")
-            with pytest.raises(DeploymentUnreachableError):
+            with pytest.raises(DeploymentUnreachableError, match="closed the connection; check"):
                 await exchange.receive()
             await exchange.close()
         return True

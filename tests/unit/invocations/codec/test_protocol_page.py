@@ -19,7 +19,10 @@ from iscp_dagster.invocations.protocol.failures import (
 from iscp_dagster.invocations.protocol.frames import COMPLETED, REQUIRES_ACK
 from iscp_dagster.invocations.protocol.kinds import KINDS
 from iscp_dagster.invocations.protocol.table import DOES, lines
+from iscp_dagster.invocations.protocol.versions import MANIFESTS, manifest_type, negotiated
+from iscp_dagster.invocations.runtime.store.deployments import Mode
 from iscp_dagster.invocations.runtime.store.views import Status
+from iscp_dagster.invocations.serving.app import DISCOVERIES, SERVER
 
 PAGE = (DOCS / "invocation-protocol.md").read_text(encoding="utf-8")
 
@@ -51,6 +54,15 @@ def test_the_diagram_has_every_status_of_invocations_and_each_ends():
 def test_the_phases_of_each_side_are_those_of_its_machine(side, phases):
     (row,) = re.findall(rf"^\| {side} \| (.*) \|$", PAGE, re.MULTILINE)
     assert re.findall(r"`(\w+)`", row) == [each.value for each in phases]
+
+
+def test_discovery_is_as_the_page_says():
+    said = PAGE.partition("## Discovery")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`(?:GET )?…/(\w+)`", said)) == DISCOVERIES
+    assert f"`{manifest_type(max(MANIFESTS))}` or `v{min(MANIFESTS)}`" in said
+    assert f"`{SERVER}`" in said
+    assert negotiated(None) == min(MANIFESTS)
+    assert all(f"`{each.value}`" in said for each in Mode)
 
 
 @pytest.mark.parametrize("number", range(2))

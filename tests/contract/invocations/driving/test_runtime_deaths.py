@@ -62,11 +62,13 @@ async def killed(folder, moment, operation, number, ahead):
     try:
         assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
     except asyncio.TimeoutError:
-        process.kill()
-        await process.wait()
         store = store_at(folder)
         told = [(each, store.journal(each.id)) for each in store.invocations()]
         pytest.fail(f"it lives on after {moment} {operation} {number}: {told}")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 @pytest.mark.parametrize("server", [hypercorn_of, uvicorn_of], ids=["http2", "http1"])

@@ -120,9 +120,9 @@ def one_by_one(table: Followed, report: Report, receiver: Receiver, commits: int
         report.fact(f"commit -> {what}: p50, p95, worst", said)
     queued = looked(table)
     looks = [min(at for at in queued if at >= moment) - moment for moment in committed]
-    look, over = median(looks), median(behind) - median(looks)
-    report.fact("  commit -> a look has queued its iteration, p50", f"{look:.2f} s")
-    report.fact("  = commit -> receiver over that, p50 (target: 1 s)", f"{over:.2f} s")
+    over = median(one - other for one, other in zip(behind, looks, strict=True))
+    report.fact("  commit -> a look has queued its iteration, p50", f"{median(looks):.2f} s")
+    report.fact("  commit -> receiver over its look, p50 (target: 1 s)", f"{over:.2f} s")
 
 
 def looked(table: Followed) -> list[float]:

@@ -37,7 +37,12 @@ START_SECONDS = 30.0
 SILENT_SECONDS = 1.0
 OWNER = "rt_"
 TIMES = {"beat": 0.1, "poll": 0.05, "silent": SILENT_SECONDS}
-PRELOADED = ["mortals", "sqlalchemy.dialects.postgresql.psycopg", "psycopg"]
+PRELOADED = [
+    *("hypercorn.asyncio", "uvicorn", "psycopg", "sqlalchemy.dialects.postgresql.psycopg"),
+    *("iscp_dagster.invocations.runtime.runtime", "iscp_dagster.invocations.runtime.sql.store"),
+    *("iscp_dagster.invocations.serving.app", "iscp_dagster.invocations.ingress.app"),
+]
+"""What a new process need not import; the fork server finds no module of the tests."""
 trips, tally = Service("Trips"), VirtualObject("Tally")
 ALL = "all"
 

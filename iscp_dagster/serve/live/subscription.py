@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 from iscp_dagster.events.changes import Stamped
+from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve.live.cursor import Cursor, Origin, cursor_of, read, written
 from iscp_dagster.serve.live.errors import PositionExpiredError, SubscriberTooSlowError
 from iscp_dagster.serve.live.feed import Feed
@@ -17,6 +18,7 @@ from iscp_dagster.serve.live.reading import History, next_page
 from iscp_dagster.serve.live.ring import Entry, Reader
 from iscp_dagster.serve.live.telling import INSERT, PROGRESS, Message, Wanted
 
+OLDEST = "oldest"
 PROGRESS_SECONDS = 1.0
 """The least time between two messages that only move the cursor."""
 
@@ -45,6 +47,29 @@ class Subscription:
 
     async def messages(self) -> AsyncGenerator[Message, None]:
         """Tell until the caller stops. Raises SubscriptionError, ClickHouseError."""
+        try:
+            async with aclosing(self._messages()) as messages:
+                async for message in messages:
+                    yield message
+        except PositionExpiredError as error:
+            raise await self._with_oldest(error) from None
+
+    async def _with_oldest(self, error: PositionExpiredError) -> PositionExpiredError:
+        """Name the position at which the index as it is now begins, if the error names none."""
+        history, origin = self.feed.history, self.feed.origin
+        if error.extensions.get(OLDEST) or history is None or origin is None:
+            return error
+        visible = tuple(self.feed.visible(self.wanted.tenants))
+        with suppress(IscpError):
+            begins = await self.feed.patiently(partial(history.begins, visible))
+            at = {
+                each: Position.after(begins[each]) if each in begins else START for each in visible
+            }
+            newest = max(self.feed.registrations.values(), default=0)
+            return PositionExpiredError(str(error), oldest=written(cursor_of(at, newest), origin))
+        return error
+
+    async def _messages(self) -> AsyncGenerator[Message, None]:
         await self._begin()
         async with aclosing(self._standing()) as standing:
             async for message in standing:
@@ -96,11 +121,12 @@ class Subscription:
         return self._expired(min(begins), self._written(cursor_of(self.at | first)))
 
     def _expired(self, tenant: str, oldest: str) -> PositionExpiredError:
+        """The error; without `oldest`, `messages` asks for it."""
         whose = f"the changes of tenant {tenant!r}" if tenant else "the changes"
         return PositionExpiredError(
             f"{self._origin.index}: {whose} after this position are not kept, as their history "
             "begins later; subscribe with snapshot: true, without after:.",
-            oldest=oldest,
+            **({OLDEST: oldest} if oldest else {}),
         )
 
     async def _standing(self) -> AsyncGenerator[Message, None]:

@@ -95,11 +95,17 @@ class FakeIndex:
         return self.generation, self
 
     def begins(self, tenants):
+        self._answer()
         return {
             each: self.tenants[each].begin
             for each in tenants
             if each in self.tenants and self.tenants[each].begin is not None
         }
+
+    def _answer(self):
+        if self.failures:
+            self.failures -= 1
+            raise self.failure
 
     def base(self, tenant, version, told, most):
         its = self.tenants[tenant]
@@ -111,9 +117,7 @@ class FakeIndex:
         return Found(stamped=tuple(found), whole=len(found) < most)
 
     def changes(self, spans, most):
-        if self.failures:
-            self.failures -= 1
-            raise self.failure
+        self._answer()
         self.asked += 1
         found = []
         for span in spans:

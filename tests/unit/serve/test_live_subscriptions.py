@@ -451,6 +451,34 @@ def test_another_generation_expires_every_subscriber_and_cursor():
         await asyncio.wait_for(late.task, 5)
         assert isinstance(listener.error, PositionExpiredError)
         assert isinstance(late.error, PositionExpiredError)
+        # Both are told from where all changes of the index as it is now are there.
+        oldest = listener.error.extensions["oldest"]
+        assert oldest == late.error.extensions["oldest"] == feed.cursor({"acme": Position.after(1)})
+        again = Listener(feed, after=oldest)
+        await settled(feed, [again])
+        assert again.error is None
+        assert [each.timestamp.version for each in again.messages] == [2]
+        await again.stop()
+
+    run(scenario)
+
+
+def test_a_position_that_cannot_be_asked_for_is_not_told():
+    async def scenario():
+        index = FakeIndex()
+        index.commit("acme", {1})
+        index.iterate("acme")
+        feed = await opened(index)
+        old = feed.cursor(feed.at)
+        index.generation = 1
+        index.commit("acme", {1})
+        index.iterate("acme")
+        await feed._follow(None)
+        index.failures, index.failure = 1, ConfigError("The table has other columns.")
+        late = Listener(feed, after=old)
+        await asyncio.wait_for(late.task, 5)
+        assert isinstance(late.error, PositionExpiredError)
+        assert "oldest" not in late.error.extensions
 
     run(scenario)
 

@@ -72,6 +72,8 @@ def deployments(found: Sequence[Facts]) -> None:
         for service in each["services"]:
             handlers = ", ".join(handler["name"] for handler in service["handlers"])
             line(f"  {service['name']} ({service['ty']}): {handlers}")
+        if not each["services"]:
+            line("  no service: new invocations go elsewhere")
     if not found:
         line("no deployments; register one with `iscp invocations deploy http://…`")
 

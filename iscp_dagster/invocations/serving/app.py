@@ -54,11 +54,13 @@ def service_app(
     Over HTTP/1.1 in request/response mode, over HTTP/2 full duplex. `hosts` are names of the
     server besides its address (and those in ISCP_ALLOWED_HOSTS), `origins` web pages that may use
     it. `tracebacks` shows the runtime where an attempt failed; `clock` tells seconds since 1970.
-    Raises ConfigError for two services of one name.
+    Raises ConfigError for two services of one name, and for a workflow without a run.
     """
     names = [each.name for each in services]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ConfigError(f"there are two services named {', '.join(sorted(twice))}; rename one")
+    for each in services:
+        each.check()
     allowed = allowed_hosts(os.environ) | {each.lower() for each in hosts}
     admission = Admission(hosts=frozenset(allowed), origins=frozenset(origins))
     options = Options(limits=limits, tracebacks=tracebacks, clock=clock)

@@ -227,7 +227,9 @@ def test_addresses_are_deployed_and_listed(iscp, hand):
     assert [(each["uri"], len(each["services"])) for each in told] == [
         *((URL, 0), ("http://127.0.0.1:9081", 3)),
     ]
-    assert "  Greeter (SERVICE): greet, raw" in printed(iscp, "deploy")
+    said = printed(iscp, "deploy")
+    assert "  Greeter (SERVICE): greet, raw" in said
+    assert said.splitlines()[1] == "  no service: new invocations go elsewhere"
     code, said = iscp("deploy", "ftp://host")
     assert (code, "422: The address" in said) == (1, True)
 

@@ -28,7 +28,8 @@ STALE_TRIES = 3
 """Exchanges that are begun for one attempt where connections end before they are looked at."""
 LINGER_SECONDS = 1.0
 """The longest that a stream may stay open after its last message, as some SDKs leave it."""
-_OK = 200
+_OK, _NOT_FOUND = 200, 404
+_GONE = " Serve the handler there again, or kill the invocation."
 _EXCERPT = 200
 
 
@@ -179,8 +180,9 @@ class Attempt:
         deployment = self.claimed.deployment
         where = f"{deployment.url} answers {self._request().path}"
         if head.status != _OK:
-            said = (await exchange.receive())[:_EXCERPT].decode(errors="replace")
-            raise UnfitAnswerError(f"{where} with status {head.status}: {said!r}.")
+            said = (await exchange.receive())[:_EXCERPT].decode(errors="replace").strip()
+            then = _GONE if head.status == _NOT_FOUND else ""
+            raise UnfitAnswerError(f"{where} with status {head.status}: {said!r}.{then}")
         kind = head.headers.get("content-type")
         if versions.version_of(kind) != self._version:
             wanted = versions.content_type(self._version)

@@ -95,6 +95,9 @@ class _Declared:
         self.metadata = dict(metadata or {})
         self.handlers: dict[str, Handler] = {}
 
+    def check(self) -> None:
+        """Raise ConfigError unless it can be served as it is."""
+
     def _added(self, function: F, kind: HandlerKind) -> F:
         handler = _handler(self.name, function, kind)
         if handler.name in self.handlers:
@@ -141,6 +144,13 @@ class Workflow(_Declared):
     def shared(self, function: F) -> F:
         """Declare a handler that may run at any time, also after the workflow has ended."""
         return self._added(function, HandlerKind.SHARED)
+
+    def check(self) -> None:
+        if not any(each.kind is HandlerKind.WORKFLOW for each in self.handlers.values()):
+            raise ConfigError(
+                f"the workflow {self.name} has no function under @run, which is what it does; "
+                "add one, or make it a virtual object"
+            )
 
 
 AnyService = Service | VirtualObject | Workflow

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from iscp_dagster.invocations import Context, Service, VirtualObject, Workflow
+from iscp_dagster.invocations import Context, Service, VirtualObject, Workflow, service_app
 from iscp_dagster.invocations.serving.declared.manifest import manifest
 from iscp_dagster.invocations.serving.declared.services import HandlerKind
 from iscp_dagster.model.errors import ConfigError
@@ -209,6 +209,7 @@ def no_such_type():
         (not_async, "Orders.place is not async"),
         (many_arguments, "Orders.place must take its context, and at most one argument"),
         (two_runs, "Signup has two functions under @run"),
+        (lambda: service_app(Workflow("Signup")), "Signup has no function under @run"),
     ],
 )
 def test_what_cannot_be_served_is_refused_where_it_is_declared(declare, told):

@@ -11,30 +11,38 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from iscp_dagster.invocations.serving.app import service_app
     from iscp_dagster.invocations.serving.attempts.running import RunRetry
+    from iscp_dagster.invocations.serving.calls import KeyedRequest, WorkflowRun
     from iscp_dagster.invocations.serving.context import Context
+    from iscp_dagster.invocations.serving.declared.serde import BYTES
     from iscp_dagster.invocations.serving.declared.services import Service, VirtualObject, Workflow
     from iscp_dagster.invocations.serving.errors import RetryableError, TerminalError
 
 __all__ = [
+    "BYTES",
     "Context",
+    "KeyedRequest",
     "RetryableError",
     "RunRetry",
     "Service",
     "TerminalError",
     "VirtualObject",
     "Workflow",
+    "WorkflowRun",
     "service_app",
 ]
 
 # The rooms below import this package, and need none of these.
 _PLACES = {
+    "BYTES": "declared.serde",
     "Context": "context",
+    "KeyedRequest": "calls",
     "RetryableError": "errors",
     "RunRetry": "attempts.running",
     "Service": "declared.services",
     "TerminalError": "errors",
     "VirtualObject": "declared.services",
     "Workflow": "declared.services",
+    "WorkflowRun": "calls",
     "service_app": "app",
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from iscp_dagster.invocations import (
     Context,
+    KeyedRequest,
     RunRetry,
     Service,
     TerminalError,
@@ -14,7 +15,6 @@ from iscp_dagster.invocations import (
     Workflow,
     service_app,
 )
-from iscp_dagster.invocations.serving.calls import KeyedRequest
 
 steps, counter, signup = Service("Steps"), VirtualObject("Counter"), Workflow("Signup")
 newer = Service("Newer")

@@ -12,17 +12,18 @@ from hypothesis import strategies as st
 
 from iscp_dagster.invocations import (
     Context,
+    KeyedRequest,
     Service,
     TerminalError,
     VirtualObject,
     Workflow,
+    WorkflowRun,
     service_app,
 )
 from iscp_dagster.invocations.protocol.awakeables import awakeable_id
 from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import EMPTY, keys_value
-from iscp_dagster.invocations.serving.calls import KeyedRequest, WorkflowRun
 
 
 def journal_of(function, argument=b"", *, kind=Service, mark="handler", **options):

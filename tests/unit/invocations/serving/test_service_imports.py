@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import iscp_dagster.invocations as exported
+from iscp_dagster.invocations.serving.declared.serde import BYTES
 
 HEAVY = {
     *("dagster", "pyspark", "sqlalchemy", "clickhouse_connect", "chdb", "deltalake", "pyarrow"),
@@ -37,4 +38,6 @@ def test_serving_brings_nothing_of_the_rest():
 
 def test_every_exported_name_is_there():
     assert set(exported.__all__) <= set(dir(exported))
-    assert all(getattr(exported, name).__name__ == name for name in exported.__all__)
+    named = set(exported.__all__) - {"BYTES"}
+    assert all(getattr(exported, name).__name__ == name for name in named)
+    assert exported.BYTES is BYTES

@@ -22,6 +22,8 @@ def sdk_python() -> Path:
         pytest.skip(f"restate-sdk {VERSION} needs Python 3.11")
     folder = Path(tempfile.gettempdir()) / f"iscp_restate_sdk_{VERSION}_{_tag()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        pytest.skip(f"{folder} is another user's")
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "whole").exists():
@@ -36,7 +38,10 @@ def _tag() -> str:
 def _make(folder: Path) -> None:
     _run(sys.executable, "-m", "venv", "--clear", str(folder / "venv"))
     python = str(folder / "venv/bin/python")
-    done = _run(python, "-m", "pip", "install", "-q", "--retries", "1", *PACKAGES)
+    try:
+        done = _run(python, "-m", "pip", "install", "-q", "--retries", "1", *PACKAGES)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"pip did not install {PACKAGES} in {INSTALL_SECONDS} s")
     if done.returncode:
         pytest.skip(f"pip cannot install {PACKAGES}: {done.stderr.strip().splitlines()[-1:]}")
     (folder / "whole").touch()

@@ -362,9 +362,18 @@ def test_invocations_are_attached_to_and_looked_at_by_every_target(desk):
 def test_targets_that_are_not_there(desk):
     mine = desk.begun()
     nowhere = pb.WorkflowTarget(workflow_name="Signup", workflow_key="who")
+    once = pb.IdempotentRequestTarget(
+        service_name="Object", service_key="k", handler_name="go", idempotency_key="once"
+    )
+    targets = {
+        NOBODY: {"invocation_id": NOBODY},
+        "Signup/who": {"workflow_target": nowhere},
+        "Object/k/go/once": {"idempotent_request_target": once},
+    }
     for of in (pb.AttachInvocationEntryMessage, pb.GetInvocationOutputEntryMessage):
-        for target in ({"invocation_id": NOBODY}, {"workflow_target": nowhere}):
-            assert desk.commit(mine, of(**target)).result.code == 404
+        for named, target in targets.items():
+            failure = desk.commit(mine, of(**target)).result
+            assert (failure.code, f"no invocation {named}, or" in failure.message) == (404, True)
         for target in ({"invocation_id": "inv_2"}, {"call_entry_index": 0}, {}):
             assert desk.commit(mine, of(**target)).code == 571
 

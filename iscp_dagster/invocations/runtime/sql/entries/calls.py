@@ -127,5 +127,10 @@ def _called(work: Work, driven: Driven, index: int) -> str | Refused:
 
 
 def _no_target(message: Any) -> Result:
-    asked = str(getattr(message, message.WhichOneof("target"))).strip().replace("\n", ", ")
-    return Failure(code=NOT_FOUND, message=f"There is no invocation {asked}.")
+    """Named as in the paths that ask for it by HTTP."""
+    named = getattr(message, message.WhichOneof("target"))
+    fields = [named] if isinstance(named, str) else [value for _, value in named.ListFields()]
+    asked = "/".join(map(str, fields))
+    return Failure(
+        code=NOT_FOUND, message=f"There is no invocation {asked}, or its retention is over."
+    )

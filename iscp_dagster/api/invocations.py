@@ -11,7 +11,6 @@ from iscp_dagster.invocations.runtime.store.protocol import Store
 from iscp_dagster.invocations.runtime.store.views import Chosen, Status
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.variables import LOG_URL
 
 
 def open_invocations(environ: Mapping[str, str]) -> Store:
@@ -19,15 +18,10 @@ def open_invocations(environ: Mapping[str, str]) -> Store:
 
     Raises ConfigError if neither does.
     """
-    from iscp_dagster.local.stack.environment import with_stack
+    from iscp_dagster.local.stack.environment import log_of
 
-    found = with_stack(environ)
-    if not found.get(LOG_URL):
-        raise ConfigError(
-            f"{LOG_URL} is not set, and no stack is up. Start one with `iscp up`, or name the "
-            "database of your deployment's ISCP log."
-        )
-    store = SqlStore(open_engine(found[LOG_URL]))
+    _, log = log_of(environ)
+    store = SqlStore(open_engine(log))
     store.ensure()
     return store
 

@@ -10,8 +10,6 @@ from functools import cached_property
 from iscp_dagster.api.names import no_such
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.declared.endpoints import Endpoint
-from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.variables import LOG_URL
 from iscp_dagster.webhooks.history import Count
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.recording import EndpointState
@@ -102,14 +100,9 @@ def open_deliveries(environ: Mapping[str, str]) -> Deliveries:
 
     Raises ConfigError if neither does.
     """
-    from iscp_dagster.local.stack.environment import with_stack
+    from iscp_dagster.local.stack.environment import log_of
 
-    found = with_stack(environ)
-    if not found.get(LOG_URL):
-        raise ConfigError(
-            f"{LOG_URL} is not set, and no stack is up. Start one with `iscp up`, or name the "
-            "database of your deployment's ISCP log."
-        )
-    log = SqlLog(found[LOG_URL])
+    found, url = log_of(environ)
+    log = SqlLog(url)
     log.ensure()
     return Deliveries(found, Outbox(log.engine))

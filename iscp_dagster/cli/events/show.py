@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from rich.console import Console
-from rich.table import Table
 
 from iscp_dagster.api.outbox import Standing
 from iscp_dagster.cli.jobs.show import line
 from iscp_dagster.cli.parts.plain import cell, word
+from iscp_dagster.cli.parts.tables import print_facts, print_table, table_of
 from iscp_dagster.webhooks.pending import Attempt, Delivery
 
 _FULL = "%Y-%m-%d %H:%M:%S"
@@ -21,7 +21,7 @@ _SHORT = "%m-%d %H:%M:%S"
 def deliveries(found: Sequence[Delivery], limit: int) -> None:
     """Print two lines per event and endpoint: one would be wider than 80 columns."""
     heads = ("event\ntrigger, key", "type", "endpoint", "state\nattempts", "recorded\nnext try")
-    table = _table(*heads)
+    table = table_of(*heads)
     for each in found:
         table.add_row(
             f"{word(each.event_id)}\n{word(each.trigger)} {word(each.key)}",
@@ -30,7 +30,7 @@ def deliveries(found: Sequence[Delivery], limit: int) -> None:
             f"{each.state.label}\n{each.attempts or ''}",
             f"{_time(each.recorded, _SHORT)}\n{_next(each, _SHORT)}",
         )
-    _print(table)
+    print_table(table)
     more = f", the latest; --limit shows more than {limit:,}" if len(found) == limit else ""
     line(f"{len(found):,} event{'s' * (len(found) != 1)}{more}")
 
@@ -49,17 +49,17 @@ def whole(found: Sequence[Delivery], attempts: Sequence[Attempt]) -> None:
         "recorded": _time(first.recorded, _FULL),
         "body": json.dumps(json.loads(first.body), indent=2, ensure_ascii=False),
     }
-    _facts(facts)
+    print_facts(facts)
     for each in found:
         Console().print()
-        _facts(_delivery(each))
+        print_facts(_delivery(each))
         _attempts([one for one in attempts if one.endpoint == each.endpoint])
 
 
 def endpoints(found: Sequence[Standing]) -> None:
     """Print two lines per endpoint, and why one is not active."""
     heads = ("endpoint\nstate", "pending\noldest", "delivered\nlast", "dead", "failing since")
-    table = _table(*heads)
+    table = table_of(*heads)
     for each in found:
         table.add_row(
             f"{word(each.state.name)}\n{each.state.state}",
@@ -68,7 +68,7 @@ def endpoints(found: Sequence[Standing]) -> None:
             f"{each.dead:,}",
             _time(each.state.health.failing_since, _SHORT),
         )
-    _print(table)
+    print_table(table)
     for each in found:
         if each.state.reason:
             line(f"{each.state.name} is {each.state.state}: {' '.join(each.state.reason.split())}")
@@ -92,7 +92,7 @@ def _delivery(each: Delivery) -> dict[str, str]:
 
 
 def _attempts(found: Sequence[Attempt]) -> None:
-    table = _table("attempt", "seconds", "status", "answer", "what follows")
+    table = table_of("attempt", "seconds", "status", "answer", "what follows")
     for each in found:
         follows = each.verdict
         if each.next_at is not None:
@@ -104,34 +104,11 @@ def _attempts(found: Sequence[Attempt]) -> None:
             cell(each.answer),
             follows,
         )
-    _print(table)
+    print_table(table)
 
 
 def _next(each: Delivery, form: str) -> str:
     return _time(each.next_at, form) if each.pending else ""
-
-
-def _facts(facts: dict[str, str]) -> None:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(name, cell(value))
-    Console(highlight=False).print(table)
-
-
-def _table(*names: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    lines = max(name.count("\n") for name in names)
-    for name in names:
-        # Heads stand at the bottom of theirs, and values at the top of their cells.
-        table.add_column(name + "\n" * (lines - name.count("\n")), overflow="fold")
-    return table
-
-
-def _print(table: Table) -> None:
-    if table.row_count:
-        Console(highlight=False).print(table)
 
 
 def _time(at: datetime | None, form: str) -> str:

@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from iscp_dagster.cli.jobs.show import line
 from iscp_dagster.cli.parts.plain import cell, word
+from iscp_dagster.cli.parts.tables import print_facts, print_table, table_of
 
 _FULL, _SHORT, _FINE = "%Y-%m-%d %H:%M:%S", "%m-%d %H:%M:%S", "%m-%d %H:%M:%S.%f"
 _SAID = 160
@@ -26,14 +26,14 @@ Facts = Mapping[str, Any]
 
 def invocations(found: Sequence[Facts], limit: int) -> None:
     """Print two lines per invocation, and a third of what went wrong with it, in 80 columns."""
-    table = _table("invocation\ntarget", "status\nattempts", "created\nended or next")
+    table = table_of("invocation\ntarget", "status\nattempts", "created\nended or next")
     for each in found:
         table.add_row(
             "\n".join(filter(None, (word(each["id"]), word(each["target"]), _trouble(each)))),
             f"{'failed' if _failure(each) else each['status']}\n{each['attempts'] or ''}",
             f"{_time(each['created'], _SHORT)}\n{_time(each['ended'] or each['next_at'], _SHORT)}",
         )
-    _print(table)
+    print_table(table)
     more = f", the latest; --limit shows more than {limit:,}" if len(found) == limit else ""
     line(f"{len(found):,} invocation{'s' * (len(found) != 1)}{more}")
 
@@ -56,7 +56,7 @@ def whole(each: Facts) -> None:
         "last error": _error(each["error"]),
         "result": _result(each["result"]),
     }
-    _facts({name: str(value) for name, value in facts.items() if value})
+    print_facts({name: str(value) for name, value in facts.items() if value})
     Console().print()
     _journal(each["journal"])
     for entry in each["journal"]:
@@ -92,7 +92,7 @@ def _trouble(each: Facts) -> str:
 
 
 def _journal(entries: Sequence[Facts]) -> None:
-    table = _table("#", "entry\nname", "state", "stored\ncompleted", "what")
+    table = table_of("#", "entry\nname", "state", "stored\ncompleted", "what")
     for each in entries:
         table.add_row(
             str(each["index"]),
@@ -101,7 +101,7 @@ def _journal(entries: Sequence[Facts]) -> None:
             f"{_time(each['stored'], _FINE)}\n{_time(each['completed'], _FINE)}",
             cell(_short(_what(each))),
         )
-    _print(table)
+    print_table(table)
 
 
 def _what(entry: Facts) -> str:
@@ -140,25 +140,3 @@ def _time(at: str | None, form: str) -> str:
         return ""
     shown = datetime.fromisoformat(at).strftime(form)
     return shown[:-3] if form == _FINE else shown
-
-
-def _facts(facts: Mapping[str, str]) -> None:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(name, cell(value))
-    Console(highlight=False).print(table)
-
-
-def _table(*names: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    lines = max(name.count("\n") for name in names)
-    for name in names:
-        table.add_column(name + "\n" * (lines - name.count("\n")), overflow="fold")
-    return table
-
-
-def _print(table: Table) -> None:
-    if table.row_count:
-        Console(highlight=False).print(table)

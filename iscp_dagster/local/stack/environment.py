@@ -15,6 +15,7 @@ from iscp_dagster.local.services.settings import (
     with_password,
 )
 from iscp_dagster.local.services.state import Condition, StackState, running_stack
+from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import (
     CLICKHOUSE_URL,
     CLICKHOUSE_URLS,
@@ -86,3 +87,17 @@ def _opened(
         and each.condition is not Condition.EXTERNAL
         and found[_VARIABLES[each.name]].rstrip("/") == each.address
     }
+
+
+def log_of(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """`with_stack`, and the address of the ISCP log in it.
+
+    Raises ConfigError if neither the environment nor a stack names one.
+    """
+    found = with_stack(environ)
+    if not found.get(LOG_URL):
+        raise ConfigError(
+            f"{LOG_URL} is not set, and no stack is up. Start one with `iscp up`, or name the "
+            "database of your deployment's ISCP log."
+        )
+    return found, found[LOG_URL]

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from ipaddress import ip_network
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
+from iscp_dagster.model.addresses import http_address
 from iscp_dagster.model.declared.names import checked_name
 from iscp_dagster.model.errors import ConfigError
 
 RETRIES = (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
 """The seconds before each further attempt, by default."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PRINTABLE = re.compile(r"[!-~]+")
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Endpoint:
 
     def _check_url(self) -> None:
         said = f"Endpoint {self.name!r}: its url"
-        parts = _split(self.url)
+        parts = http_address(self.url)
         if parts is None and "@" in str(self.url):
             raise ConfigError(
                 f"{said} is no address of http or https in ASCII, and has an @, before which may "
@@ -124,18 +123,6 @@ class Endpoint:
 
     def _refuse(self, option: str, value: object, wanted: str) -> None:
         raise ConfigError(f"Endpoint {self.name!r}: {option}={value!r} is not {wanted}.")
-
-
-def _split(url: Any) -> SplitResult | None:
-    """The parts of a URL; None if events cannot be posted to it."""
-    if not isinstance(url, str) or not _PRINTABLE.fullmatch(url):
-        return None
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-    except ValueError:
-        return None
-    return parts if usable else None
 
 
 def _is_number(value: Any) -> bool:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
-from urllib.parse import SplitResult, urlsplit
 
+from iscp_dagster.model.addresses import http_address
 from iscp_dagster.model.declared.names import checked_name
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import check_priority
@@ -15,7 +15,6 @@ from iscp_dagster.model.specs import check_priority
 SERVICE = "service"
 """The consumer type of a service consumer's job."""
 _HANDLER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*/[A-Za-z_][A-Za-z0-9_.-]*")
-_PRINTABLE = re.compile(r"[!-~]+")
 _LONGEST = 2**31
 
 
@@ -85,7 +84,7 @@ class ServiceConsumer:
         return {"handler": self.handler, "columns": sorted(self.columns), "rows": self.rows}
 
     def _check_url(self) -> None:
-        parts = _split(self.url)
+        parts = http_address(self.url)
         # The message must not show what may be a password.
         if parts is None or "@" in str(self.url) or parts.query or parts.fragment:
             shown = "its url" if "@" in str(self.url) else f"url={self.url!r}"
@@ -118,15 +117,3 @@ class ServiceConsumer:
 
     def _refuse(self, why: str) -> None:
         raise ConfigError(f"Service consumer {self.name!r}: {why}.")
-
-
-def _split(url: Any) -> SplitResult | None:
-    """The parts of a URL; None if nothing can be invoked at it."""
-    if not isinstance(url, str) or not _PRINTABLE.fullmatch(url):
-        return None
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-    except ValueError:
-        return None
-    return parts if usable else None

@@ -139,3 +139,16 @@ def test_responses_that_an_sdk_leaves_open_hold_no_place(sdk_endpoint, engine):
             assert await asyncio.wait_for(asyncio.gather(*every), 5) == ["rested"] * 12
 
     asyncio.run(scene())
+
+
+def test_a_thousand_requests_break_no_stream_off(endpoint, engine, caplog):
+    async def scene():
+        # Hypercorn ends a connection with its thousandth request, whatever else goes on there.
+        async with running(engine, endpoint.url, http=2, most=32) as caller:
+            names = [str(number) for number in range(40)]
+            for _ in range(30):
+                got = await caller.call("Steps", "many", names)
+                assert got == [f"hello {name}" for name in names]
+
+    asyncio.run(scene())
+    assert not [each for each in caplog.records if "attempt failed" in each.getMessage()]

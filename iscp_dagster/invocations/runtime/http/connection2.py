@@ -28,7 +28,8 @@ STREAM_WINDOW = 1 << 20
 CONNECTION_WINDOW = 1 << 24
 """The same for all exchanges of a connection."""
 _FIRST_WINDOW = 65_535
-_LAST_ID = 2**31 - 1
+MOST_EXCHANGES = 900
+"""Exchanges of a connection; with its thousandth hypercorn breaks off all that are under way."""
 
 
 class _Http2(h2.connection.H2Connection):
@@ -92,13 +93,12 @@ class Http2Connection(asyncio.Protocol):
         if not self.open:
             raise StaleError(f"{self.origin} closed the connection.")
         number = self.http.get_next_available_stream_id()
-        if number >= _LAST_ID:
-            self._retiring = True
-            raise StaleError(f"{self.origin}: the connection is used up.")
         bare = request.method == "GET"
         self.http.send_headers(number, _headers(address, request), end_stream=bare)
         exchange = Http2Exchange(self, number, sent_all=bare)
         self.exchanges[number] = exchange
+        # Exchanges have odd numbers.
+        self._retiring = self._retiring or number // 2 + 1 >= MOST_EXCHANGES
         self._busy = True
         self._watch()
         return exchange

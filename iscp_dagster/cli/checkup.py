@@ -30,6 +30,7 @@ from iscp_dagster.model.errors import (
     NoTableError,
     TableGoneError,
     UnavailableError,
+    UntimedError,
 )
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
@@ -48,6 +49,8 @@ from iscp_dagster.webhooks.recording import EndpointState
 
 _DAGSTER_SECONDS = 20.0
 _SHOWN = 3
+_VERBS = {TableGoneError.code: "register", UntimedError.code: "rebuild"}
+"""What mends a job in error, by its code; others are repaired."""
 _MOST_PAUSED = 1_000
 _SENDERS = "for the stack's sender, see `iscp logs graphql`; start your own (`iscp send`)"
 _DAGSTER = f"""{{ instance {{ daemonHealth {{ allDaemonStatuses {{ daemonType required
@@ -280,7 +283,7 @@ def _in_error(found: Collection[Job]) -> Iterator[Finding]:
         alike.setdefault((job.name, job.status.code), []).append(job)
     for (name, code), held in sorted(alike.items()):
         tenants = sorted({job.key.tenant for job in held})
-        verb = "register" if code == TableGoneError.code else "repair"
+        verb = _VERBS.get(code, "repair")
         repair = command_for(verb, tenants, name)
         whose = "tenant" if len(tenants) == 1 else "tenants"
         first = min(held, key=lambda job: job.key.tenant)

@@ -61,6 +61,12 @@ class ReadError(SourceError):
     code = 10_240
 
 
+class UntimedError(SourceError):
+    """Commits that are next for the job were made before the table had in-commit timestamps."""
+
+    code = 10_250
+
+
 class SchemaError(IscpError):
     """A source type has no index type, or a declared column does not fit."""
 

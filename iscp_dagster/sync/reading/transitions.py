@@ -18,7 +18,13 @@ from iscp_dagster.model.declared.images import (
     Transitions,
 )
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.model.errors import ConfigError, IscpError, SchemaError, SourceError
+from iscp_dagster.model.errors import (
+    ConfigError,
+    IscpError,
+    SchemaError,
+    SourceError,
+    UntimedError,
+)
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.spark.quoting import ident
 from iscp_dagster.sync.consumers import index_of
@@ -97,9 +103,10 @@ def by_view(
 
 
 def check_timestamps(log: DeltaLog, range_: Range, *, staged: bool) -> None:
-    """Refuse a range whose commits have no times of their own. Raises SourceError.
+    """Refuse a range whose commits have no times of their own.
 
-    A file's time changes when a log is copied, and events are told apart by their times.
+    Raises SourceError, and UntimedError if the job must be rebuilt. A file's time changes when a
+    log is copied, and events are told apart by their times.
     """
     properties = log.facts(range_.to.version).metadata.configuration
     alter = f"ALTER TABLE delta.{ident(log.location)} SET TBLPROPERTIES ('{ENABLED}' = 'true')"
@@ -111,7 +118,7 @@ def check_timestamps(log: DeltaLog, range_: Range, *, staged: bool) -> None:
     since = int(properties.get(SINCE, "-1"))
     first = range_.to.version if staged else range_.from_.version + 1
     if first < since:
-        raise SourceError(
+        raise UntimedError(
             f"{log.location} has in-commit timestamps since version {since} only ({alter}), and "
             f"version {first} is before it. Rebuild the job (`iscp job rebuild`): its history then "
             "begins anew."

@@ -1135,6 +1135,15 @@ def test_health_tells_jobs_in_error_and_what_is_behind(iscp, jobs, source, clock
     assert problems(iscp) == {"job": whose}
 
 
+@pytest.mark.parametrize(("code", "verb"), [(10_220, "register"), (10_250, "rebuild")])
+def test_health_names_what_mends_a_job_that_a_repair_does_not(
+    iscp, jobs, source, dagster, code, verb
+):
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
+    fail(jobs.deployment.log, begin(jobs, source), code, "gone")
+    assert f"then `iscp job {verb} {NAME} --tenant eu`" in iscp("health")[1]
+
+
 def test_jobs_are_listed_whatever_their_table_raises(iscp, jobs, monkeypatch):
     printed(iscp, "job", "register", NAME, "--tenant", "eu")
     monkeypatch.setattr("iscp_dagster.upkeep.position.positions", lambda *_, **__: 1 / 0)

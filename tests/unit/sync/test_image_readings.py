@@ -12,7 +12,7 @@ from iscp_dagster.delta.feed import ReadKind, ReadPlan
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.declared.attach import attached
-from iscp_dagster.model.errors import ConfigError, SchemaError, SourceError
+from iscp_dagster.model.errors import ConfigError, SchemaError, SourceError, UntimedError
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.sync.reader import Reading
@@ -113,7 +113,7 @@ def test_commits_without_times_of_their_own_are_refused(log):
 
     with pytest.raises(SourceError, match=f"has no in-commit timestamps.*: {alter}"):
         check(0, 1)
-    with pytest.raises(SourceError, match=f"since version 2 only .*{alter}.*version 1 is before"):
+    with pytest.raises(UntimedError, match=f"since version 2 only .*{alter}.*version 1 is before"):
         check(0, 3)
     with pytest.raises(SourceError, match="has no in-commit timestamps"):
         check(-1, 1, staged=True)

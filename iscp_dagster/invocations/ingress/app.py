@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -29,6 +31,7 @@ from iscp_dagster.invocations.ingress.tokens import Gate
 from iscp_dagster.model.errors import IscpError, UnavailableError
 from iscp_dagster.web.admission import Admission, Guard
 
+R = TypeVar("R", Mount, Route)
 HEALTH = "/restate/health"
 _LOGGER = logging.getLogger(__name__)
 _FAILED = 500
@@ -86,11 +89,17 @@ def _routes(settings: Settings) -> list[BaseRoute]:
     ]
     admin = [_administering(*each) for each in Admin(backend=backend).answers()]
     return [
-        Mount("/restate", routes=restate),
+        _lines(Mount("/restate", routes=[*map(_lines, restate)])),
         Mount("/admin", routes=admin),
         *settings.routes,
-        Route("/{rest:path}", _careful(invoking), methods=["POST"]),
+        _lines(Route("/{rest:path}", _careful(invoking), methods=["POST"])),
     ]
+
+
+def _lines(route: R) -> R:
+    """The same route, also of paths of several lines, as keys may be."""
+    route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
+    return route
 
 
 def _administering(path: str, answers: Mapping[str, Answer]) -> Route:

@@ -146,6 +146,14 @@ def test_an_object_is_called_by_its_key(http, hand):
     assert (found.service, found.key, found.handler) == ("Counter", "a/b c", "add")
 
 
+def test_a_key_of_several_lines_is_a_key_wherever_it_is_named(http, hand):
+    id_ = sent(http, "/Signup/a%0Ab/run", b"1")
+    assert hand.store.invocation(id_).key == "a\nb"
+    refused(http.get("/restate/workflow/Signup/a%0Ab/output"), 470)
+    sent(http, "/Counter/a%0Ab/add", b"1", **{"idempotency-key": "k"})
+    refused(http.get("/restate/invocation/Counter/a%0Ab/add/k/output"), 470)
+
+
 def test_a_send_is_accepted_at_once_and_a_delayed_one_begins_later(http, hand):
     now = sent(http)
     later = http.post("/Greeter/greet/send?delay=1h", content=b"1", headers=JSON)

@@ -27,6 +27,9 @@ def found(
     idempotency_key: str | None,
 ) -> str | None:
     """The invocation of an idempotency key; without one, the run of a workflow's key."""
+    if "\0" in f"{service}{key}":
+        # No row has one, and PostgreSQL takes it for an error.
+        return None
     given = {"of": service, "at": key}
     chosen = _RUN
     if idempotency_key is not None and handler is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 from desk import CANCELLED, value
 
 from iscp_dagster.invocations.protocol import awakeables, ids
@@ -10,6 +11,7 @@ from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.frames import Frame, frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import EMPTY, state_keys
+from iscp_dagster.invocations.runtime.sql.lives import completing
 from iscp_dagster.invocations.runtime.store import operations as op
 from iscp_dagster.invocations.runtime.store.outcomes import Committed, Done, Refused
 
@@ -404,3 +406,36 @@ def test_an_invocation_that_cancels_itself_meets_it_at_the_next_wait(desk):
     sleep = pb.SleepEntryMessage(wake_up_time=desk.now + 1_000)
     assert desk.commit(mine, sleep).result == CANCELLED
     assert desk.commit(mine, sleep).result is None
+
+
+def test_names_with_a_nul_are_refused_or_found_nowhere(desk):
+    """PostgreSQL takes them for errors, which would leave the invocation to nobody."""
+    mine = desk.begun()
+    for path in ("a\0b/go", "Plain/go\0"):
+        sent = call(path, of=pb.OneWayCallEntryMessage)
+        assert desk.commit(mine, sent).code == 400
+    asked = pb.AttachInvocationEntryMessage()
+    asked.workflow_target.workflow_name, asked.workflow_target.workflow_key = "Signup\0", "k\0"
+    assert desk.commit(mine, asked).result.code == 404
+    at = asked.idempotent_request_target
+    at.service_name, at.handler_name, at.idempotency_key = "a\0", "b\0", "c\0"
+    assert desk.commit(mine, asked).result.code == 404
+
+
+def test_however_many_wait_for_one_each_is_told_in_statements_of_bounded_size(desk, monkeypatch):
+    monkeypatch.setattr(completing, "AT_ONCE", 4)
+    target = desk.begun()
+    waiting = [desk.begun() for _ in range(20)]
+    for each in waiting:
+        desk.commit(each, pb.AttachInvocationEntryMessage(invocation_id=target.id))
+        desk.suspend(each, 1)
+    sizes = []
+
+    def executed(_connection, _cursor, _statement, parameters, _context, many):
+        sizes.extend(map(len, parameters if many else [parameters]))
+
+    sa.event.listen(desk.store.engine, "before_cursor_execute", executed)
+    desk.finish(target)
+    sa.event.remove(desk.store.engine, "before_cursor_execute", executed)
+    assert {desk.status(each.id) for each in waiting} == {"ready"}
+    assert max(sizes) < len(waiting)

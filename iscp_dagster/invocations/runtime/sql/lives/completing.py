@@ -62,16 +62,20 @@ def complete(work: Work, results: Mapping[Place, Result]) -> set[Place]:
         some = places[start : start + AT_ONCE]
         columns = {"numbers": {number for number, _ in some}, "indexes": {each for _, each in some}}
         rows = work.connection.execute(_OPEN, {name: sorted(e) for name, e in columns.items()})
-        done |= {(number, index) for number, index in rows} & set(some)
-    if done:
-        completed = [
-            {"number": number, "at": index, "the_result": fields(results[number, index])}
-            | {"now": work.now}
-            for number, index in done
-        ]
-        work.connection.execute(_COMPLETE, completed)
-        _tell(work, {place: results[place] for place in sorted(done)})
+        found = {(number, index) for number, index in rows} & set(some)
+        if found:
+            _complete(work, {place: results[place] for place in sorted(found)})
+        done |= found
     return done
+
+
+def _complete(work: Work, results: Mapping[Place, Result]) -> None:
+    rows = [
+        {"number": number, "at": index, "the_result": fields(result), "now": work.now}
+        for (number, index), result in results.items()
+    ]
+    work.connection.execute(_COMPLETE, rows)
+    _tell(work, results)
 
 
 def complete_waiting(work: Work, results: Mapping[str, Result]) -> None:

@@ -48,7 +48,7 @@ def submit(
     work: Work, asked: Sequence[Submit], *, parent: str | None = None
 ) -> list[Submitted | Refused]:
     """See the operation; `parent` is the invocation that calls."""
-    learn(work, (each.service for each in asked))
+    learn(work, (each.service for each in asked if "\0" not in each.service))
     roles = [_checked(work, each) for each in asked]
     valid = [(e, r) for e, r in zip(asked, roles, strict=True) if not isinstance(r, Refused)]
     existing = _existing(work, [_identity(each, role_) for each, role_ in valid])

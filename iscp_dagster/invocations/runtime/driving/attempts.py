@@ -166,7 +166,9 @@ class Attempt:
         await self._check(head, exchange)
         decoder = self._decoder()
         while data := await exchange.receive():
-            self._heard = self._tools.monotonic()
+            if not self._course.ending:
+                # What comes after the last message keeps the stream no longer.
+                self._heard = self._tools.monotonic()
             for each in decoder.feed(data):
                 self._course.step(events.Received(frame=each))
             if self._course.ending:

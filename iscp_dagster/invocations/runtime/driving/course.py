@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from iscp_dagster.invocations.journal import runtime_events as events
 from iscp_dagster.invocations.journal.runtime_side import begun, step
-from iscp_dagster.invocations.protocol.failures import ErrorReport
+from iscp_dagster.invocations.protocol.failures import INTERNAL, ErrorReport
 from iscp_dagster.invocations.protocol.frames import Frame
 from iscp_dagster.invocations.runtime.driving.tools import Tools
 from iscp_dagster.invocations.runtime.settings import MS
@@ -23,9 +24,12 @@ from iscp_dagster.invocations.runtime.store.operations import (
     Suspend,
 )
 from iscp_dagster.invocations.runtime.store.outcomes import Claimed, Refused
+from iscp_dagster.model.errors import UnavailableError
 
 MOST_PENDING = 64
 """Entries of an attempt that wait for their commit before no more are read."""
+MOST_TOLD, MOST_LOGGED = 10_000, 2_000
+"""Characters of an error that are kept, and logged."""
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +133,9 @@ class Course:
 
     def _failed(self, report: ErrorReport) -> None:
         """Try again later, or leave it to a person."""
+        report = replace(
+            report, message=report.message[:MOST_TOLD], description=report.description[:MOST_TOLD]
+        )
         claimed, policy = self._claimed, self._tools.settings.policy
         failed = 1 if self._progress else claimed.retries + 1
         asked = None if report.retry_after is None else report.retry_after / MS
@@ -160,10 +167,13 @@ class Course:
             self._end()
 
     def _outcome(self, future: asyncio.Future[Any]) -> Any:
-        """The outcome; None if the attempt is over: taken by others, or the database failed."""
+        """The outcome; None if the attempt is over: taken by others, or the database is away."""
         if future.cancelled():
             return self.drop("the runtime stops")
         error = future.exception()
+        if error is not None and not isinstance(error, UnavailableError):
+            # It would be the same again: the attempt has failed, and its invocation is told so.
+            return Refused(code=INTERNAL, message=f"the database refuses it: {_first(error)}")
         if error is not None:
             logger.warning("%s: its attempt is dropped: %s", self._claimed.id, error)
             return self.drop(str(error))
@@ -181,16 +191,22 @@ class Course:
             self._over.set_result(None)
 
 
+def _first(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
+
+
 def _log(claimed: Claimed, failed: int, report: ErrorReport, *, paused: bool) -> None:
     """Log the first failure in a row, and the last; others are told by `show`."""
     told = f"{claimed.id} ({claimed.target})"
+    # Whatever a service says, it is one line, and commands no terminal.
+    said = "".join(c if c.isprintable() else repr(c)[1:-1] for c in report.message[:MOST_LOGGED])
     if paused:
         logger.warning(
             "%s is paused after %s attempts; `iscp invocations resume %s` tries again: %s",
-            told, failed, claimed.id, report.message,
+            told, failed, claimed.id, said,
         )  # fmt: skip
     elif failed == 1:
-        logger.warning("%s: an attempt failed, and is made again: %s", told, report.message)
+        logger.warning("%s: an attempt failed, and is made again: %s", told, said)
 
 
 def _seen(future: asyncio.Future[Any]) -> None:

@@ -16,7 +16,7 @@ from iscp_dagster.invocations.protocol.frames import Frame, encode
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import Value
 from iscp_dagster.invocations.runtime.retries import RetryPolicy
-from iscp_dagster.invocations.runtime.store.operations import CompleteAwakeable, Resume
+from iscp_dagster.invocations.runtime.store.operations import Commit, CompleteAwakeable, Resume
 from iscp_dagster.invocations.runtime.store.views import Status
 
 BOTH = pytest.mark.parametrize("server", [uvicorn_of, hypercorn_of], ids=["http1", "http2"])
@@ -478,3 +478,65 @@ def test_a_terminal_failure_is_not_tried_again(tmp_path):
 
     result, _, shown = ended_by(tmp_path, Scripted(script))
     assert (result.code, result.message, shown.attempts) == (418, "no coffee", 1)
+
+
+def test_what_the_database_refuses_fails_the_attempt_and_holds_up_no_other(tmp_path):
+    """It would be the same again, so the invocation is not left to a runtime that dropped it."""
+
+    async def script(stream, _):
+        (_, (given,)) = await stream.replay()
+        if given.message().value == b'"poison"':
+            await stream.send(pb.RunEntryMessage(name="poison", value=b"1"), requires_ack=True)
+            await stream.next()
+        await stream.output()
+
+    async def work(driven):
+        run_ = driven.store.run
+
+        def refusing(operations):
+            for each in operations:
+                if isinstance(each, Commit) and b"poison" in each.frame.body:
+                    raise ValueError("no text has that\nand more")
+            return run_(operations)
+
+        driven.store.run = refusing
+        poisoned, other = [await driven.submit("S/h", each) for each in ("poison", "other")]
+        found = await driven.until(poisoned, Status.PAUSED)
+        return found, await driven.end(other)
+
+    found, other = driven(tmp_path, Scripted(script), work)
+    assert other == OK
+    assert found.error.message == (
+        "Entry 1, Run (0x0C05), is refused: the database refuses it: no text has that"
+    )
+    assert (found.attempts, found.owner) == (5, "")
+
+
+@BOTH
+def test_a_stream_that_goes_on_after_its_last_message_is_soon_broken_off(tmp_path, server):
+    async def script(stream, number):
+        await stream.replay()
+        await stream.output()
+        while number == 1:
+            await stream.send(pb.EndMessage())
+            await asyncio.sleep(0.01)
+
+    async def work(driven):
+        first, second = await driven.submit("S/h"), await driven.submit("S/h")
+        return await driven.end(first), await driven.end(second)
+
+    assert driven(tmp_path, Scripted(script), work, server, most=1) == (OK, OK)
+
+
+def test_an_error_is_logged_as_one_line_and_kept_within_bounds(tmp_path, caplog):
+    async def script(stream, _):
+        await stream.replay()
+        text = f"\x1b[31mred\nWARNING forged \u202e {'x' * 30_000}"
+        await stream.send(pb.ErrorMessage(code=500, message=text, description=text))
+
+    error, _ = paused_by(tmp_path, script)
+    assert len(error.message) == len(error.description) == 10_000
+    (logged,) = [each.getMessage() for each in caplog.records if "paused" in each.getMessage()]
+    assert logged.isprintable()
+    assert "\\x1b[31mred\\nWARNING forged \\u202e xxx" in logged
+    assert len(logged) < 3_000

@@ -39,7 +39,8 @@ async def connected(
         raise DeploymentUnreachableError(
             f"{origin} took no connection within {seconds:g} s; check that it runs."
         ) from None
-    except OSError as error:
+    # A host that is no name, such as a..b, is a UnicodeError.
+    except (OSError, UnicodeError) as error:
         raise DeploymentUnreachableError(
             f"{origin} takes no connections: {error}; check that it runs."
         ) from None

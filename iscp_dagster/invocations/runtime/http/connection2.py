@@ -50,7 +50,7 @@ class Http2Connection(asyncio.Protocol):
         self.origin = origin
         self.exchanges: dict[int, Http2Exchange] = {}
         self.http: h2.connection.H2Connection = _Http2(
-            H2Configuration(client_side=True, header_encoding="utf-8")
+            H2Configuration(client_side=True, header_encoding=None)
         )
         loop = asyncio.get_running_loop()
         self._settled: asyncio.Future[None] = loop.create_future()

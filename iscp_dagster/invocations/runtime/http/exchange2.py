@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from typing import NoReturn, Protocol
 
@@ -88,7 +89,7 @@ class Http2Exchange:
     def on(self, event: h2.events.Event) -> None:
         if isinstance(event, h2.events.ResponseReceived):
             headers = {_text(name): _text(value) for name, value in event.headers or ()}
-            self._head = Head(status=int(headers.pop(":status")), headers=headers)
+            self._head = Head(status=_status(headers.pop(":status")), headers=headers)
         elif isinstance(event, h2.events.DataReceived):
             self._parts.append((event.data or b"", event.flow_controlled_length or 0))
         elif isinstance(event, h2.events.StreamEnded):
@@ -176,3 +177,9 @@ class Http2Exchange:
 
 def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("latin-1")
+
+
+def _status(text: str) -> int:
+    if not re.fullmatch(r"[1-9][0-9]{2}", text, re.ASCII):
+        raise h2.exceptions.ProtocolError(f"its status is {text[:20]!r}")
+    return int(text)

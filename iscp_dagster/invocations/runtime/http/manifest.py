@@ -7,8 +7,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
-ServiceName = Annotated[str, StringConstraints(pattern=r"^([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9._-]*$")]
-HandlerName = Annotated[str, StringConstraints(pattern=r"^([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9_]*$")]
+LONGEST = 256
+"""Characters of a name."""
+ServiceName = Annotated[
+    str, StringConstraints(pattern=r"^([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9._-]*$", max_length=LONGEST)
+]
+HandlerName = Annotated[
+    str, StringConstraints(pattern=r"^([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9_]*$", max_length=LONGEST)
+]
+MediaType = Annotated[str, StringConstraints(pattern=r"^[ -~]*$", max_length=256)]
+"""It becomes a header of answers."""
+MOST = 1_000
+"""Services of a deployment, and handlers of a service."""
 Version = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
@@ -20,14 +30,14 @@ class InputPayload(_Part):
     """What a handler accepts."""
 
     required: bool = False
-    content_type: str | None = None
+    content_type: MediaType | None = None
     json_schema: Any = None
 
 
 class OutputPayload(_Part):
     """What a handler returns."""
 
-    content_type: str | None = None
+    content_type: MediaType | None = None
     set_content_type_if_empty: bool = False
     json_schema: Any = None
 
@@ -49,7 +59,7 @@ class Service(_Part):
     name: ServiceName
     documentation: str | None = None
     ty: Literal["VIRTUAL_OBJECT", "SERVICE", "WORKFLOW"]
-    handlers: list[Handler]
+    handlers: list[Handler] = Field(max_length=MOST)
     metadata: dict[str, str] = Field(default_factory=dict)
 
 
@@ -59,4 +69,4 @@ class Manifest(_Part):
     protocol_mode: Literal["BIDI_STREAM", "REQUEST_RESPONSE"] | None = None
     min_protocol_version: Version
     max_protocol_version: Version
-    services: list[Service]
+    services: list[Service] = Field(max_length=MOST)

@@ -332,3 +332,34 @@ def test_an_exchange_that_waits_ends_when_its_task_is_cancelled():
         return True
 
     assert talked(answer, work)
+
+
+@pytest.mark.parametrize("status", ["abc", "9" * 20, "2 0", "-20", "²00"])
+def test_a_status_that_is_none_breaks_the_connection_and_nothing_else(status, caplog):
+    def answer(connection, event):
+        if isinstance(event, h2.events.StreamEnded):
+            connection.config.validate_outbound_headers = False
+            connection.send_headers(event.stream_id, [(":status", status)])
+
+    async def work(client, url):
+        exchange = await client.open(url, POST, HTTP_2)
+        await exchange.send(b"x", end=True)
+        with pytest.raises(DeploymentUnreachableError, match="its status is"):
+            await exchange.head()
+
+    talked(answer, work)
+    assert not caplog.records
+
+
+def test_headers_may_have_any_bytes(caplog):
+    def answer(connection, event):
+        if isinstance(event, h2.events.StreamEnded):
+            connection.send_headers(event.stream_id, [(b":status", b"200"), (b"x", b"\xff\xfe")])
+
+    async def work(client, url):
+        exchange = await client.open(url, POST, HTTP_2)
+        await exchange.send(b"x", end=True)
+        return await exchange.head()
+
+    assert talked(answer, work).headers == {"x": "\xff\xfe"}
+    assert not caplog.records

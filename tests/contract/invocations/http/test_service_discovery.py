@@ -182,3 +182,36 @@ def test_an_address_that_is_none_is_refused(url):
 def test_an_address_is_origin_and_prefix(url, authority, shown):
     assert Address.parsed(url).origin.authority == authority
     assert str(Address.parsed(url)) == shown
+
+
+def served(**handler):
+    return {"services": [{"name": "S", "ty": "SERVICE", "handlers": [{"name": "h", **handler}]}]}
+
+
+@pytest.mark.parametrize(
+    ("broken", "where"),
+    [
+        (served(output={"contentType": "text/plain\r\nX-Evil: 1"}), "0.output.contentType"),
+        (served(output={"contentType": "text/\u4e2d"}), "0.output.contentType"),
+        (served(input={"contentType": "a\0"}), "0.input.contentType"),
+        (served(name="h" * 257), "handlers.0.name: .* at most 256 characters"),
+        (
+            {
+                "services": [
+                    {"name": f"s{n}", "ty": "SERVICE", "handlers": []} for n in range(1_001)
+                ]
+            },
+            "services: List should have at most 1000 items",
+        ),
+    ],
+    ids=["newline", "other letters", "nul", "long name", "too many"],
+)
+def test_a_manifest_that_no_database_or_header_takes_is_refused(broken, where):
+    with uvicorn_of(App({**GOOD, **broken})) as there, pytest.raises(DiscoveryError, match=where):
+        found_at(there.url, http=HTTP_1)
+
+
+@pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.example"])
+def test_a_host_that_is_no_name_is_one_that_takes_no_connections(host):
+    with pytest.raises(DeploymentUnreachableError, match="takes no connections"):
+        found_at(f"http://{host}:1")

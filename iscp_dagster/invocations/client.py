@@ -151,7 +151,9 @@ class Client:
         Without `idempotency_key`, a request that is repeated makes another invocation.
         """
         place = _path(service, *(() if key is None else (key,)), handler, "send")
-        headers = {} if idempotency_key is None else {"idempotency-key": idempotency_key}
+        headers: dict[str, str | bytes] = {}
+        if idempotency_key is not None:
+            headers["idempotency-key"] = idempotency_key.encode()
         content = _written(argument)
         if content is not None:
             headers["content-type"] = _JSON

@@ -183,7 +183,8 @@ def _status(text: str) -> Status:
 
 
 def _number(name: str, text: str, most: int = 2**53) -> int:
-    if not text.isdecimal() or not text.isascii() or not 0 < int(text) <= most:
+    digits = text.isdecimal() and text.isascii() and len(text) <= len(str(most))
+    if not digits or not 0 < int(text) <= most:
         raise RefusedError(BAD, f"{name}={text!r} is no number from 1 to {most:,}.")
     return int(text)
 

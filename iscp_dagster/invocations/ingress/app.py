@@ -21,6 +21,7 @@ from iscp_dagster.invocations.ingress.backend import Backend, Catalog
 from iscp_dagster.invocations.ingress.invoking import Bounds, Invoking, Waiting
 from iscp_dagster.invocations.ingress.outputs import Awakeables, Outputs
 from iscp_dagster.invocations.ingress.refusals import (
+    BAD,
     PLAIN,
     UNAVAILABLE,
     RefusedError,
@@ -118,6 +119,7 @@ def _careful(answer: Answer) -> Answer:
 
     async def careful(request: Request) -> Response:
         try:
+            _check(request)
             return await answer(request)
         except RefusedError as refused:
             return refusal(refused)
@@ -130,6 +132,12 @@ def _careful(answer: Answer) -> Answer:
             return told(_FAILED, _FAILED, "The request failed; see the server's log.")
 
     return careful
+
+
+def _check(request: Request) -> None:
+    """Refuse a NUL, which nothing is called with, and PostgreSQL takes for an error."""
+    if any("\0" in each for each in (request.scope["path"], *request.query_params.values())):
+        raise RefusedError(BAD, "The path or the query has a NUL in it.")
 
 
 async def _healthy(_request: Request) -> Response:

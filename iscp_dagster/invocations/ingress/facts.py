@@ -18,6 +18,8 @@ from iscp_dagster.invocations.runtime.store.views import Invocation, JournalEntr
 
 SHOWN = 2_000
 """Characters of a value; more are left out."""
+_LAST = 253_402_300_799_000
+"""Milliseconds of the last second that a date has; handlers may sleep for longer."""
 _TIMES = {"wake_up_time", "invoke_time"}
 _NOT_TOLD = {"name", "headers"}
 _FAILURES = {kinds.RUN.code, kinds.OUTPUT.code}
@@ -119,10 +121,11 @@ def status(label: str) -> Status | None:
 
 
 def time(at: int | None) -> str | None:
-    """Milliseconds since 1970 as ISO 8601 in UTC."""
+    """Milliseconds since 1970 as ISO 8601 in UTC; later ones than 9999 are its last second."""
     if at is None:
         return None
-    return datetime.fromtimestamp(at / 1_000, timezone.utc).isoformat(timespec="milliseconds")
+    told = datetime.fromtimestamp(min(at, _LAST) / 1_000, timezone.utc)
+    return told.isoformat(timespec="milliseconds")
 
 
 def text(value: bytes) -> str:

@@ -142,7 +142,7 @@ class Invoking:
             key=target.key or "",
             argument=content,
             headers=kept_headers(request),
-            idempotency_key=_idempotency_key(request),
+            idempotency_key=idempotency_key(request),
             at=round(time.time() * 1_000) + later if later else 0,
         )
 
@@ -191,10 +191,16 @@ def raw_path(request: Request) -> bytes:
     return raw.partition(b"?")[0].removeprefix(request.scope.get("root_path", "").encode())
 
 
-def _idempotency_key(request: Request) -> str | None:
+def idempotency_key(request: Request) -> str | None:
+    """The key of the request, None if it has none. Raises RefusedError (400)."""
     given = request.headers.getlist("idempotency-key")
     if not given:
         return None
-    if len(given) > 1 or not 0 < len(given[0]) <= _LONGEST_KEY:
+    try:
+        # As paths name it; Starlette reads headers as latin-1.
+        key = "".join(given).encode("latin-1").decode()
+    except UnicodeDecodeError as error:
+        raise RefusedError(BAD, "The idempotency-key is no UTF-8 text.") from error
+    if len(given) > 1 or not 0 < len(key) <= _LONGEST_KEY:
         raise RefusedError(BAD, f"Give one idempotency-key, of 1 to {_LONGEST_KEY:,} characters.")
-    return given[0]
+    return key

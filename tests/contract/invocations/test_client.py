@@ -92,6 +92,7 @@ def test_a_handler_is_called_and_its_output_returned(client):
     client.health()
     assert client.call("Desk", "double", 21) == 42
     assert client.call("Desk", "double", b"4", idempotency_key="eight") == 8
+    assert client.call("Desk", "double", b"4", idempotency_key="ächt 中") == 8
     assert client.call("Counter", "add", 2, key="a/b c") == "a/b c: 2"
     assert client.call("Counter", "add", 3, key="a/b c") == "a/b c: 5"
 

@@ -274,6 +274,12 @@ def test_an_awakeable_is_resolved_or_rejected_once(http, hand):
         ("GET", "/admin/invocations?status=tired", 400, "'tired' is unknown"),
         ("GET", "/admin/invocations?limit=0", 400, "limit='0' is no number from 1"),
         ("GET", "/admin/invocations?limit=10001", 400, "no number from 1 to 10,000"),
+        ("GET", f"/admin/invocations?limit={'9' * 5_000}", 400, "no number from 1 to 10,000"),
+        ("GET", f"/admin/invocations?before={'9' * 5_000}", 400, "no number from 1 to"),
+        ("GET", "/admin/invocations?key=%00", 400, "a NUL in it"),
+        ("GET", "/admin/invocations/%00", 400, "a NUL in it"),
+        ("PATCH", "/admin/invocations/%00/kill", 400, "a NUL in it"),
+        ("DELETE", "/admin/deployments/%00", 400, "a NUL in it"),
         ("PUT", "/admin/deployments", 405, "Method Not Allowed"),
     ],
 )
@@ -588,3 +594,23 @@ def test_while_the_database_is_away_the_answer_is_503(http, hand, caplog):
     hand.store.services = broken
     assert "secret" not in refused(http.post("/Greeter/greet", content=b"1", headers=JSON), 500)
     assert "with a secret in it" in caplog.text
+
+
+def test_an_invocation_that_waits_beyond_all_dates_is_listed_and_told(http, hand):
+    id_ = sent(http)
+    hand.claim()
+    hand.commit(id_, 1, pb.SleepEntryMessage(wake_up_time=2**64 - 1))
+    later = pb.OneWayCallEntryMessage(service_name="Greeter", handler_name="greet")
+    later.invoke_time = 10**18
+    hand.commit(id_, 2, later)
+    told = http.get("/admin/invocations").json()["invocations"]
+    last = "9999-12-31T23:59:59.000+00:00"
+    assert [each["next_at"] for each in told] == [last, None]
+    sleep = http.get(f"/admin/invocations/{id_}").json()["journal"][1]
+    assert sleep["detail"]["wake_up_time"] == last
+
+
+def test_an_idempotency_key_is_utf_8_in_headers_as_in_paths(http):
+    id_ = sent(http, **{"idempotency-key": "\u00e9\u4e2d".encode()})
+    found = http.get("/restate/invocation/Greeter/greet/%C3%A9%E4%B8%AD/output")
+    assert (found.status_code, id_ in found.text) == (470, True)

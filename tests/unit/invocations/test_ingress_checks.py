@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 from iscp_dagster.invocations.ingress.addresses import service_address
 from iscp_dagster.invocations.ingress.inputs import answer, check_input, kept_headers
+from iscp_dagster.invocations.ingress.invoking import idempotency_key
 from iscp_dagster.invocations.ingress.refusals import RefusedError
 from iscp_dagster.invocations.ingress.tokens import Gate, checked
 from iscp_dagster.invocations.protocol.failures import Failure
@@ -180,3 +181,13 @@ def test_a_failures_code_is_the_status_where_http_has_it(code, status):
     shown = answer(takes(), "inv_1x", Failure(code=code, message="no"))
     assert shown.status_code == status
     assert bytes(shown.body) == b'{"code":%d,"message":"no"}' % code
+
+
+def test_an_idempotency_key_that_is_no_text_is_refused():
+    def keyed(key):
+        return Request({"type": "http", "headers": [(b"idempotency-key", key)]})
+
+    assert idempotency_key(keyed("é中".encode())) == "é中"
+    with pytest.raises(RefusedError, match="no UTF-8") as refused:
+        idempotency_key(keyed(b"\xff"))
+    assert refused.value.status == 400

@@ -469,7 +469,7 @@ def test_a_deployment_that_invocations_need_is_forgotten_by_force_alone(http, ha
     (told,) = http.get("/admin/deployments").json()["deployments"]
     id_ = sent(http)
     place = f"/admin/deployments/{told['id']}"
-    refused(http.delete(place), 409)
+    assert f"have not ended (1, such as {id_})" in refused(http.delete(place), 409)
     assert http.delete(place, params={"force": "true"}).json() == {"changed": True}
     assert http.get("/admin/deployments").json() == {"deployments": []}
     assert http.get(f"/restate/invocation/{id_}/output").status_code == 409

@@ -55,8 +55,8 @@ def unregister(work: Work, asked: Unregister) -> Done | Refused:
     if needing and not asked.force:
         return Refused(
             code=CONFLICT,
-            message=f"{len(needing):,} invocations that have not ended need the deployment "
-            f"{asked.id!r}, among them {needing[0]}; let them end, or force it to kill them.",
+            message=f"The deployment {asked.id!r} is needed by invocations that have not ended "
+            f"({len(needing):,}, such as {needing[0]}); let them end, or force it to kill them.",
         )
     kill_all(work, needing)
     work.connection.execute(sa.delete(ISCP_SERVICES).where(SERVICES.deployment_id == asked.id))

@@ -22,13 +22,12 @@ def serve(
         str, typer.Option(help="Address to listen on; others than loopback need a token.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0: a free one.")] = PORT,
-    own_services: Annotated[
+    no_own_services: Annotated[
         bool,
         typer.Option(
-            "--own-services/--no-own-services",
-            help="Serve Iscp and Index, by which handlers drive jobs, too.",
+            "--no-own-services", help="Leave Iscp and Index out, by which handlers drive jobs."
         ),
-    ] = True,
+    ] = False,
     retry_initial: Annotated[
         float, typer.Option(help="Seconds until a failed attempt is made again.")
     ] = RetryPolicy.initial,
@@ -72,7 +71,7 @@ def serve(
         host,
         runtime=Settings(policy=policy),
         retention=_kept(keep),
-        services=services_app(environ) if own_services else None,
+        services=None if no_own_services else services_app(environ),
     )
     server.serve(settings, host, port, typer.echo, follow=follow)
 

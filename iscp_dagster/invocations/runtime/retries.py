@@ -27,13 +27,15 @@ class RetryPolicy:
     attempts: int | None = 20
 
     def __post_init__(self) -> None:
-        fits = 0 < self.initial <= self.cap <= MOST_SECONDS and 1 <= self.factor <= MOST_FACTOR
-        if not fits or (self.attempts is not None and self.attempts < 1):
-            raise ConfigError(
-                f"The retry policy {self} has a wait that is not between 0 and {MOST_SECONDS:g} s, "
-                f"a cap below the initial wait, a factor outside 1 to {MOST_FACTOR:g}, or no "
-                "attempt; correct it."
-            )
+        if not 0 < self.initial <= MOST_SECONDS:
+            raise _unfit("initial", self.initial, f"more than 0 s, and {MOST_SECONDS:,.0f} at most")
+        if not self.initial <= self.cap <= MOST_SECONDS:
+            fits = f"from the initial wait of {self.initial:g} s up to {MOST_SECONDS:,.0f}"
+            raise _unfit("cap", self.cap, fits)
+        if not 1 <= self.factor <= MOST_FACTOR:
+            raise _unfit("factor", self.factor, f"from 1 to {MOST_FACTOR:,.0f}")
+        if self.attempts is not None and self.attempts < 1:
+            raise _unfit("attempts", self.attempts, "1 or more")
 
     def wait(self, failed: int, asked: float | None = None) -> float | None:
         """Seconds until the next attempt, after `failed` ones in a row; None: it is paused.
@@ -46,3 +48,7 @@ class RetryPolicy:
         if asked is not None:
             return min(max(asked, 0.0), MOST_SECONDS)
         return min(self.cap, self.initial * self.factor ** min(failed - 1, MOST_STEPS))
+
+
+def _unfit(name: str, value: float, fits: str) -> ConfigError:
+    return ConfigError(f"The retry policy's {name} is {value:g}; it must be {fits}.")

@@ -234,6 +234,11 @@ def test_addresses_are_deployed_and_listed(iscp, hand):
     assert (code, "422: The address" in said) == (1, True)
 
 
+def test_no_option_of_serve_is_cut_short_in_its_help(iscp, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "…" not in printed(iscp, "serve", "--help")
+
+
 @pytest.mark.parametrize("keep", ["", "0s", "soon"])
 def test_a_retention_that_is_none_is_an_error_of_usage(iscp, keep):
     code, said = iscp("serve", "--keep", keep)

@@ -134,7 +134,8 @@ def _module_of(modules: Mapping[str, Sequence[object]], culprit: object) -> str 
 
 
 def _in_file(module: str, error: ConfigError) -> ConfigError:
-    return ConfigError(f"{module.replace('.', '/')}.py: {error}")
+    inside = "/__init__" if hasattr(sys.modules.get(module), "__path__") else ""
+    return ConfigError(f"{module.replace('.', '/')}{inside}.py: {error}")
 
 
 def _built_of(module: ModuleType) -> Iterator[object]:

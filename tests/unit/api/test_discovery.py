@@ -82,6 +82,13 @@ def test_what_is_wrong_is_told_with_the_file_that_declares_it(package, wrong, sa
     assert re.search(rf"{name}/(more|trading)\.py", str(refused.value))
 
 
+def test_what_is_wrong_in_the_package_itself_is_told_with_its_file(package):
+    head = "from iscp_dagster import View\nfrom {package}.tables import trades\n"
+    name = package(__init__=f'{head}again = View("mirror", of=trades, where="a")\n')
+    with pytest.raises(ConfigError, match=rf"^{name}/__init__\.py: View 'mirror'"):
+        declared_tables(name)
+
+
 def test_definitions_hold_what_they_were_built_from(package):
     text = (
         "from iscp_dagster import *\n"

@@ -119,7 +119,10 @@ class Runtime:
         return await self._writer.read(question, *arguments)
 
     async def ended(self, id_: str) -> Result | None:
-        """Wait for an invocation's end, whichever runtime brings it; None if it is unknown."""
+        """Wait for an invocation's end, whichever runtime brings it; None if it is unknown.
+
+        Also if it ended, and was forgotten before this runtime looked for it.
+        """
         with self._waiting.future(id_) as future:
             if not future.done():
                 found = await self.read(self.store.results, [id_])
@@ -178,6 +181,7 @@ class Runtime:
         await asyncio.sleep(self._settings.poll)
         look = await self.read(self.store.look, self._settings.owner, self._waiting.watched())
         self._changed(Changes(ready=look.ready, next_at=look.next_at, ended=look.ended))
+        self._waiting.gone(look.gone)
         if look.news:
             self._drives.told(await self.do(TakeNews(owner=self._settings.owner)))
 

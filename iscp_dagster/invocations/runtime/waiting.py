@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 
@@ -21,16 +21,16 @@ class Waiting:
     """Futures by invocation. All methods belong to one event loop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[asyncio.Future[Result]]] = defaultdict(list)
+        self._waiting: dict[str, list[asyncio.Future[Result | None]]] = defaultdict(list)
         self._recent: OrderedDict[str, Result] = OrderedDict()
 
     @contextmanager
-    def future(self, id_: str) -> Iterator[asyncio.Future[Result]]:
-        """Gets the invocation's result when it is told, or was a moment ago.
+    def future(self, id_: str) -> Iterator[asyncio.Future[Result | None]]:
+        """Gets the invocation's result when it is told, or was a moment ago; None if it is gone.
 
         Forgotten at the end of the block.
         """
-        made: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        made: asyncio.Future[Result | None] = asyncio.get_running_loop().create_future()
         self._waiting[id_].append(made)
         if id_ in self._recent:
             made.set_result(self._recent[id_])
@@ -47,6 +47,12 @@ class Waiting:
                 if not each.done():
                     each.set_result(result)
 
+    def gone(self, ids: Collection[str]) -> None:
+        """Tell those who wait for these invocations that they were forgotten."""
+        for each in (each for id_ in ids for each in self._waiting.get(id_, ())):
+            if not each.done():
+                each.set_result(None)
+
     def watched(self) -> list[str]:
         """Invocations to look for, others at each call if there are too many for one."""
         chosen = list(islice(self._waiting, MOST_WATCHED))
@@ -62,7 +68,7 @@ class Waiting:
         if len(self._recent) > MOST_RECENT:
             self._recent.popitem(last=False)
 
-    def _forget(self, id_: str, made: asyncio.Future[Result]) -> None:
+    def _forget(self, id_: str, made: asyncio.Future[Result | None]) -> None:
         held = self._waiting[id_]
         held.remove(made)
         if not held:

@@ -53,6 +53,7 @@ def look(connection: sa.Connection, owner: str, watched: Collection[str]) -> Loo
         news=connection.scalar(_TOLD, {"who": owner}) is not None,
         next_at=next_due(connection),
         ended={id_: each for id_, each in ended.items() if each is not None},
+        gone=sorted(set(watched) - set(ended)),
     )
 
 

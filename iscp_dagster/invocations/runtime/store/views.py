@@ -109,3 +109,5 @@ class Look:
     """The earliest sleep, delay or retry."""
     ended: Mapping[str, Result]
     """Of those that were asked for."""
+    gone: Collection[str] = ()
+    """Those that were asked for, and are not there or no longer."""

@@ -18,7 +18,7 @@ from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import Value
 from iscp_dagster.invocations.runtime.runtime import Runtime
 from iscp_dagster.invocations.runtime.settings import Settings
-from iscp_dagster.invocations.runtime.store.operations import CompleteAwakeable, Kill
+from iscp_dagster.invocations.runtime.store.operations import CompleteAwakeable, Kill, Purge
 from iscp_dagster.invocations.runtime.store.views import Status
 from iscp_dagster.invocations.runtime.timers import SteadyClock
 from iscp_dagster.model.errors import UnavailableError
@@ -199,3 +199,19 @@ def test_a_runtime_whose_database_is_away_does_not_start_and_leaves_no_thread(tm
     run(inside())
     store.engine.dispose()
     assert not [each for each in threading.enumerate() if each.name == "invocations-writer"]
+
+
+def test_who_waits_for_what_another_runtime_ended_and_forgot_is_told(tmp_path):
+    async def script(stream, _):
+        await stream.replay()
+        await stream.next()
+
+    async def work(_, one, two):
+        id_ = await one.submit("S/h")
+        waiting = asyncio.ensure_future(one.end(id_))
+        await one.until(id_, Status.RUNNING, Status.READY)
+        # Both in one transaction, so that no look of the other comes between them.
+        two.store.run([Kill(id=id_), Purge(id=id_)])
+        return await waiting
+
+    assert together(tmp_path, script, work, {}, {}) is None

@@ -134,7 +134,8 @@ def test_the_version_is_the_newest_that_both_speak(tmp_path, newest):
     kind = f"application/vnd.restate.invocation.v{version}"
     assert {each.headers["content-type"] for each in app.streams} == {kind}
     counts = [each.retry_count_since_last_stored_entry for each in starts]
-    assert counts == [0, 1 if version > 1 else 0]
+    # Hypercorn may break off the next attempt, too, before the script sees it.
+    assert (counts[0], counts[1] > 0) == (0, version > 1)
 
 
 def test_an_entry_is_stored_before_its_ack_and_acked_only_if_it_asks(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+import traceback
 
 import pytest
 from asgistream import Journal, names
@@ -420,13 +421,19 @@ def test_an_app_has_one_service_of_a_name():
         service_app(Service("S"), Service("S"))
 
 
+def passed_through(caplog):
+    """The functions in the traceback that was logged, however logs are formatted."""
+    (record,) = caplog.records
+    return [each.name for each in traceback.extract_tb(record.exc_info[2])]
+
+
 def test_a_failing_handler_is_logged(caplog):
     async def stumble(ctx: Context) -> None:
         raise KeyError("lost")
 
     attempt(journal_of(stumble))
     assert f"{NAMED} (S.stumble): an attempt failed: KeyError: 'lost'" in caplog.messages
-    assert "in stumble" in caplog.text
+    assert "stumble" in passed_through(caplog)
 
 
 def lose() -> None:
@@ -441,7 +448,7 @@ def test_a_failing_run_is_logged(caplog, retry):
     attempt(journal_of(stumble))
     said = f"{NAMED} (S.stumble): an attempt failed in the run 'charge': KeyError: 'lost'"
     assert caplog.messages == [said]
-    assert "in lose" in caplog.text
+    assert "lose" in passed_through(caplog)
 
 
 def test_a_run_that_failed_for_good_is_logged(caplog):
@@ -450,7 +457,7 @@ def test_a_run_that_failed_for_good_is_logged(caplog):
 
     attempt(journal_of(stumble))
     assert caplog.messages == [f"{NAMED} (S.stumble): the run 'charge' failed for good"]
-    assert "in lose" in caplog.text
+    assert "lose" in passed_through(caplog)
 
 
 def test_a_journal_that_does_not_match_is_logged(caplog):

@@ -122,7 +122,7 @@ def one_by_one(table: Followed, report: Report, receiver: Receiver, commits: int
     looks = [min(at for at in queued if at >= moment) - moment for moment in committed]
     over = median(one - other for one, other in zip(behind, looks, strict=True))
     report.fact("  commit -> a look has queued its iteration, p50", f"{median(looks):.2f} s")
-    report.fact("  commit -> receiver over its look, p50 (target: 1 s)", f"{over:.2f} s")
+    report.fact("  commit -> receiver over its look, p50", f"{over:.2f} s  target: <= 1 s")
 
 
 def looked(table: Followed) -> list[float]:

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
+import anyio
 from typing_extensions import Self
 
 from iscp_dagster.invocations.protocol.results import Result
@@ -238,8 +238,9 @@ async def _for_ever(step: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _within(waited: Awaitable[Any], seconds: float | None) -> None:
-    with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(waited, seconds)
+    # Until Python 3.12, asyncio.wait_for loses a cancellation that comes just as it is done.
+    with anyio.move_on_after(seconds):
+        await waited
 
 
 def _ignored(future: asyncio.Future[Any]) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
+
+import anyio
 
 from iscp_dagster.events.changes import Stamped
 
@@ -83,9 +84,10 @@ class Ring:
     async def room(self, entries: int, patience: float = PATIENCE) -> None:
         """Wait until there is room, or turn out the readers that do not make any in time."""
         with_room = self.end + entries - self.most
-        try:
-            await asyncio.wait_for(self._made(with_room), patience)
-        except (TimeoutError, asyncio.TimeoutError):
+        # Until Python 3.12, asyncio.wait_for loses a cancellation that comes just as it is done.
+        with anyio.move_on_after(patience) as scope:
+            await self._made(with_room)
+        if scope.cancelled_caught:
             self._turn_out(with_room)
 
     async def _made(self, first: int) -> None:
@@ -123,8 +125,8 @@ class Ring:
 
     async def news(self, reader: Reader, seconds: float | None = None) -> None:
         """Wait for new entries, no longer than `seconds`."""
-        with suppress(asyncio.TimeoutError, TimeoutError):
-            await asyncio.wait_for(self._new(reader), seconds)
+        with anyio.move_on_after(seconds):
+            await self._new(reader)
 
     async def _new(self, reader: Reader) -> None:
         while not reader.lost and reader.at >= self.end:

@@ -14,7 +14,7 @@ from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.serve.columns import column
 from iscp_dagster.serve.live.errors import PositionExpiredError, PositionInvalidError
 from iscp_dagster.serve.live.positions import Position
-from iscp_dagster.serve.live.ring import Ring
+from iscp_dagster.serve.live.ring import Entry, Ring
 from iscp_dagster.serve.live.telling import DELETE, INSERT, PROGRESS, UPDATE, Wanted
 from iscp_dagster.serve.where import parse
 
@@ -358,6 +358,30 @@ def test_a_failure_that_stays_ends_the_subscriptions_rather_than_silence_them():
         assert isinstance(listener.error, PositionExpiredError)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("steps", range(12))
+def test_whoever_waits_for_room_or_news_can_be_canceled_at_any_moment(steps):
+    async def scenario():
+        ring = Ring(1)
+        reader = ring.join(None, lambda: None)
+
+        async def goes_on():
+            while True:
+                await ring.room(1)
+                ring.append(Entry())
+                await ring.news(reader, 60)
+                assert list(ring.taken(reader))
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(goes_on())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task], timeout=0.2)
+        assert task.cancelled()
 
     run(scenario)
 

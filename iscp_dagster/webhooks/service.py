@@ -9,11 +9,13 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import anyio
 
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.joblog.sql.engine import open_engine
@@ -102,8 +104,8 @@ async def _always(load: Callable[[], SenderService], stop: asyncio.Event) -> Non
             _LOGGER.warning("Webhooks are not delivered: %s", error)
         except Exception:
             _LOGGER.exception("The sender of webhooks ended; it starts again.")
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(stop.wait(), _AGAIN_SECONDS)
+        with anyio.move_on_after(_AGAIN_SECONDS):
+            await stop.wait()
 
 
 def machine() -> str:

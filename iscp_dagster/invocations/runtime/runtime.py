@@ -238,7 +238,6 @@ async def _for_ever(step: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _within(waited: Awaitable[Any], seconds: float | None) -> None:
-    # Until Python 3.12, asyncio.wait_for loses a cancellation that comes just as it is done.
     with anyio.move_on_after(seconds):
         await waited
 

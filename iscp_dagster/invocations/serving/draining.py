@@ -6,9 +6,7 @@ before the request has been read to its end.
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
-
+import anyio
 from starlette.responses import Response
 from starlette.types import Receive, Send
 
@@ -21,8 +19,8 @@ async def answered(response: Response, receive: Receive, send: Send, seconds: fl
     start = {"status": response.status_code, "headers": response.raw_headers}
     await send({"type": "http.response.start", **start})
     await send({"type": "http.response.body", "body": bytes(response.body), "more_body": True})
-    with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(_read(receive), seconds)
+    with anyio.move_on_after(seconds):
+        await _read(receive)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
+
 from iscp_dagster.invocations.journal.handler_events import InputClosed
 from iscp_dagster.invocations.protocol.decoding import DEFAULT, Decoder, Limits
 from iscp_dagster.invocations.protocol.failures import JOURNAL_MISMATCH, ErrorReport, ProtocolError
@@ -157,9 +159,9 @@ class Stream:
         self._journal.abandon()
 
     async def _drained(self) -> None:
-        try:
-            await asyncio.wait_for(self._said_all(), self._options.drain)
-        except asyncio.TimeoutError:
+        with anyio.move_on_after(self._options.drain) as scope:
+            await self._said_all()
+        if scope.cancelled_caught:
             logger.warning(
                 "%s: the runtime left the stream open for %s s after its end; it is closed",
                 self._attempt,

@@ -84,7 +84,6 @@ class Ring:
     async def room(self, entries: int, patience: float = PATIENCE) -> None:
         """Wait until there is room, or turn out the readers that do not make any in time."""
         with_room = self.end + entries - self.most
-        # Until Python 3.12, asyncio.wait_for loses a cancellation that comes just as it is done.
         with anyio.move_on_after(patience) as scope:
             await self._made(with_room)
         if scope.cancelled_caught:

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import anyio
 import httpcore
 
 MOST_READ = 20_000
@@ -31,7 +32,7 @@ class VettedBackend(httpcore.AsyncNetworkBackend):
         self,
         host: str,
         port: int,
-        timeout: float | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
@@ -40,9 +41,9 @@ class VettedBackend(httpcore.AsyncNetworkBackend):
         for address in self._addresses:
             last = address == self._addresses[-1]
             try:
-                connecting = _connected(address, port)
-                return await asyncio.wait_for(connecting, None if last else self._patience)
-            except (OSError, asyncio.TimeoutError) as error:
+                with anyio.fail_after(None if last else self._patience):
+                    return await _connected(address, port)
+            except OSError as error:
                 failed = f"{host} ({address}): {_told(error)}"
         raise httpcore.ConnectError(failed)
 
@@ -92,7 +93,7 @@ class Stream(httpcore.AsyncNetworkStream):
         held = self.protocol.buffer or self.protocol.ended or self.protocol.full
         return not held and self._body == 0
 
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
         del timeout
         if self._left <= 0:
             raise httpcore.ReadError(f"the answer has more than {MOST_READ:,} bytes")
@@ -106,7 +107,7 @@ class Stream(httpcore.AsyncNetworkStream):
         self._left -= count
         return self.protocol.take(count)
 
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
         del timeout
         await self.protocol.write(buffer)
 
@@ -117,7 +118,7 @@ class Stream(httpcore.AsyncNetworkStream):
         self,
         ssl_context: ssl.SSLContext,
         server_hostname: str | None = None,
-        timeout: float | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
     ) -> httpcore.AsyncNetworkStream:
         del timeout
         try:

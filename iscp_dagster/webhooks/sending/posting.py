@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,6 +9,7 @@ from importlib.metadata import version
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+import anyio
 import httpcore
 
 from iscp_dagster.model.clock import Clock
@@ -60,10 +60,11 @@ class Poster:
     async def post(self, id_: str, body: bytes) -> Answer:
         """Send a message and give its answer, or why there is none; raises nothing else."""
         try:
-            return await asyncio.wait_for(self._attempt(id_, body), self._timeout)
+            with anyio.fail_after(self._timeout):
+                return await self._attempt(id_, body)
         except AddressError as error:
             return Answer(text=_short(error), refused=True)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return Answer(text=f"no whole answer within {self._timeout:g} s")
         except Exception as error:  # noqa: BLE001  (whatever fails, it is the attempt that failed)
             return Answer(text=_short(error))

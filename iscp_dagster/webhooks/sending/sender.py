@@ -11,6 +11,8 @@ from datetime import datetime
 from random import random as any_number
 from typing import TypeVar
 
+import anyio
+
 from iscp_dagster.model.clock import Clock, utc_now
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import UnavailableError
@@ -218,11 +220,9 @@ class Sender:
         return await loop.run_in_executor(self._thread, lambda: call(*arguments))
 
     async def _rest(self) -> None:
-        try:
-            await asyncio.wait_for(self._wake.wait(), self._pace.look)
-        except asyncio.TimeoutError:
-            return
-        self._wake.clear()
+        with anyio.move_on_after(self._pace.look):
+            await self._wake.wait()
+            self._wake.clear()
 
     async def _stopped(self, stop: asyncio.Event) -> None:
         await stop.wait()

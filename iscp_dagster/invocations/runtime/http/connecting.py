@@ -7,6 +7,8 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import anyio
+
 from iscp_dagster.invocations.runtime.http.exchange import DeploymentUnreachableError, Origin
 
 CONNECT_SECONDS = 10.0
@@ -32,10 +34,10 @@ async def connected(
     """A connection to the origin. Raises DeploymentUnreachableError."""
     loop = asyncio.get_running_loop()
     options: dict[str, Any] = {"ssl": context} if origin.tls else {}
-    connecting = loop.create_connection(make, origin.host, origin.port, **options)
     try:
-        return await asyncio.wait_for(connecting, seconds)
-    except asyncio.TimeoutError:
+        with anyio.fail_after(seconds):
+            return await loop.create_connection(make, origin.host, origin.port, **options)
+    except TimeoutError:
         raise DeploymentUnreachableError(
             f"{origin} took no connection within {seconds:g} s; check that it runs."
         ) from None

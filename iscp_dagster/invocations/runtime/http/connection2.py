@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import anyio
 import h2.connection
 import h2.errors
 import h2.events
@@ -68,8 +69,9 @@ class Http2Connection(asyncio.Protocol):
     async def settled(self, seconds: float) -> None:
         """Wait for the peer's settings. Raises NotHttp2Error, DeploymentUnreachableError."""
         try:
-            await asyncio.wait_for(asyncio.shield(self._settled), seconds)
-        except asyncio.TimeoutError:
+            with anyio.fail_after(seconds):
+                await asyncio.shield(self._settled)
+        except TimeoutError:
             self.end(DeploymentUnreachableError(f"{self.origin} sent no HTTP/2 settings."))
             raise NotHttp2Error(
                 f"{self.origin} sent no HTTP/2 settings within {seconds:g} s."

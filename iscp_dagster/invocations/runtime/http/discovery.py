@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from dataclasses import dataclass
 
+import anyio
 from pydantic import ValidationError
 
 from iscp_dagster.invocations.runtime.http.client import HTTP_1, HTTP_2, HttpClient
@@ -60,8 +60,9 @@ async def discovered(
     """
     address = Address.parsed(url)
     try:
-        return await asyncio.wait_for(_discovered(client, address, http), seconds)
-    except asyncio.TimeoutError:
+        with anyio.fail_after(seconds):
+            return await _discovered(client, address, http)
+    except TimeoutError:
         raise DeploymentUnreachableError(
             f"{address} did not answer within {seconds:g} s which services it serves; "
             "check that a service endpoint runs there."

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import anyio
 from graphql import GraphQLError, OperationType
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -231,9 +232,11 @@ class Connection:
             await self.websocket.send_text(text)
 
     async def _close(self, action: Close) -> None:
-        with suppress(WebSocketDisconnect, RuntimeError, asyncio.TimeoutError, TimeoutError):
-            closing = self.websocket.close(action.code, action.reason)
-            await asyncio.wait_for(closing, self.sockets.bounds.close_seconds)
+        with (
+            suppress(WebSocketDisconnect, RuntimeError),
+            anyio.move_on_after(self.sockets.bounds.close_seconds),
+        ):
+            await self.websocket.close(action.code, action.reason)
         self._over.set()
 
     def _stop(self, serial: int) -> None:
@@ -329,8 +332,8 @@ class Connection:
         # A message that waits for the client to read was not sent, and the position is before it.
         for each in list(self._tasks):
             self._stop(each)
-        with suppress(asyncio.TimeoutError, TimeoutError):
-            await asyncio.wait_for(self.do(failed), self.sockets.bounds.close_seconds)
+        with anyio.move_on_after(self.sockets.bounds.close_seconds):
+            await self.do(failed)
         await self.do(closed)
 
 

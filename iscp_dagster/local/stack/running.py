@@ -31,7 +31,7 @@ from iscp_dagster.local.services.settings import (
     without_password,
 )
 from iscp_dagster.local.services.state import Condition, ServiceState, StackState
-from iscp_dagster.local.stack import ending, graphql_server, invocations_server, plan, ports
+from iscp_dagster.local.stack import ending, own_servers, plan, ports
 from iscp_dagster.local.supervise.supervisor import Supervisor
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.variables import LAKE
@@ -83,9 +83,9 @@ def build(settings: StackSettings) -> list[Service]:
         dagster_server.prepare(settings)
         services += dagster_server.services(settings)
     if GRAPHQL in settings.services:
-        services.append(graphql_server.service(settings))
+        services.append(own_servers.graphql(settings))
     if INVOCATIONS in settings.services:
-        services.append(invocations_server.service(settings))
+        services.append(own_servers.invocations(settings))
     for service in services:
         logs.rotate(service.log)
     return services

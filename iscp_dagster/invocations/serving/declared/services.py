@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from inspect import Parameter, getdoc, iscoroutinefunction, signature
-from typing import Any, TypeVar
+from typing import Any
 
+from iscp_dagster.invocations.serving.declared.decorators import Decorator, Function, decorator
 from iscp_dagster.invocations.serving.declared.serde import (
     JSON,
     Serde,
@@ -18,8 +19,6 @@ from iscp_dagster.invocations.serving.declared.serde import (
 )
 from iscp_dagster.model.errors import ConfigError
 
-Function = Callable[..., Awaitable[Any]]
-F = TypeVar("F", bound=Function)
 # Both patterns are the manifest schema's.
 _SERVICE = re.compile(r"([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9._-]*")
 _HANDLER = re.compile(r"([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9_]*")
@@ -98,12 +97,14 @@ class _Declared:
     def check(self) -> None:
         """Raise ConfigError unless it can be served as it is."""
 
-    def _added(self, function: F, kind: HandlerKind) -> F:
-        handler = _handler(self.name, function, kind)
+    def _declares(self, kind: HandlerKind) -> Decorator:
+        return decorator(lambda function, name: self._add(function, kind, name))
+
+    def _add(self, function: Function, kind: HandlerKind, name: str | None) -> None:
+        handler = _handler(self.name, function, kind, name)
         if handler.name in self.handlers:
             raise ConfigError(f"{self.name} has two handlers of the name {handler.name!r}")
         self.handlers[handler.name] = handler
-        return function
 
 
 class Service(_Declared):
@@ -111,9 +112,10 @@ class Service(_Declared):
 
     kind = ServiceKind.SERVICE
 
-    def handler(self, function: F) -> F:
-        """Declare a handler of the function's name."""
-        return self._added(function, HandlerKind.PLAIN)
+    @property
+    def handler(self) -> Decorator:
+        """Declare a handler of the function's name, or of the `name` in parentheses."""
+        return self._declares(HandlerKind.PLAIN)
 
 
 class VirtualObject(_Declared):
@@ -121,13 +123,15 @@ class VirtualObject(_Declared):
 
     kind = ServiceKind.VIRTUAL_OBJECT
 
-    def handler(self, function: F) -> F:
+    @property
+    def handler(self) -> Decorator:
         """Declare an exclusive handler: invocations of one key run one at a time, in order."""
-        return self._added(function, HandlerKind.EXCLUSIVE)
+        return self._declares(HandlerKind.EXCLUSIVE)
 
-    def shared(self, function: F) -> F:
+    @property
+    def shared(self) -> Decorator:
         """Declare a handler that runs beside others of its key, and only reads the state."""
-        return self._added(function, HandlerKind.SHARED)
+        return self._declares(HandlerKind.SHARED)
 
 
 class Workflow(_Declared):
@@ -135,18 +139,26 @@ class Workflow(_Declared):
 
     kind = ServiceKind.WORKFLOW
 
-    def run(self, function: F) -> F:
+    @property
+    def run(self) -> Decorator:
         """Declare the workflow itself."""
-        if any(each.kind is HandlerKind.WORKFLOW for each in self.handlers.values()):
-            raise ConfigError(f"the workflow {self.name} has two functions under @run; keep one")
-        return self._added(function, HandlerKind.WORKFLOW)
+        return self._declares(HandlerKind.WORKFLOW)
 
-    def shared(self, function: F) -> F:
+    @property
+    def shared(self) -> Decorator:
         """Declare a handler that may run at any time, also after the workflow has ended."""
-        return self._added(function, HandlerKind.SHARED)
+        return self._declares(HandlerKind.SHARED)
+
+    def _add(self, function: Function, kind: HandlerKind, name: str | None) -> None:
+        if kind is HandlerKind.WORKFLOW and self._runs():
+            raise ConfigError(f"the workflow {self.name} has two functions under @run; keep one")
+        super()._add(function, kind, name)
+
+    def _runs(self) -> bool:
+        return any(each.kind is HandlerKind.WORKFLOW for each in self.handlers.values())
 
     def check(self) -> None:
-        if not any(each.kind is HandlerKind.WORKFLOW for each in self.handlers.values()):
+        if not self._runs():
             raise ConfigError(
                 f"the workflow {self.name} has no function under @run, which is what it does; "
                 "add one, or make it a virtual object"
@@ -156,15 +168,15 @@ class Workflow(_Declared):
 AnyService = Service | VirtualObject | Workflow
 
 
-def _handler(service: str, function: Function, kind: HandlerKind) -> Handler:
-    name = function.__name__
+def _handler(service: str, function: Function, kind: HandlerKind, given: str | None) -> Handler:
+    name = function.__name__ if given is None else given
     if _HANDLER.fullmatch(name) is None:
         raise ConfigError(
             f"the handler name {name!r} of {service} is invalid; begin with a letter and go on "
             "with letters, digits and '_'"
         )
     if not iscoroutinefunction(function):
-        raise ConfigError(f"the handler {service}.{name} is not async; write `async def {name}`")
+        raise ConfigError(f"the handler {service}.{name} is not async; write `async def`")
     argument = _argument(f"{service}.{name}", function)
     try:
         hints = hints_of(function)

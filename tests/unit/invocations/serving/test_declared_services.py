@@ -144,6 +144,32 @@ def test_an_optional_argument_may_be_left_out():
     assert orders.handlers["found"].arguments(b"8") == (8,)
 
 
+async def look(ctx: Context) -> str:
+    return "seen"
+
+
+WAYS_TO_DECLARE = {
+    "Service.handler": (Service, "handler", HandlerKind.PLAIN),
+    "VirtualObject.handler": (VirtualObject, "handler", HandlerKind.EXCLUSIVE),
+    "VirtualObject.shared": (VirtualObject, "shared", HandlerKind.SHARED),
+    "Workflow.run": (Workflow, "run", HandlerKind.WORKFLOW),
+    "Workflow.shared": (Workflow, "shared", HandlerKind.SHARED),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_DECLARE)
+def test_a_decorator_may_have_parentheses_and_a_name(way):
+    made, decorator, kind = WAYS_TO_DECLARE[way]
+    bare, called, named = made("Bare"), made("Called"), made("Named")
+    assert getattr(bare, decorator)(look) is look
+    assert getattr(called, decorator)()(look) is look
+    assert getattr(named, decorator)(name="look_again")(look) is look
+    assert [*bare.handlers, *called.handlers, *named.handlers] == ["look", "look", "look_again"]
+    every = [each for one in (bare, called, named) for each in one.handlers.values()]
+    assert {(each.kind, each.function) for each in every} == {(kind, look)}
+    assert named.handlers["look_again"].called == "Named.look_again"
+
+
 def two_handlers():
     service = Service("Orders")
     for _ in range(2):
@@ -157,6 +183,30 @@ def not_async():
     @Service("Orders").handler
     def place(ctx: Context) -> None:
         pass
+
+
+def not_async_with_parentheses():
+    @VirtualObject("Cart").shared()
+    def look(ctx: Context) -> None:
+        pass
+
+
+def no_name():
+    @Service("Orders").handler(name="")
+    async def place(ctx: Context) -> None:
+        pass
+
+
+def two_of_one_given_name():
+    orders = Service("Orders")
+    orders.handler(look)
+    orders.handler(name="look")(look)
+
+
+def two_runs_with_parentheses():
+    flow = Workflow("Signup")
+    flow.run()(look)
+    flow.run(name="again")(look)
 
 
 def many_arguments():
@@ -207,6 +257,11 @@ def no_such_type():
         (lambda: Service("no spaces"), "'no spaces' is invalid"),
         (two_handlers, "Orders has two handlers of the name 'place'"),
         (not_async, "Orders.place is not async"),
+        (not_async_with_parentheses, "Cart.look is not async"),
+        (no_name, "the handler name '' of Orders is invalid"),
+        (two_of_one_given_name, "Orders has two handlers of the name 'look'"),
+        (lambda: Service("Orders").handler("place"), "'place' is no function"),
+        (two_runs_with_parentheses, "Signup has two functions under @run"),
         (many_arguments, "Orders.place must take its context, and at most one argument"),
         (two_runs, "Signup has two functions under @run"),
         (lambda: service_app(Workflow("Signup")), "Signup has no function under @run"),

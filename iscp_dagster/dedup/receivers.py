@@ -8,9 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from iscp_dagster.dedup.store import BeingHandledError, Standing, Store
 from iscp_dagster.model.declared.endpoints import Endpoint

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
-from typing_extensions import Self
 
 from iscp_dagster.dedup import Deduplicator, MemoryStore
 from iscp_dagster.model.errors import SetupError

@@ -8,16 +8,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
 import httpx
 
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError, WaitError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 ID_HEADER = "x-restate-id"
 """The header that names the invocation that an answer is of."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from dagster import Field, StringSource
 from dagster._serdes import ConfigurableClassData
 
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import DAGSTER_HOME
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class InDagsterHome:

@@ -7,10 +7,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import anyio
-from typing_extensions import Self
 
 from iscp_dagster.invocations.protocol.results import Result
 from iscp_dagster.invocations.runtime.claims import Claims

@@ -11,9 +11,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import monotonic
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
-
-from typing_extensions import Self
+from typing import Any, ParamSpec, Self, TypeVar
 
 from iscp_dagster.invocations.runtime.store.operations import Operation
 from iscp_dagster.invocations.runtime.store.outcomes import Changes

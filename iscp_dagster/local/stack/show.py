@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Self
 
 from rich.console import Console
 
 from iscp_dagster.local.services.state import Condition, ServiceState, StackState
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _COLOURS = {Condition.READY: "green", Condition.EXTERNAL: "green", Condition.DOWN: "red"}
 

@@ -7,12 +7,11 @@ import json
 from collections import defaultdict
 from contextlib import nullcontext, suppress
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 from attempt import Attempt, Ending
 from plans import FailedError, Invocation, Plan
 from streams import Duplex, Exchange, asked
-from typing_extensions import Self
 from wire import ACK, Packet, packet, result_of
 from world import World
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from iscp_dagster.local.services.clickhouse_server import PASSWORD_VARIABLE
 from iscp_dagster.model.errors import SetupError
@@ -16,8 +16,6 @@ from iscp_dagster.model.errors import SetupError
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from typing_extensions import Self
 
     from iscp_dagster.local.clickhouse.http.auth import Account
 

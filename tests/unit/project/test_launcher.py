@@ -6,10 +6,14 @@ import ast
 import json
 import sys
 from importlib.machinery import SourceFileLoader
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from places import ROOT
 
 LAUNCHER = ROOT / "iscp"
@@ -52,6 +56,34 @@ def test_a_python_that_is_too_old_is_one_line(launcher, monkeypatch: pytest.Monk
     monkeypatch.setattr(launcher, "suits", lambda _: False)
     with pytest.raises(launcher.SetupProblem, match=r"Python 3\.6 is too old: install Python 3\.1"):
         launcher.find_python()
+
+
+def test_the_oldest_python_is_what_the_project_and_each_of_its_packages_ask_for(launcher) -> None:
+    oldest = "{}.{}".format(*launcher.OLDEST)
+    asked = {each.metadata["Name"]: each.metadata["Requires-Python"] for each in ours_and_theirs()}
+    assert asked["iscp_dagster"] == f">={oldest}"
+    assert f"Python {oldest} or newer" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert not {
+        name: spec
+        for name, spec in asked.items()
+        if spec and f"{oldest}.0" not in SpecifierSet(spec)
+    }
+
+
+def ours_and_theirs():
+    """Yield the project's distribution and each that it needs, with every extra, as installed."""
+    seen, todo = set(), ["iscp_dagster"]
+    while todo:
+        name = todo.pop()
+        if canonicalize_name(name) in seen:
+            continue
+        seen.add(canonicalize_name(name))
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:  # Of an extra of theirs, or of another system.
+            continue
+        yield found
+        todo += [Requirement(each).name for each in found.requires or ()]
 
 
 def test_an_old_python_hands_over_to_a_newer_one(launcher, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ WITH = {
     "clickhouse-connect": {"lz4", "zstandard"},
     "dagster-webserver": {"graphql"},
     "pandas": {"numpy"},
-    "pydantic": {"pydantic_core", "typing_extensions"},
+    "pydantic": {"pydantic_core"},
     "pyspark": {"grpc", "py4j"},
     "starlette": {"anyio"},
 }

@@ -34,7 +34,7 @@ def check(index: int, issued: Frame | None, recorded: Frame, where: str = "") ->
     if issued is not None and matches(issued, recorded):
         return
     at = f" at {where}" if where else ""
-    found = f"issues {described(issued)}" if issued is not None else "ends"
+    found = "ends" if issued is None else f"issues {described(issued)}{_beside(issued, recorded)}"
     raise JournalMismatchError(
         f"Entry {index} of the journal is {described(recorded)}, but the handler {found}{at}. A "
         "handler must take the same steps in each attempt: restore the code that the invocation "
@@ -58,6 +58,18 @@ def described(entry: Frame) -> str:
     held = {each.name: value for each, value in entry.message().ListFields()}
     shown = [f"{name}={_short(held[name])}" for name in _SHOWN if held.get(name)]
     return " ".join((entry.kind.name, *shown))
+
+
+def _beside(issued: Frame, recorded: Frame) -> str:
+    """What differs where both are described alike; the values may be users' secrets."""
+    if described(issued) != described(recorded):
+        return ""
+    one, other = (
+        {part.name: value for part, value in _identity(each).ListFields()}
+        for each in (issued, recorded)
+    )
+    names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+    return f" with another {' and '.join(names)}"
 
 
 def _identity(entry: Frame) -> Any:

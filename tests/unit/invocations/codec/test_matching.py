@@ -74,7 +74,49 @@ def test_entries_that_are_not(issued, recorded):
         check(7, frame(issued), frame(recorded), "cart.py, line 3")
     said = str(caught.value)
     assert f"Entry 7 of the journal is {described(frame(recorded))}, but" in said
-    assert f"issues {described(frame(issued))} at cart.py, line 3." in said
+    assert f"issues {described(frame(issued))}" in said
+    assert "at cart.py, line 3." in said
+
+
+LONG = "k" * 100
+ALIKE = [
+    (
+        pb.SetStateEntryMessage(key=b"k", value=b"1"),
+        pb.SetStateEntryMessage(key=b"k", value=b"2"),
+        "another value",
+    ),
+    (
+        pb.CallEntryMessage(**CALL),
+        pb.CallEntryMessage(**CALL | {"parameter": b""}),
+        "another parameter",
+    ),
+    (
+        pb.CompletePromiseEntryMessage(key="p", completion_value=b"1"),
+        pb.CompletePromiseEntryMessage(key="p", completion_failure=pb.Failure()),
+        "another completion_failure and completion_value",
+    ),
+    (
+        pb.GetStateEntryMessage(key=f"{LONG}1".encode()),
+        pb.GetStateEntryMessage(key=f"{LONG}2".encode(), value=b"v"),
+        "another key",
+    ),
+    (
+        pb.AttachInvocationEntryMessage(workflow_target=pb.WorkflowTarget(workflow_key="a")),
+        pb.AttachInvocationEntryMessage(workflow_target=pb.WorkflowTarget(workflow_key="b")),
+        "another workflow_target",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("issued", "recorded", "differs"), ALIKE, ids=lambda each: getattr(each, "DESCRIPTOR", each)
+)
+def test_entries_that_look_alike_are_told_apart_by_the_part_that_differs(issued, recorded, differs):
+    assert described(frame(issued)) == described(frame(recorded))
+    with pytest.raises(JournalMismatchError) as caught:
+        check(7, frame(issued), frame(recorded), "cart.py, line 3")
+    told = f"issues {described(frame(issued))} with {differs} at cart.py, line 3."
+    assert told in str(caught.value)
 
 
 def test_custom_entries_match_by_their_type():

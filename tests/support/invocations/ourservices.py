@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from iscp_dagster.invocations import (
     Workflow,
     service_app,
 )
+from iscp_dagster.invocations.serving.stream import Stream
 
 steps, counter, signup = Service("Steps"), VirtualObject("Counter"), Workflow("Signup")
 newer = Service("Newer")
@@ -255,6 +258,15 @@ async def errand(ctx: Context, name: str) -> dict[str, Any]:
         "cancelled": [unended, cancelled],
         "picked": picked[0],
     }
+
+
+@newer.handler
+async def left(_: Context) -> dict[str, int]:
+    """Count what is there at this moment, of this attempt and of those that have ended."""
+    gc.collect()
+    streams = sum(isinstance(each, Stream) for each in gc.get_objects())
+    codes = [each.get_coro().cr_code.co_filename for each in asyncio.all_tasks()]
+    return {"streams": streams, "tasks": sum("iscp_dagster" in code for code in codes)}
 
 
 @newer.handler

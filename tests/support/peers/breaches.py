@@ -17,7 +17,7 @@ FIRST = packet("Call", **CALL, parameter=b'"a"').with_result(SAID)
 SECOND = packet("Call", **CALL, parameter=b'"b"')
 JOURNAL = [INPUT, FIRST, SECOND]
 """Of the handler Steps.chain, which then waits for its second call."""
-REPORTED = {413, 570, 571}
+TOO_LARGE, MISMATCH, VIOLATION = 413, 570, 571
 """HTTP's code for what is too large, the protocol's for a mismatch and for a violation."""
 
 
@@ -30,6 +30,8 @@ class Breach:
     later: bytes = b""
     """What follows once the handler is at work, where both sides may speak."""
     status: int = 200
+    code: int = VIOLATION
+    """What the ErrorMessage says."""
     method: str = "POST"
     path: str = "/invoke/Steps/chain"
     media: str = "application/vnd.restate.invocation.v3"
@@ -68,7 +70,7 @@ def truncated(chance: Random) -> Breach:
 def oversized(chance: Random) -> Breach:
     code = chance.choice([0x0400, 0x0801, 0x0C05, 0xFC00])
     huge = HEADER.pack(code, 0, chance.randrange(1 << 26, 1 << 32))
-    return Breach(head=packed(start(3)) + huge + b"x" * chance.randrange(99))
+    return Breach(head=packed(start(3)) + huge + b"x" * chance.randrange(99), code=TOO_LARGE)
 
 
 def unknown(chance: Random) -> Breach:
@@ -117,7 +119,7 @@ def mismatches(chance: Random) -> Breach:
         Packet(0xFC02, 0, b""),
         Packet(0xFC77, 0, b""),
     ]
-    return Breach(head=packed(start(3), INPUT, chance.choice(lies), SECOND))
+    return Breach(head=packed(start(3), INPUT, chance.choice(lies), SECOND), code=MISMATCH)
 
 
 def bodies(chance: Random) -> Breach:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 
 import pytest
 from asgiservers import hypercorn_of
 from faults import JOURNEY, PARALLEL, done_errand
 from ourruntime import running
-from scenarios import SCENARIOS, until
+from scenarios import SCENARIOS, promise_kept, until
+from sdkvenv import sdk_python
 
 from iscp_dagster.invocations import Context, Service, service_app
 from iscp_dagster.joblog.sql.engine import open_engine
@@ -129,6 +131,52 @@ def test_runtime_drives_the_journey(url, engine, tmp_path, http):
             assert await caller.call("Counter", "journey", file, key="one") == JOURNEY
 
     asyncio.run(scene())
+
+
+ENTRIES_OF_CALLS = {
+    "input": {"Input"},
+    "write_output_success": {"Output"},
+    "write_output_failure": {"Output"},
+    "get_state": {"GetState"},
+    "get_state_keys": {"GetStateKeys"},
+    "set_state": {"SetState"},
+    "clear_state": {"ClearState"},
+    "clear_all_state": {"ClearAllState"},
+    "sleep": {"Sleep"},
+    "call": {"Call"},
+    "send": {"OneWayCall"},
+    "awakeable": {"Awakeable"},
+    "complete_awakeable_success": {"CompleteAwakeable"},
+    "complete_awakeable_failure": {"CompleteAwakeable"},
+    "get_promise": {"GetPromise"},
+    "peek_promise": {"PeekPromise"},
+    "complete_promise_success": {"CompletePromise"},
+    "complete_promise_failure": {"CompletePromise"},
+    "run_enter": {"Run"},
+    "run_exit_success": {"Run"},
+    "run_exit_failure": {"Run"},
+    "run_exit_failure_transient": set(),
+    "end": set(),
+}
+"""The entries that each call of restate-sdk's state machine makes."""
+
+
+@WAYS
+def test_runtime_stores_every_entry_that_restate_sdk_has(sdk_endpoint, engine, tmp_path, http):
+    program = "from restate._internal import PyVM; print(*dir(PyVM))"
+    ran = subprocess.run([sdk_python(), "-c", program], capture_output=True, text=True, check=True)
+    calls = {name.removeprefix("sys_") for name in ran.stdout.split() if name.startswith("sys_")}
+    assert calls == ENTRIES_OF_CALLS.keys()
+
+    async def scene():
+        async with running(engine, sdk_endpoint.url, http=http) as caller:
+            await caller.call("Counter", "journey", str(tmp_path / "effects"), key="one")
+            await promise_kept(caller, tmp_path)
+            listed = (await caller.http.get("/admin/invocations")).json()["invocations"]
+            shown = [await caller.shown(each["id"]) for each in listed]
+            return {entry["type"] for each in shown for entry in each["journal"]}
+
+    assert asyncio.run(scene()) == set().union(*ENTRIES_OF_CALLS.values())
 
 
 def test_responses_that_an_sdk_leaves_open_hold_no_place(sdk_endpoint, engine):

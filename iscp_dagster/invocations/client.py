@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import httpx
 
+from iscp_dagster.invocations.answers import JSON, Answer, Told, read
+from iscp_dagster.invocations.asking import (
+    authorization,
+    checked_url,
+    encoded,
+    idempotency,
+    milliseconds,
+    path,
+    written,
+)
+from iscp_dagster.invocations.refused import InvocationFailedError, InvocationRefusedError
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError, WaitError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL
 
@@ -20,35 +30,10 @@ ID_HEADER = "x-restate-id"
 """The header that names the invocation that an answer is of."""
 NOT_READY = 470
 """The status of an output that is not there yet."""
-_JSON = "application/json"
 _HERE = {"localhost", "127.0.0.1", "::1"}
 _SECONDS = 30.0
 """How long one request may take; what takes longer is asked for again."""
 _OVERLOADED = {408, 429, 502, 503, 504}
-_TEXT = 2_000
-"""Characters of an answer that is not ours, for a message."""
-
-
-class InvocationFailedError(IscpError):
-    """A handler ended an invocation with a terminal failure: its `status`, and its reason."""
-
-    code = 10_740
-
-    def __init__(
-        self, message: str, *, invocation: str = "", status: int = 500, reason: str = ""
-    ) -> None:
-        super().__init__(message)
-        self.invocation, self.status, self.reason = invocation, status, reason
-
-
-class InvocationRefusedError(IscpError):
-    """The runtime did not carry out a request: its HTTP `status`, and its reason."""
-
-    code = 10_750
-
-    def __init__(self, message: str, *, status: int = 400, reason: str = "") -> None:
-        super().__init__(message)
-        self.status, self.reason = status, reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +59,10 @@ class Client:
         transport: httpx.BaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.url, self._clock = _checked(url), clock
+        self.url, self._clock = checked_url(url), clock
         self._http = httpx.Client(
             base_url=self.url,
-            headers={"Authorization": f"Bearer {token}"} if token else {},
+            headers={"Accept-Encoding": "identity", **authorization(token)},
             timeout=httpx.Timeout(_SECONDS, connect=5.0),
             transport=transport,
             # A proxy from the environment does not serve this machine itself.
@@ -112,7 +97,7 @@ class Client:
 
     def health(self) -> None:
         """Returns if the runtime answers."""
-        self._asked("GET", _path("restate", "health"))
+        self._asked("GET", path("restate", "health"))
 
     def call(
         self,
@@ -147,17 +132,16 @@ class Client:
         The argument is sent as JSON; bytes are sent as they are, as JSON that is written already.
         Without `idempotency_key`, a request that is repeated makes another invocation.
         """
-        place = _path(service, *(() if key is None else (key,)), handler, "send")
+        place = path(service, *(() if key is None else (key,)), handler, "send")
         headers: dict[str, str | bytes] = {}
         if idempotency_key is not None:
-            headers["idempotency-key"] = idempotency_key.encode()
-        content = _written(argument)
+            headers["idempotency-key"] = idempotency(idempotency_key)
+        content = written(argument)
         if content is not None:
-            headers["content-type"] = _JSON
-        milliseconds = {"delay": f"{round(delay * 1_000)}"} if delay > 0 else {}
-        answer = self._asked("POST", place, content=content, headers=headers, params=milliseconds)
-        told = answer.json()
-        return Sent(id=told["invocationId"], is_new=told["status"] == "Accepted")
+            headers["content-type"] = JSON
+        params = milliseconds(delay)
+        told = self._told("POST", place, content=content, headers=headers, params=params)
+        return Sent(id=told.text("invocationId"), is_new=told["status"] == "Accepted")
 
     def attach(self, invocation: str, *, seconds: float | None = None) -> Any:
         """Wait for an invocation's end and return its output. Raises InvocationFailedError.
@@ -170,15 +154,15 @@ class Client:
             if left <= 0:
                 raise WaitError(f"The invocation {invocation} has not ended in {seconds:g} s.")
             with suppress(httpx.ReadTimeout):
-                place = _path("restate", "invocation", invocation, "attach")
-                return _output(self._answered("GET", place, timeout=left))
+                place = path("restate", "invocation", invocation, "attach")
+                return self._answered("GET", place, timeout=left).output()
 
     def output(self, invocation: str) -> Any:
         """The output of an invocation that has ended. Raises InvocationFailedError, and WaitError
         if it has not.
         """
         try:
-            return _output(self._asked("GET", _path("restate", "invocation", invocation, "output")))
+            return self._asked("GET", path("restate", "invocation", invocation, "output")).output()
         except InvocationRefusedError as refused:
             if refused.status != NOT_READY:
                 raise
@@ -186,37 +170,38 @@ class Client:
 
     def resolve(self, awakeable: str, value: Any = None) -> bool:
         """Complete an awakeable with a value; whether it was not completed before."""
-        content = _written(value)
-        place = _path("restate", "awakeables", awakeable, "resolve")
-        return self._changed("POST", place, content=content, headers={"content-type": _JSON})
+        content = written(value)
+        place = path("restate", "awakeables", awakeable, "resolve")
+        return self._changed("POST", place, content=content, headers={"content-type": JSON})
 
     def reject(self, awakeable: str, reason: str) -> bool:
         """Complete an awakeable with a failure; whether it was not completed before."""
-        place = _path("restate", "awakeables", awakeable, "reject")
+        place = path("restate", "awakeables", awakeable, "reject")
         headers = {"content-type": "text/plain; charset=utf-8"}
-        return self._changed("POST", place, content=reason.encode(), headers=headers)
+        return self._changed("POST", place, content=encoded(reason), headers=headers)
 
     def register(self, uri: str, *, force: bool = False) -> Mapping[str, Any]:
         """Register the services at an address; a second time nothing changes, unless `force`."""
-        return self._told("POST", _path("admin", "deployments"), json={"uri": uri, "force": force})
+        return self._told("POST", path("admin", "deployments"), json={"uri": uri, "force": force})
 
     def deployments(self) -> list[Mapping[str, Any]]:
         """The registered addresses and their services."""
-        return list(self._told("GET", _path("admin", "deployments"))["deployments"])
+        return self._told("GET", path("admin", "deployments")).objects("deployments")
 
     def services(self) -> list[Mapping[str, Any]]:
         """The services that can be invoked, with their handlers."""
-        return list(self._told("GET", _path("admin", "services"))["services"])
+        return self._told("GET", path("admin", "services")).objects("services")
 
     def invocations(self, limit: int = 100, **chosen: str | None) -> list[Mapping[str, Any]]:
         """The latest invocations, by `service`, `handler`, `key` or `status`."""
         params = {name: value for name, value in chosen.items() if value is not None}
         asked = {"limit": str(limit), **params}
-        return list(self._told("GET", _path("admin", "invocations"), params=asked)["invocations"])
+        told = self._told("GET", path("admin", "invocations"), params=asked)
+        return told.objects("invocations")
 
     def invocation(self, invocation: str) -> Mapping[str, Any]:
         """An invocation with its journal."""
-        return self._told("GET", _path("admin", "invocations", invocation))
+        return self._told("GET", path("admin", "invocations", invocation))
 
     def cancel(self, invocation: str) -> bool:
         """Cancel an invocation: its handler learns it at what it awaits, and may clean up."""
@@ -236,30 +221,31 @@ class Client:
 
     def change(self, invocation: str, verb: str) -> bool:
         """`cancel`, `kill`, `pause`, `resume` or `purge` an invocation; whether that changed it."""
-        return self._changed("PATCH", _path("admin", "invocations", invocation, verb))
+        return self._changed("PATCH", path("admin", "invocations", invocation, verb))
 
-    def _changed(self, method: str, path: str, **request: Any) -> bool:
-        return bool(self._told(method, path, **request)["changed"])
+    def _changed(self, method: str, place: str, **request: Any) -> bool:
+        return self._told(method, place, **request).flag("changed")
 
-    def _told(self, method: str, path: str, **request: Any) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._asked(method, path, **request).json()
-        return found
+    def _told(self, method: str, place: str, **request: Any) -> Told:
+        return self._asked(method, place, **request).object
 
-    def _asked(self, method: str, path: str, **request: Any) -> httpx.Response:
+    def _asked(self, method: str, place: str, **request: Any) -> Answer:
         try:
-            return self._answered(method, path, **request)
+            return self._answered(method, place, **request)
         except httpx.ReadTimeout as error:
             raise UnavailableError(self._unanswered("does not answer in time")) from error
 
-    def _answered(self, method: str, path: str, **request: Any) -> httpx.Response:
+    def _answered(self, method: str, place: str, **request: Any) -> Answer:
         """The answer to a request that is carried out. Raises httpx.ReadTimeout, and as others."""
         try:
-            answer = self._http.request(method, path, **request)
+            with self._http.stream(method, place, **request) as response:
+                answer = read(self.url, response, self._clock)
         except httpx.ReadTimeout:
             raise
-        except httpx.HTTPError as error:
+        # A host that is no name, such as a..b, is a UnicodeError.
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise UnavailableError(self._unanswered(f"does not answer: {error}")) from error
-        if answer.is_success:
+        if httpx.codes.is_success(answer.status):
             return answer
         raise self._problem(answer)
 
@@ -269,52 +255,16 @@ class Client:
             f"`iscp invocations serve`), or correct {INVOCATIONS_URL}."
         )
 
-    def _problem(self, answer: httpx.Response) -> IscpError:
-        code, reason = _reason(answer)
+    def _problem(self, answer: Answer) -> IscpError:
+        code, reason = answer.reason()
         if (invocation := answer.headers.get(ID_HEADER)) is not None:
             told = f"The invocation {invocation} failed with {code}: {reason}"
             see = f"`iscp invocations show {invocation}` prints its journal."
             return InvocationFailedError(
                 f"{told.rstrip('.')}. {see}", invocation=invocation, status=code, reason=reason
             )
-        if answer.status_code in _OVERLOADED:
-            said = f"answers {answer.status_code}: {reason}"
+        if answer.status in _OVERLOADED:
+            said = f"answers {answer.status}: {reason}"
             return UnavailableError(f"The runtime of invocations at {self.url} {said}")
-        told = f"The runtime of invocations refused with {answer.status_code}: {reason}"
-        return InvocationRefusedError(told, status=answer.status_code, reason=reason)
-
-
-def _checked(url: str) -> str:
-    """The address without a final slash. Raises ConfigError; secrets in it are not told."""
-    parts = urlsplit(url)
-    named = parts.scheme in {"http", "https"} and bool(parts.hostname)
-    if not named or "@" in parts.netloc or parts.query or parts.fragment:
-        raise ConfigError(
-            f"{INVOCATIONS_URL} is not an address of a runtime; write http://host:port, without "
-            f"user, query or fragment, and the token into {INVOCATIONS_TOKEN}."
-        )
-    return url.rstrip("/")
-
-
-def _path(*parts: str) -> str:
-    return "".join(f"/{quote(each, safe='')}" for each in parts)
-
-
-def _written(value: Any) -> bytes | None:
-    return value if value is None or isinstance(value, bytes) else json.dumps(value).encode()
-
-
-def _output(answer: httpx.Response) -> Any:
-    """The output: JSON's value, or bytes of another content type; None for no bytes."""
-    if not answer.content:
-        return None
-    kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
-    return answer.json() if kind == _JSON else answer.content
-
-
-def _reason(answer: httpx.Response) -> tuple[int, str]:
-    try:
-        told = answer.json()
-        return int(told["code"]), str(told["message"])
-    except (ValueError, KeyError, TypeError):
-        return answer.status_code, " ".join(answer.text[:_TEXT].split())
+        told = f"The runtime of invocations refused with {answer.status}: {reason}"
+        return InvocationRefusedError(told, status=answer.status, reason=reason)

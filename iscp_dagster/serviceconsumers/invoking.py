@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from iscp_dagster.invocations.client import InvocationFailedError
+from iscp_dagster.invocations.refused import InvocationFailedError
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serviceconsumers.chunks import Chunk, Owner

@@ -106,6 +106,15 @@ def test_an_invocation_is_sent_once_and_attached_to(client):
     assert client.attach(sent.id, seconds=DEADLINE) == client.output(sent.id) == 2
 
 
+KEYS = [".", "..", "../x", "a/..", "a/b", "a%2Fb", "%2e%2e", "a b", "A b", "a?b#c", "\u202e", "é"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_is_that_key_alone_however_it_looks_in_a_path(client, key):
+    """A path's parts `.` and `..` go upwards: another service's handler would be invoked."""
+    assert client.call("Counter", "add", 1, key=key, seconds=DEADLINE) == f"{key}: 1"
+
+
 def test_a_delayed_invocation_begins_later(client):
     sent = client.send("Desk", "double", 1, delay=60)
     assert client.invocation(sent.id)["status"] == "scheduled"

@@ -1,0 +1,27 @@
+"""What a client of the runtime of invocations is told instead of an answer."""
+
+from __future__ import annotations
+
+from iscp_dagster.model.errors import IscpError
+
+
+class InvocationFailedError(IscpError):
+    """A handler ended an invocation with a terminal failure: its `status`, and its reason."""
+
+    code = 10_740
+
+    def __init__(
+        self, message: str, *, invocation: str = "", status: int = 500, reason: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.invocation, self.status, self.reason = invocation, status, reason
+
+
+class InvocationRefusedError(IscpError):
+    """The runtime did not carry out a request: its HTTP `status`, and its reason."""
+
+    code = 10_750
+
+    def __init__(self, message: str, *, status: int = 400, reason: str = "") -> None:
+        super().__init__(message)
+        self.status, self.reason = status, reason

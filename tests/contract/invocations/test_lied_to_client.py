@@ -1,0 +1,183 @@
+"""The client against servers that are no runtime, and given names that no request can carry."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import socket
+import threading
+from contextlib import contextmanager, suppress
+
+import pytest
+from asgiservers import bound
+
+from iscp_dagster.invocations.client import Client, InvocationRefusedError
+from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
+from iscp_dagster.model.variables import INVOCATIONS_TOKEN
+from iscp_dagster.serviceconsumers.runtime import RuntimeServices
+
+SECONDS = 20
+ASKED = {
+    "services": Client.services,
+    "deployments": Client.deployments,
+    "invocations": Client.invocations,
+    "invocation": lambda client: client.invocation("inv_1x")["status"],
+    "send": lambda client: client.send("Greeter", "greet", 1),
+    "change": lambda client: client.cancel("inv_1x"),
+    "resolve": lambda client: client.resolve("prom_1x"),
+    "register": lambda client: client.register("http://127.0.0.1:1")["id"],
+    "keyed": lambda client: RuntimeServices(client).keyed("http://127.0.0.1:1", "A", "b"),
+}
+LIES = {
+    "a page": b"<html>hello</html>",
+    "nothing": b"",
+    "null": b"null",
+    "a list": b"[]",
+    "an empty object": b"{}",
+    "depth": b"[" * 200_000,
+    "other types": b'{"services":5,"deployments":[1],"invocations":"x","changed":1,'
+    b'"invocationId":5}',
+    "no UTF-8": b'{"services":"\xff"}',
+}
+
+
+@contextmanager
+def lying(answer, drip=b""):
+    """The address of a server that answers so, whatever it is asked; then it drips on and on."""
+    listening, port = bound()
+    ended = threading.Event()
+
+    def talk(connection):
+        with connection, suppress(OSError):
+            connection.recv(65_536)
+            connection.sendall(answer)
+            while drip and not ended.wait(0.01):
+                connection.sendall(drip)
+            # Unread bytes of the request would reset the connection.
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65_536):
+                pass
+
+    def serve():
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=talk, args=listening.accept()[:1], daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        ended.set()
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+
+
+@contextmanager
+def lied_to(answer, drip=b"", **options):
+    with lying(answer, drip) as url, Client(url, **options) as client:
+        yield client
+
+
+def http(body, status="200 OK", head=""):
+    length = f"content-length: {len(body)}\r\nconnection: close\r\n{head}\r\n"
+    return f"HTTP/1.1 {status}\r\n{length}".encode() + body
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_is_no_answer_of_a_runtime_is_told_so(lie):
+    with lied_to(http(LIES[lie])) as client:
+        for ask in ASKED.values():
+            with pytest.raises(UnavailableError, match=r"none of a runtime.*ISCP_INVOCATIONS_URL"):
+                ask(client)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"code":Infinity,"message":"x"}',
+        b'{"code":' + b"9" * 5_000 + b',"message":"x"}',
+        b"[" * 200_000,
+        b"\xff\xfe\xfd",
+        b'{"code":null}',
+    ],
+)
+def test_any_refusal_is_told_by_its_status(body):
+    with lied_to(http(body, "500 Oops")) as client, pytest.raises(InvocationRefusedError) as error:
+        client.services()
+    assert error.value.status == 500
+
+
+def test_a_redirect_is_not_followed():
+    answer = http(b"", "302 Found", "location: http://127.0.0.1:1/\r\n")
+    with lied_to(answer) as client, pytest.raises(InvocationRefusedError, match="302"):
+        client.services()
+
+
+def test_an_answer_is_not_unpacked():
+    bomb = http(gzip.compress(b"0" * 100_000), head="content-encoding: gzip\r\n")
+    with lied_to(bomb) as client, pytest.raises(UnavailableError, match="is none of a runtime"):
+        client.output("inv_1x")
+
+
+def test_an_answer_that_is_too_large_is_given_up(monkeypatch):
+    monkeypatch.setattr("iscp_dagster.invocations.answers.MOST_BYTES", 1_000)
+    large = http(b"1" * 2_000)
+    with lied_to(large) as client, pytest.raises(UnavailableError, match="larger than 1,000 bytes"):
+        client.output("inv_1x")
+
+
+def test_an_answer_that_does_not_end_is_given_up():
+    """Each piece comes in time, and the clock goes on by a minute each time it is read."""
+    minutes = itertools.count()
+    endless = lied_to(b"HTTP/1.1 200 OK\r\n\r\n", b"1", clock=lambda: 60.0 * next(minutes))
+    with endless as client, pytest.raises(UnavailableError, match="did not end"):
+        client.attach("inv_1x", seconds=600)
+
+
+@pytest.mark.parametrize(
+    "token", ["a-secret-of-somebody\n", "ein-Schlüssel-davon", "a b of secrets"]
+)
+def test_a_token_that_is_none_is_a_mistake_in_the_settings_and_not_told(token):
+    with pytest.raises(ConfigError, match=INVOCATIONS_TOKEN) as wrong:
+        Client("http://127.0.0.1:1", token)
+    assert token.strip() not in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://h:abc", "http://[::1", "http://h:0", "http://h:99999", "http://\u0661", "http://h\n/"],
+)
+def test_an_address_that_cannot_be_asked_is_a_mistake_in_the_settings(url):
+    with pytest.raises(ConfigError, match="is not an address of a runtime"):
+        Client(url)
+
+
+def test_a_host_that_is_no_name_does_not_answer():
+    with Client("http://a..b") as client, pytest.raises(UnavailableError, match="does not answer"):
+        client.services()
+
+
+@pytest.mark.parametrize("key", ["x ", " x", "x\n", "a\nb", "a\tb", "\x7f", "", "\ud800", "\u0085"])
+def test_an_idempotency_key_that_no_header_keeps_is_refused(key):
+    """A header loses spaces at its ends: two keys would be one."""
+    with Client("http://127.0.0.1:1") as client:
+        with pytest.raises(InvocationRefusedError, match="idempotency key") as refused:
+            client.send("Greeter", "greet", 1, idempotency_key=key)
+        assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("delay", [float("inf"), float("nan"), 1e30])
+def test_a_delay_that_is_none_is_refused(delay):
+    with Client("http://127.0.0.1:1") as client, pytest.raises(IscpError, match="delay"):
+        client.send("Greeter", "greet", 1, delay=delay)
+
+
+def test_a_name_that_is_no_text_is_refused():
+    with Client("http://127.0.0.1:1") as client:
+        for ask in (client.invocation, client.cancel, client.output):
+            with pytest.raises(InvocationRefusedError, match="no text"):
+                ask("\udcff")
+        with pytest.raises(InvocationRefusedError, match="no text"):
+            client.reject("prom_1x", "\udcff")
+        with pytest.raises(InvocationRefusedError, match="no JSON"):
+            client.send("Greeter", "greet", object())

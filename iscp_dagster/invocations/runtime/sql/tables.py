@@ -70,7 +70,7 @@ ISCP_INVOCATIONS = sa.Table(
     sa.Column("next_at", sa.BigInteger, comment="when it begins, or is tried again"),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("retries", sa.Integer, nullable=False, comment="since the last entry was stored"),
-    sa.Column("known", sa.Integer, nullable=False, comment="entries when it was claimed last"),
+    sa.Column("known", sa.Integer, nullable=False, comment="entries at its last claim or failure"),
     sa.Column("waits", sa.Text, comment="JSON: the entries that a suspended one waits for"),
     sa.Column("owner", sa.Text, comment="the runtime that drives it"),
     sa.Column("fence", sa.BigInteger, nullable=False, comment="grows with each claim; 0: none"),

@@ -244,6 +244,29 @@ def test_a_failed_attempt_is_tried_again_later(desk):
     assert desk.store.invocation(mine.id).attempts == 4
 
 
+@pytest.mark.parametrize("ends", ["suspended", "lost"])
+def test_an_entry_that_is_stored_ends_the_count_of_failures_however_its_attempt_ends(desk, ends):
+    mine = desk.begun()
+    for _ in range(2):
+        desk.fail(mine)
+        (mine,) = desk.claim()
+    desk.commit(mine, pb.SleepEntryMessage(wake_up_time=desk.now + 1_000))
+    if ends == "suspended":
+        desk.suspend(mine, 1)
+        desk.watch.move(1)
+        desk.fire()
+    else:
+        desk.do(op.Release(owner="one"))
+    (mine,) = desk.claim()
+    assert mine.retries == 0
+    desk.fail(mine)
+    (mine,) = desk.claim()
+    assert mine.retries == 1
+    desk.do(op.Release(owner="one"))
+    (mine,) = desk.claim()
+    assert mine.retries == 1
+
+
 def test_an_exhausted_invocation_is_paused_until_it_is_resumed(desk):
     mine = desk.begun()
     desk.fail(mine)

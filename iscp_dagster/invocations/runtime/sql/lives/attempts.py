@@ -10,7 +10,7 @@ from iscp_dagster.invocations.protocol import kinds
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import Result, Value, result_of
 from iscp_dagster.invocations.runtime.sql.lives.ending import end
-from iscp_dagster.invocations.runtime.sql.lives.stopping import change, retries
+from iscp_dagster.invocations.runtime.sql.lives.stopping import change, failed
 from iscp_dagster.invocations.runtime.sql.packing import report
 from iscp_dagster.invocations.runtime.sql.tables import JOURNAL
 from iscp_dagster.invocations.runtime.sql.work import FENCED, VIOLATION, Work, fenced
@@ -39,9 +39,9 @@ def fail(work: Work, asked: Fail) -> Done | Refused:
         owner=None,
         waits=None,
         next_at=None if at_once else asked.next_at,
-        retries=retries(head),
         error=report(asked.error),
         error_at=work.now,
+        **failed(head),
     )
     if at_once:
         work.ready = True

@@ -39,7 +39,7 @@ _CHOSEN = sa.func.coalesce(INVOCATIONS.deployment_id, SERVICES.deployment_id)
 _READY = (
     sa.select(
         *(INVOCATIONS[name] for name in ("number", "id", "service", "handler", "key")),
-        *(INVOCATIONS[name] for name in ("fence", "retries")),
+        *(INVOCATIONS[name] for name in ("fence", "retries", "known")),
         DEPLOYMENTS.id.label("through"),
     )
     .outerjoin(ISCP_SERVICES, SERVICES.name == INVOCATIONS.service)
@@ -58,6 +58,7 @@ _TAKE = (
         attempts=INVOCATIONS.attempts + 1,
         deployment_id=sa.bindparam("through"),
         known=sa.bindparam("length"),
+        retries=sa.bindparam("failed"),
         next_at=None,
         changed=sa.bindparam("now"),
     )
@@ -95,10 +96,11 @@ def claim(work: Work, asked: Claim) -> tuple[Claimed, ...]:
     if not rows:
         return ()
     journals = _journals(work, [row.number for row in rows])
+    failed = {row.number: _failed(row, len(journals[row.number])) for row in rows}
     _know(work, asked.owner)
     taken = [
         {"taken": row.number, "by": asked.owner, "through": row.through, "now": work.now}
-        | {"length": len(journals[row.number])}
+        | {"length": len(journals[row.number]), "failed": failed[row.number]}
         for row in rows
     ]
     work.connection.execute(_TAKE, taken)
@@ -112,6 +114,7 @@ def claim(work: Work, asked: Claim) -> tuple[Claimed, ...]:
             served[row.through],
             journals[row.number],
             _state(work, row, asked.eager_bytes),
+            failed[row.number],
         )
         for row in rows
     )
@@ -181,8 +184,13 @@ def _state(work: Work, row: Any, bound: int) -> StateOf:
     return fitting, len(fitting) < len(pairs)
 
 
+def _failed(row: Any, length: int) -> int:
+    """How many attempts failed since the last entry was stored, by whichever attempt."""
+    return 0 if length > row.known else int(row.retries)
+
+
 def _claimed(
-    row: Any, served: Deployment, journal: Sequence[sa.Row[Any]], state: StateOf
+    row: Any, served: Deployment, journal: Sequence[sa.Row[Any]], state: StateOf, failed: int
 ) -> Claimed:
     return Claimed(
         id=row.id,
@@ -194,6 +202,6 @@ def _claimed(
         journal=tuple(frame(each) for each in journal),
         state=state[0],
         partial_state=state[1],
-        retries=row.retries,
+        retries=failed,
         stored_at=journal[-1].created,
     )

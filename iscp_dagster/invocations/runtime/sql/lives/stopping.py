@@ -83,7 +83,7 @@ def pause(work: Work, asked: Pause) -> Done | Refused:
     values: dict[str, Any] = {"status": int(Status.PAUSED), "owner": None, "waits": None}
     if asked.error is not None:
         values |= {"error": report(asked.error), "error_at": work.now}
-        values |= {"retries": retries(head)}
+        values |= failed(head)
     change(work, head.number, **values, next_at=None)
     return Done()
 
@@ -106,10 +106,10 @@ def change(work: Work, number: int, **values: Any) -> None:
     work.connection.execute(changed.values(**values, changed=work.now))
 
 
-def retries(head: sa.Row[Any]) -> int:
-    """How often the invocation was tried again since an entry was stored, this failure counted."""
+def failed(head: sa.Row[Any]) -> dict[str, int]:
+    """The columns that count attempts which failed since an entry was stored, with this one."""
     progressed: bool = head.length > head.known
-    return 1 if progressed else int(head.retries) + 1
+    return {"retries": 1 if progressed else int(head.retries) + 1, "known": head.length}
 
 
 def _cancel(work: Work, head: sa.Row[Any]) -> tuple[bool, list[str]]:

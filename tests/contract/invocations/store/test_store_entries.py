@@ -309,8 +309,9 @@ def test_the_id_of_a_call_is_told(desk):
     for index in (1, 2):
         asked = pb.GetCallInvocationIdEntryMessage(call_entry_index=index)
         assert desk.commit(mine, asked).result == value(children[index - 1].encode())
-    refused = desk.commit(mine, pb.GetCallInvocationIdEntryMessage(call_entry_index=0))
-    assert refused.code == 571
+    for index in (0, 4, 2**32 - 1):
+        refused = desk.commit(mine, pb.GetCallInvocationIdEntryMessage(call_entry_index=index))
+        assert (refused.code, f"entry {index} is no call" in refused.message) == (571, True)
 
 
 def test_invocations_are_attached_to_and_looked_at_by_every_target(desk):

@@ -9,7 +9,7 @@ from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.frames import frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.runtime.store import operations as op
-from iscp_dagster.invocations.runtime.store.outcomes import Done, News
+from iscp_dagster.invocations.runtime.store.outcomes import Committed, Done, News
 
 CALL = pb.CallEntryMessage(service_name="Plain", handler_name="go")
 GET = pb.GetPromiseEntryMessage(key="mail")
@@ -60,6 +60,19 @@ def test_a_cancellation_that_nothing_waits_for_meets_the_next_that_would(desk, m
     assert not desk.store.invocation(mine.id).cancelled
     assert len(desk.store.invocations()) == 1
     assert desk.commit(mine, AWAKEABLE).result is None
+
+
+def test_what_is_asked_of_a_call_that_a_cancellation_met_is_answered_by_that(desk):
+    mine = desk.begun()
+    desk.do(op.Cancel(id=mine.id))
+    assert desk.commit(mine, CALL).result == CANCELLED
+    for of in (
+        *(pb.GetCallInvocationIdEntryMessage, pb.AttachInvocationEntryMessage),
+        pb.GetInvocationOutputEntryMessage,
+    ):
+        assert desk.commit(mine, of(call_entry_index=1)).result == CANCELLED
+    cancels = pb.CancelInvocationEntryMessage(call_entry_index=1)
+    assert desk.commit(mine, cancels) == Committed(index=5)
 
 
 def test_a_cancellation_meets_what_is_committed_in_the_same_transaction(desk):

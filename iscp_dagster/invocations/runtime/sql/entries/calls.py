@@ -20,7 +20,8 @@ from iscp_dagster.invocations.runtime.sql.finding import found, result_of_id
 from iscp_dagster.invocations.runtime.sql.lives.completing import wait
 from iscp_dagster.invocations.runtime.sql.lives.stopping import cancel as stop
 from iscp_dagster.invocations.runtime.sql.lives.submitting import submit
-from iscp_dagster.invocations.runtime.sql.tables import ISCP_JOURNAL, JOURNAL
+from iscp_dagster.invocations.runtime.sql.packing import result
+from iscp_dagster.invocations.runtime.sql.tables import JOURNAL
 from iscp_dagster.invocations.runtime.sql.work import NOT_FOUND, Work
 from iscp_dagster.invocations.runtime.store.operations import Cancel, Submit
 from iscp_dagster.invocations.runtime.store.outcomes import Refused, Submitted
@@ -48,7 +49,9 @@ def one_way_call(work: Work, driven: Driven, message: Any) -> Acted | Refused:
 def get_id(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     """Complete a GetCallInvocationId at once."""
     called = _called(work, driven, message.call_entry_index)
-    return called if isinstance(called, Refused) else Acted(result=Value(value=called.encode()))
+    if isinstance(called, Refused):
+        return called
+    return Acted(result=Value(value=called.encode()) if isinstance(called, str) else called)
 
 
 def cancel(work: Work, driven: Driven, message: Any) -> Acted | Refused:
@@ -56,7 +59,8 @@ def cancel(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     target = _target(work, driven, message)
     if isinstance(target, Refused):
         return target
-    stop(work, Cancel(id=target or ""))
+    if isinstance(target, str):
+        stop(work, Cancel(id=target))
     return ACTED
 
 
@@ -65,6 +69,8 @@ def attach(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     target = _target(work, driven, message)
     if isinstance(target, Refused):
         return target
+    if isinstance(target, Failure):
+        return Acted(result=target)
     known, held = result_of_id(work.connection, target)
     if known and held is None and target is not None:
         wait(work, target, (driven.number, driven.length))
@@ -77,6 +83,8 @@ def output(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     target = _target(work, driven, message)
     if isinstance(target, Refused):
         return target
+    if isinstance(target, Failure):
+        return Acted(result=target)
     known, held = result_of_id(work.connection, target)
     return Acted(result=(held or EMPTY) if known else _no_target(message))
 
@@ -96,8 +104,8 @@ def _made(work: Work, driven: Driven, message: Any, *, at: int) -> Submitted | R
     return outcome
 
 
-def _target(work: Work, driven: Driven, message: Any) -> str | Refused | None:
-    """The id of the invocation that an entry means; None: there is none."""
+def _target(work: Work, driven: Driven, message: Any) -> str | Failure | Refused | None:
+    """The id of the invocation that an entry means; None: there is none. Else as `_called`."""
     which = message.WhichOneof("target")
     if which == "invocation_id":
         try:
@@ -117,13 +125,17 @@ def _target(work: Work, driven: Driven, message: Any) -> str | Refused | None:
     return violation(driven, "it names no target.")
 
 
-def _called(work: Work, driven: Driven, index: int) -> str | Refused:
-    at = (JOURNAL.invocation == driven.number, JOURNAL.idx == index)
-    chosen = sa.select(JOURNAL.child).select_from(ISCP_JOURNAL)
-    child = work.connection.scalar(chosen.where(*at, JOURNAL.code.in_(_CALLS)))
-    if child is None:
-        return violation(driven, f"entry {index} is no call that made an invocation.")
-    return str(child)
+def _called(work: Work, driven: Driven, index: int) -> str | Failure | Refused:
+    """The id of the invocation that a call made; the failure of one that a cancellation met."""
+    at = (JOURNAL.invocation == driven.number, JOURNAL.idx == min(index, driven.length))
+    chosen = sa.select(JOURNAL.child, JOURNAL.result).where(*at, JOURNAL.code.in_(_CALLS))
+    row = work.connection.execute(chosen).one_or_none()
+    if row is not None and row.child is not None:
+        return str(row.child)
+    held = result(row.result) if row is not None and row.result is not None else None
+    if isinstance(held, Failure):
+        return held
+    return violation(driven, f"entry {index} is no call that made an invocation.")
 
 
 def _no_target(message: Any) -> Result:

@@ -258,6 +258,21 @@ def test_a_runtime_that_stops_leaves_what_it_drove_to_the_next_one(tmp_path, url
     assert run(inside()) == Value(value=b'"later"')
 
 
+def test_a_suspended_invocation_takes_no_task_though_its_timer_runs(tmp_path, urls):
+    async def work(driven):
+        before = asyncio.all_tasks()
+        for _ in range(3):
+            id_ = await driven.submit("Steps/naps", 86_400)
+            await driven.until(id_, Status.SUSPENDED)
+
+        async def as_before():
+            return True if asyncio.all_tasks() == before else None
+
+        return await until(as_before)
+
+    assert driven(tmp_path, [urls[uvicorn_of]], work)
+
+
 def test_a_wall_clock_that_is_put_back_holds_up_no_timer(tmp_path, urls):
     machine = {"ahead": 0.0}
 

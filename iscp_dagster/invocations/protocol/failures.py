@@ -59,7 +59,7 @@ class Failure:
         return cls(code=message.code, message=message.message)
 
     def written(self) -> FailureMessage:
-        return FailureMessage(code=self.code, message=self.message)
+        return FailureMessage(code=self.code, message=sayable(self.message))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,13 +101,18 @@ class ErrorReport:
         """The message in this version of the protocol."""
         return ErrorMessage(
             code=self.code,
-            message=self.message,
-            description=self.description,
+            message=sayable(self.message),
+            description=sayable(self.description),
             related_entry_index=self.index,
             related_entry_name=self.name,
             related_entry_type=self.kind,
             next_retry_delay=self.retry_after if version >= WITH_DELAY else None,
         )
+
+
+def sayable(text: str) -> str:
+    """The text as a message can have it: lone surrogates are written out."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 UNKNOWN = ErrorReport(message="The stream ended without a last message; the reason is unknown.")

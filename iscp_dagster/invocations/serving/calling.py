@@ -6,7 +6,7 @@ import asyncio
 import traceback
 from typing import Any
 
-from iscp_dagster.invocations.protocol.failures import ErrorReport
+from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.serving.attempts.attempt import Attempt
 from iscp_dagster.invocations.serving.attempts.reports import report
@@ -41,7 +41,8 @@ async def _output(attempt: Attempt) -> pb.OutputEntryMessage:
         arguments = _arguments(attempt.handler, given.value)
         result = await attempt.handler.function(context, *arguments)
     except TerminalError as error:
-        return pb.OutputEntryMessage(failure=pb.Failure(code=error.status, message=str(error)))
+        failure = Failure(code=error.status, message=str(error))
+        return pb.OutputEntryMessage(failure=failure.written())
     return pb.OutputEntryMessage(value=attempt.handler.output.dumps(result))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from uuid import UUID
 
 from iscp_dagster.invocations.protocol.awakeables import awakeable_id
+from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.frames import frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.serving.attempts.operations import Operation, nothing, valued
@@ -172,7 +173,7 @@ class Context:
 
     def reject_awakeable(self, id_: str, message: str, status: int = 500) -> None:
         """Complete an awakeable of any invocation with a failure."""
-        failure = pb.Failure(code=status, message=message)
+        failure = Failure(code=status, message=message).written()
         self._attempt.record(pb.CompleteAwakeableEntryMessage(id=id_, failure=failure))
 
     def promise(self, name: str, returns: Any = Any) -> Promise:

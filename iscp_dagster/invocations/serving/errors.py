@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from iscp_dagster.model.errors import IscpError
 
 
@@ -21,11 +23,14 @@ class TerminalError(IscpError):
 
 
 class RetryableError(IscpError):
-    """Fails the attempt; the runtime tries again after `delay` seconds, or by its own policy."""
+    """Fails the attempt; the runtime tries again after `delay`, or by its own policy.
+
+    A number is one of seconds.
+    """
 
     code = 1_970
 
-    def __init__(self, message: str, delay: float | None = None) -> None:
+    def __init__(self, message: str, delay: float | timedelta | None = None) -> None:
         super().__init__(message)
         self.delay = delay
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.serving.attempts.operations import Operation, nothing, valued
 from iscp_dagster.invocations.serving.declared.services import ServiceKind
@@ -42,6 +43,6 @@ class Promise:
 
     def reject(self, message: str, status: int = 500) -> Operation[None]:
         """Give a failure instead. Awaiting it raises TerminalError if it was kept before."""
-        failure = pb.Failure(code=status, message=message)
+        failure = Failure(code=status, message=message).written()
         entry = pb.CompletePromiseEntryMessage(key=self._name, completion_failure=failure)
         return self._attempt.operation(entry, nothing)

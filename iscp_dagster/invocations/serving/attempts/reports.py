@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
 from iscp_dagster.invocations.protocol.failures import ErrorReport
 from iscp_dagster.invocations.serving.errors import RetryableError
+
+LONGEST = 366 * 86_400.0
+"""Seconds; a runtime waits no longer, whatever an error asks for."""
 
 
 def report(
@@ -13,14 +19,33 @@ def report(
     kind: int | None = None,
     description: str = "",
 ) -> ErrorReport:
-    """The report of an error, with the entry that it belongs to if there is one."""
+    """The report of an error, with the entry that it belongs to if there is one.
+
+    Every error has one: an attempt whose failure cannot be told would never end.
+    """
     retryable = isinstance(error, RetryableError)
-    delay = error.delay if isinstance(error, RetryableError) else None
+    said = _said(error)
     return ErrorReport(
-        message=str(error) if retryable else f"{type(error).__name__}: {error}",
+        message=said if retryable else f"{type(error).__name__}: {said}",
         description=description,
         index=index,
         name=name,
         kind=kind,
-        retry_after=None if delay is None else round(delay * 1000),
+        retry_after=_milliseconds(error.delay) if isinstance(error, RetryableError) else None,
     )
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as other:  # noqa: BLE001 - its class is not ours
+        return f"its text raises {type(other).__name__}"
+
+
+def _milliseconds(delay: Any) -> int | None:
+    """A delay as the protocol has it; none where it is no number of seconds."""
+    if isinstance(delay, timedelta):
+        delay = delay.total_seconds()
+    if not isinstance(delay, (int, float)) or delay != delay:  # noqa: PLR0124 - as NaN does
+        return None
+    return round(min(max(0.0, delay), LONGEST) * 1000)

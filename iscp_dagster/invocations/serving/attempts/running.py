@@ -11,6 +11,7 @@ from typing import Any
 
 from anyio import to_thread
 
+from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.serving.declared.serde import Serde
 from iscp_dagster.invocations.serving.errors import RetryableError, TerminalError
@@ -96,8 +97,8 @@ class Action:
             raise RetryableError(told, delay) from error
 
     def _failed(self, message: str, status: int) -> pb.RunEntryMessage:
-        failure = pb.Failure(code=status, message=message)
-        return pb.RunEntryMessage(name=self.name, failure=failure)
+        failure = Failure(code=status, message=message)
+        return pb.RunEntryMessage(name=self.name, failure=failure.written())
 
     async def _called(self) -> Any:
         """Call it: an async function here, another in a thread, so that others go on."""

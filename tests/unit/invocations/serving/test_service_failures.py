@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 import traceback
+from datetime import timedelta
 
 import pytest
 from asgistream import Journal, names
@@ -90,6 +91,77 @@ def test_a_retryable_error_says_when():
     error = failed(journal_of(later))
     assert (error.message, error.next_retry_delay) == ("busy", 1_500)
     assert not failed(journal_of(later, version=1)).HasField("next_retry_delay")
+
+
+@pytest.mark.parametrize(
+    ("delay", "told"),
+    [
+        *[(float("inf"), 31_622_400_000), (10**400, 31_622_400_000), (-1, 0)],
+        (timedelta(seconds=2), 2_000),
+    ],
+)
+def test_a_delay_beyond_what_the_protocol_has_is_the_nearest_that_it_has(delay, told):
+    async def later(ctx: Context) -> None:
+        raise RetryableError("busy", delay=delay)
+
+    assert failed(journal_of(later)).next_retry_delay == told
+
+
+@pytest.mark.parametrize("delay", [float("nan"), "soon"])
+def test_a_delay_that_is_no_number_is_none(delay):
+    async def later(ctx: Context) -> None:
+        raise RetryableError("busy", delay=delay)
+
+    assert not failed(journal_of(later)).HasField("next_retry_delay")
+
+
+class MuteError(Exception):
+    def __str__(self):
+        raise RuntimeError("and that fails, too")
+
+
+def test_an_error_that_cannot_be_told_ends_the_attempt():
+    """Else its stream would stay open, and the runtime would wait for it."""
+
+    async def mute(ctx: Context) -> None:
+        raise MuteError
+
+    async def garbled(ctx: Context) -> None:
+        raise KeyError("x") from RuntimeError("\ud800")
+
+    async def lone(ctx: Context) -> None:
+        raise RuntimeError("\ud800 is none")
+
+    async def in_a_run(ctx: Context) -> None:
+        await ctx.run("mute", mute, ctx)
+
+    assert failed(journal_of(mute)).message == "MuteError: its text raises RuntimeError"
+    assert failed(journal_of(in_a_run)).message == "MuteError: its text raises RuntimeError"
+    for tracebacks in (True, False):
+        for handler in (lone, garbled, mute):
+            error = failed(journal_of(handler, app={"tracebacks": tracebacks}))
+            assert bool(error.description) is tracebacks
+    assert failed(journal_of(lone)).message == "RuntimeError: \\ud800 is none"
+
+
+def test_a_terminal_failure_that_no_message_can_have_is_written_out():
+    async def refuse(ctx: Context) -> None:
+        raise TerminalError("no \udcff", 404)
+
+    async def refuse_in_a_run(ctx: Context) -> None:
+        await ctx.run("refuse", refuse, ctx)
+
+    async def reject(ctx: Context) -> None:
+        ctx.reject_awakeable("prom_1NMyOAvDK2CcBjUH4Rmb7eGBp0DNNDnmsAAAAAQ", "no \udcff")
+
+    said = pb.Failure(code=404, message="no \\udcff")
+    journal = journal_of(refuse)
+    attempt(journal)
+    assert journal.output.failure == said
+    journal = journal_of(refuse_in_a_run)
+    assert attempt(journal)[0] == "Run"
+    journal = journal_of(reject)
+    assert attempt(journal)[-1] == "End"
 
 
 def test_tracebacks_are_sent_where_they_are_asked_for():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+from urllib.parse import quote, unquote
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -85,17 +86,18 @@ class ServiceEndpoint:
             await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        parts = scope["path"].split("/")
+        path, invokes = _path(scope), scope["method"] == "POST"
+        parts = [unquote(each) for each in path.split("/")]
         handler = self._handler(parts)
-        if handler is not None and scope["method"] == "POST":
+        if handler is not None and invokes:
             await self._invoke(handler, scope, receive, send)
             return
         if handler is not None:
             answer = _refused(405, "A handler is invoked with POST.", allow="POST")
-        elif parts[-1] in DISCOVERIES:
+        elif parts[-1] in DISCOVERIES and not invokes:
             answer = self._discovery(scope)
         else:
-            answer = _refused(404, f"No handler is served at {scope['path']}.")
+            answer = _refused(404, f"No handler is served at {path}.")
         await answered(answer, receive, send, self.options.drain)
 
     def _handler(self, parts: list[str]) -> Handler | None:
@@ -115,6 +117,7 @@ class ServiceEndpoint:
             self.services[handler.service].kind,
             handler,
             version=spoken,
+            duplex=_is_duplex(scope),
             options=self.options,
             receive=receive,
             send=send,
@@ -129,12 +132,25 @@ class ServiceEndpoint:
         if chosen is None:
             served = " or ".join(manifest_type(each) for each in (1, 2))
             return _refused(406, f"Accept {served}.")
-        duplex = scope["http_version"].startswith("2")
         told = manifest(
-            self.services.values(), version=chosen, duplex=duplex, protocols=(LOWEST, NEWEST)
+            self.services.values(),
+            version=chosen,
+            duplex=_is_duplex(scope),
+            protocols=(LOWEST, NEWEST),
         )
         headers = {"content-type": manifest_type(chosen), SERVER: _server()}
         return Response(json.dumps(told), headers=headers)
+
+
+def _is_duplex(scope: Scope) -> bool:
+    """Over HTTP/2 both sides talk at the same time, over HTTP/1.1 one after the other."""
+    return str(scope["http_version"]).startswith("2")
+
+
+def _path(scope: Scope) -> str:
+    """The path as it was sent, since a slash that is encoded divides nothing."""
+    sent: bytes | None = scope.get("raw_path")
+    return quote(scope["path"]) if sent is None else sent.decode("latin-1")
 
 
 def _refused(status: int, reason: str, **headers: Any) -> Response:

@@ -48,11 +48,13 @@ class Stream:
         handler: Handler,
         *,
         version: int,
+        duplex: bool,
         options: Options,
         receive: Receive,
         send: Send,
     ) -> None:
         self._options = options
+        self._duplex = duplex
         self._receive = receive
         self._send = send
         self._changed = asyncio.Event()
@@ -73,7 +75,7 @@ class Stream:
 
     async def serve(self, headers: Headers) -> None:
         """Answer the request with these headers, and all that the handler does."""
-        while self._open and not self._journal.ready and self._journal.closed is None:
+        while self._open and self._journal.closed is None and not self._may_answer:
             await self._take()
         if not self._gone:
             await self._say({"type": "http.response.start", "status": 200, "headers": headers})
@@ -93,6 +95,11 @@ class Stream:
         finally:
             await self._stop(tasks)
             self._log_mismatch()
+
+    @property
+    def _may_answer(self) -> bool:
+        """Whether the replay is there; over HTTP/1.1 the whole request precedes the response."""
+        return self._duplex and self._journal.ready
 
     def _log_mismatch(self) -> None:
         """Log that the code is another; what the handler raised is logged where it is caught."""

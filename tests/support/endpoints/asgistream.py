@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from urllib.parse import unquote
 
 from iscp_dagster.invocations.protocol.decoding import Decoder
 from iscp_dagster.invocations.protocol.frames import encode, frame
@@ -20,7 +21,7 @@ def scope_of(path, *, method="POST", version=3, http="1.1", headers=()):
         "type": "http",
         "asgi": {"version": "3.0"},
         "method": method,
-        "path": path,
+        "path": unquote(path),
         "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",

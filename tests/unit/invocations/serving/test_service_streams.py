@@ -367,6 +367,19 @@ def test_what_a_handler_did_is_sent_while_it_works():
     assert asyncio.run(scene()) == ["OneWayCall"]
 
 
+def test_nothing_is_answered_over_http_1_before_the_request_has_ended():
+    async def scene():
+        async with line(APP, "/invoke/S/steps") as made:
+            made.say(start(), INPUT)
+            with pytest.raises(asyncio.TimeoutError):
+                await made.hear(seconds=0.05)
+            begun = made.begun.is_set()
+            made.say(more=False)
+            return begun, names(await made.rest())
+
+    assert asyncio.run(scene()) == (False, ["Run", "Suspension"])
+
+
 @pytest.mark.parametrize("size", [1, 7, 64])
 def test_any_split_of_the_bytes_is_read(size):
     data = b"".join(encode(each) for each in (start(), INPUT))
@@ -396,7 +409,8 @@ def test_a_handler_is_invoked_under_any_prefix_in_the_version_that_is_asked_for(
     "path",
     [
         *("/", "/S/steps", "/invoke/S", "/invoke/S/", "/invoke/S/none", "/invoke/T/steps"),
-        *("/invoke/S/steps/more", "/invoked/S/steps", "/discover/S"),
+        *("/invoke/S/steps/more", "/invoked/S/steps", "/discover/S", "/invoke/S%2Fsteps"),
+        *("/invoke%2FS/steps", "/invoke/S/discover", "/invoke/T/discovery", "/discover"),
     ],
 )
 def test_another_path_is_not_found(path):
@@ -404,6 +418,17 @@ def test_another_path_is_not_found(path):
     assert status == 404
     assert path in body.decode()
     assert "x-restate-server" in headers
+
+
+def test_a_server_may_leave_out_the_path_as_it_was_sent():
+    async def bare(scope, *ends):
+        await APP({**scope, "raw_path": None}, *ends)
+
+    async def scene():
+        paths = ("/invoke/S/steps", "/invoke/S/none")
+        return [(await asked(bare, path, encode(start()) + encode(INPUT)))[0] for path in paths]
+
+    assert asyncio.run(scene()) == [200, 404]
 
 
 @pytest.mark.parametrize(
@@ -420,7 +445,7 @@ def test_another_content_type_is_refused(kind):
     assert b"application/vnd.restate.invocation.v3" in body
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/invoke/S/steps"), ("POST", "/discover")])
+@pytest.mark.parametrize(("method", "path"), [("GET", "/invoke/S/steps"), ("PUT", "/discover")])
 def test_another_method_is_refused(method, path):
     status, headers, _ = asyncio.run(asked(APP, path, method=method))
     assert status == 405

@@ -25,6 +25,7 @@ from iscp_dagster.invocations.runtime.settings import Settings as RuntimeSetting
 from iscp_dagster.invocations.runtime.sql.store import RETENTION, SqlStore
 from iscp_dagster.invocations.runtime.store.operations import Register
 from iscp_dagster.invocations.runtime.store.outcomes import Refused
+from iscp_dagster.invocations.runtime.timers import SteadyClock
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, LOG_URL
@@ -103,13 +104,14 @@ def serve(
     With `follow` it also ends when the declarations change. Raises ConfigError when the address
     cannot be listened on, and UnavailableError when the database does not answer.
     """
-    store = _store(settings)
+    clock = SteadyClock()
+    store = _store(settings, clock)
     store.ensure()
     with listening(host, port) as place:
         address, at, *_ = place.getsockname()
         tell(f"Invocations: http://{_bracketed(host)}:{at}")
         config = uvicorn.Config(
-            application(settings, store, f"http://{_bracketed(_reached(address))}:{at}"),
+            application(settings, store, clock, f"http://{_bracketed(_reached(address))}:{at}"),
             access_log=False,
             log_level="warning",
             server_header=False,
@@ -120,9 +122,9 @@ def serve(
             server.run(sockets=[place])
 
 
-def application(settings: Settings, store: SqlStore, address: str) -> Starlette:
+def application(settings: Settings, store: SqlStore, clock: SteadyClock, address: str) -> Starlette:
     """The application that is served at `address`; the runtime runs while it does."""
-    runtime = Runtime(store, settings.runtime)
+    runtime = Runtime(store, settings.runtime, clock=clock)
     path = services_path(settings.token)
 
     @asynccontextmanager
@@ -174,9 +176,14 @@ async def _registered(runtime: Runtime, url: str, settings: Settings) -> None:
         return
 
 
-def _store(settings: Settings) -> SqlStore:
-    engine = open_engine(settings.log_url, kept=True)
-    return SqlStore(engine, owner=settings.runtime.owner, retention=settings.retention)
+def _store(settings: Settings, clock: SteadyClock) -> SqlStore:
+    return SqlStore(
+        open_engine(settings.log_url, kept=True),
+        owner=settings.runtime.owner,
+        clock=clock.utc,
+        lead=clock.lead,
+        retention=settings.retention,
+    )
 
 
 def _following(settings: Settings, server: uvicorn.Server) -> AbstractContextManager[None]:

@@ -28,6 +28,10 @@ class SteadyClock:
         self._ahead = max(self._ahead, self._wall() - now)
         return int((self._ahead + now) * _MS)
 
+    def lead(self) -> int:
+        """Milliseconds by which it is ahead of the machine's clock, which was put back."""
+        return max(0, self() - int(self._wall() * _MS))
+
     def utc(self) -> datetime:
         """The same as a moment of UTC."""
         return datetime.fromtimestamp(self() / _MS, timezone.utc)

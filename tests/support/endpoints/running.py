@@ -75,7 +75,7 @@ async def until(found, seconds=SECONDS):
 def store_at(folder, clock=None, database=None):
     clock = clock or SteadyClock()
     url = database or f"sqlite:///{folder}/log.db"
-    store = SqlStore(open_engine(url, kept=True), clock=clock.utc)
+    store = SqlStore(open_engine(url, kept=True), clock=clock.utc, lead=clock.lead)
     store.ensure()
     return store
 

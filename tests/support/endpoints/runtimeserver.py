@@ -9,6 +9,7 @@ import uvicorn
 from asgiservers import SECONDS, bound
 
 from iscp_dagster.invocations.runtime.sql.store import SqlStore
+from iscp_dagster.invocations.runtime.timers import SteadyClock
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.jobservices.server import application, settings_of
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, LOG_URL
@@ -22,7 +23,7 @@ def runtime_of(log_url, *, token="", services=None):
     store = SqlStore(open_engine(log_url, kept=True), owner=settings.runtime.owner)
     store.ensure()
     listening, port = bound()
-    app = application(settings, store, f"http://127.0.0.1:{port}")
+    app = application(settings, store, SteadyClock(), f"http://127.0.0.1:{port}")
     config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -118,22 +117,19 @@ class PutBack:
             return time.time() - float(self.file.read_text())
         return time.time()
 
-    def utc(self) -> datetime:
-        return datetime.fromtimestamp(self.seconds(), timezone.utc)
-
 
 def run_runtime(port: int, log: Path, database: str, folder: Path) -> None:
     """The whole life of a runtime's process."""
     _tell_to(log)
-    clock = PutBack(folder / "clock")
-    store = GatedStore(
-        open_engine(database, kept=True), owner=f"{OWNER}{os.getpid()}", clock=clock.utc
-    )
+    clock = SteadyClock(wall=PutBack(folder / "clock").seconds)
+    engine = open_engine(database, kept=True)
+    owner = f"{OWNER}{os.getpid()}"
+    store = GatedStore(engine, owner=owner, clock=clock.utc, lead=clock.lead)
     store.gates = Gates(folder)
     store.ensure()
     policy = RetryPolicy(initial=0.05, cap=0.2, attempts=None)
     settings = Settings(owner=store.owner, policy=policy, **TIMES)
-    runtime = Runtime(store, settings, clock=SteadyClock(wall=clock.seconds))
+    runtime = Runtime(store, settings, clock=clock)
 
     @asynccontextmanager
     async def lifespan(_: Any) -> Any:
@@ -144,12 +140,13 @@ def run_runtime(port: int, log: Path, database: str, folder: Path) -> None:
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", lifespan="on")
 
 
-def run_endpoint(port: int, log: Path) -> None:
+def run_endpoint(port: int, log: Path, folder: Path) -> None:
     """The whole life of a service endpoint's process."""
     _tell_to(log)
+    app = service_app(trips, tally, clock=PutBack(folder / "clock").seconds)
     config = Config()
     config.bind = [f"127.0.0.1:{port}"]
-    asyncio.run(hypercorn.asyncio.serve(service_app(trips, tally), config))
+    asyncio.run(hypercorn.asyncio.serve(app, config))
 
 
 def _tell_to(log: Path) -> None:

@@ -30,7 +30,7 @@ class MortalStack:
             Mortal(run_runtime, folder / f"runtime {number}.log", (url, folder))
             for number in range(2)
         ]
-        self.endpoint = Mortal(run_endpoint, folder / "endpoint.log")
+        self.endpoint = Mortal(run_endpoint, folder / "endpoint.log", (folder,))
         self.http = httpx.Client(timeout=5)
         self.counts: Counter[str] = Counter()
 

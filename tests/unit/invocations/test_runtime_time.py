@@ -38,6 +38,17 @@ def test_a_clock_put_back_does_not_hold_time_up():
     assert clock() == 1_004_000
 
 
+def test_it_tells_how_far_it_is_ahead_of_the_machine():
+    machine = Machine()
+    clock = clock_of(machine)
+    machine.passes(1.5)
+    assert clock.lead() == 0
+    machine.wall -= 3_600
+    assert clock.lead() == 3_600_000
+    machine.wall += 3_601
+    assert clock.lead() == 0
+
+
 def test_a_clock_put_forward_is_followed():
     machine = Machine()
     clock = clock_of(machine)

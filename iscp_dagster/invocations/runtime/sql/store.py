@@ -83,6 +83,8 @@ DOING: Mapping[type[op.Operation[Any]], Doing] = {
 class SqlStore:
     """A Store in the ISCP log's database; `engine` is the log's.
 
+    `clock` is the runtime's, which is `lead` milliseconds ahead of the machine's.
+
     Writers wait for each other, also on PostgreSQL: share transactions with writer.Writer.
     """
 
@@ -92,11 +94,12 @@ class SqlStore:
         *,
         owner: str = "",
         clock: Clock = utc_now,
+        lead: Callable[[], int] = lambda: 0,
         retention: timedelta = RETENTION,
     ) -> None:
         self.engine = prepare(engine)
         self.owner = owner
-        self._clock = clock
+        self._clock, self._lead = clock, lead
         self._retention = retention
 
     def ensure(self) -> None:
@@ -180,5 +183,6 @@ class SqlStore:
             connection=connection,
             now=int(self._clock().timestamp() * 1_000),
             owner=self.owner,
+            lead=self._lead(),
             retention=int(self._retention.total_seconds() * 1_000),
         )

@@ -25,6 +25,8 @@ IDLE = "30s"
 """A writer that was stopped in a transaction loses it after that on PostgreSQL."""
 LONGEST = 1_000
 """Bytes of a key, or of a state's or a promise's name; PostgreSQL's indexes take no long ones."""
+MOST_MILLIS = 2**63 - 1
+"""The latest time that is kept."""
 CONFLICT, NOT_FOUND, BAD, VIOLATION = 409, 404, 400, 571
 
 _LENGTH = (
@@ -58,12 +60,18 @@ class Work:
     owner: str
     retention: int
     """How long ended invocations are kept, in milliseconds."""
+    lead: int = 0
+    """By how much `now` is ahead of the machine's clock, in milliseconds."""
     ready: bool = False
     next_at: int | None = None
     ended: dict[str, Result] = field(default_factory=dict)
     news: list[News] = field(default_factory=list)
     services: dict[str, Service | None] = field(default_factory=dict)
     """Those that were read in this transaction."""
+
+    def moment(self, told: int) -> int:
+        """When it is that moment of the machine's clock, as handlers and requests tell times."""
+        return min(told + self.lead, MOST_MILLIS)
 
     def due(self, at: int) -> None:
         """Something is to be done at that time."""

@@ -54,7 +54,7 @@ class Submit(Operation[Submitted | Refused]):
     headers: tuple[tuple[str, str], ...] = ()
     idempotency_key: str | None = None
     at: int = 0
-    """Not begun before."""
+    """Not begun before, by the machine's clock."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import json
 import threading
 import time
 
@@ -49,6 +50,11 @@ async def no_steps(ctx: Context, tag: str) -> str:
 async def naps(ctx: Context, seconds: float) -> str:
     await ctx.sleep(seconds)
     return "slept"
+
+
+@steps.handler
+async def sends_later(ctx: Context, seconds: float) -> str:
+    return await ctx.send("Steps", "no_steps", "x", delay=seconds).invocation_id()
 
 
 @steps.handler
@@ -279,11 +285,41 @@ def test_a_wall_clock_that_is_put_back_holds_up_no_timer(tmp_path, urls):
     async def inside():
         clock = SteadyClock(wall=lambda: time.time() + machine["ahead"])
         async with running(tmp_path, urls[uvicorn_of], clock=clock) as driven:
-            id_ = await driven.submit("Steps/naps", 0.2)
+            id_ = await driven.submit("Steps/naps", 0.5)
+            await driven.until(id_, Status.SUSPENDED)
             machine["ahead"] = -3_600.0
             return await driven.end(id_)
 
     assert run(inside()) == Value(value=b'"slept"')
+
+
+def test_after_the_wall_clock_was_put_back_waits_are_as_long_as_they_were(tmp_path, urls):
+    machine = {"ahead": 3_600.0}
+
+    async def inside():
+        clock = SteadyClock(wall=lambda: time.time() + machine["ahead"])
+        async with running(tmp_path, urls[uvicorn_of], clock=clock) as driven:
+            machine["ahead"] = 0.0
+            sleeps = await driven.submit("Steps/naps", 0.3)
+            sends = await driven.submit("Steps/sends_later", 0.3)
+            delayed = await driven.submit("Steps/no_steps", "x", at=_now() + 300)
+            later = json.loads((await driven.end(sends)).value)
+            return [
+                await took(driven, sleeps),
+                await took(driven, delayed),
+                await took(driven, later),
+            ]
+
+    async def took(driven, id_):
+        await driven.end(id_)
+        found = driven.store.invocation(id_)
+        return found.ended - found.created
+
+    assert all(300 <= each < 3_000 for each in run(inside()))
+
+
+def _now():
+    return round(time.time() * 1_000)
 
 
 def test_an_unknown_invocation_has_no_end(tmp_path, urls):

@@ -11,7 +11,6 @@ from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.results import EMPTY, Result, Value
 from iscp_dagster.invocations.runtime.sql.entries.driven import (
     ACTED,
-    MOST_MILLIS,
     Acted,
     Driven,
     violation,
@@ -42,7 +41,7 @@ def call(work: Work, driven: Driven, message: Any) -> Acted | Refused:
 
 def one_way_call(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     """Invoke a handler, now or at a time, and go on."""
-    made = _made(work, driven, message, at=min(message.invoke_time, MOST_MILLIS))
+    made = _made(work, driven, message, at=message.invoke_time)
     return made if isinstance(made, Refused) else Acted(child=made.id)
 
 

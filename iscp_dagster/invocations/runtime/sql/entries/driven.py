@@ -10,9 +10,6 @@ from iscp_dagster.invocations.protocol.results import Result
 from iscp_dagster.invocations.runtime.sql.work import VIOLATION, Work
 from iscp_dagster.invocations.runtime.store.outcomes import Refused
 
-MOST_MILLIS = 2**63 - 1
-"""The latest time that is kept."""
-
 
 @dataclass(kw_only=True, slots=True)
 class Driven:

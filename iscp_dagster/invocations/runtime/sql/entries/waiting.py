@@ -9,7 +9,6 @@ import sqlalchemy as sa
 from iscp_dagster.invocations.protocol.results import EMPTY, result_of
 from iscp_dagster.invocations.runtime.sql.entries.driven import (
     ACTED,
-    MOST_MILLIS,
     Acted,
     Driven,
     violation,
@@ -23,7 +22,7 @@ from iscp_dagster.invocations.runtime.store.outcomes import Refused
 
 def sleep(work: Work, driven: Driven, message: Any) -> Acted:
     """Complete a Sleep at its time; at once if that is past."""
-    at = min(message.wake_up_time, MOST_MILLIS)
+    at = work.moment(message.wake_up_time)
     if at <= work.now:
         return Acted(result=EMPTY)
     row = {"invocation": driven.number, "idx": driven.length, "at": at}

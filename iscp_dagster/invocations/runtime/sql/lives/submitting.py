@@ -36,6 +36,7 @@ class _New:
     role: Role
     identity: str | None
     status: Status
+    at: int
 
     @property
     def arrives(self) -> inbox.Key | None:
@@ -111,14 +112,14 @@ def _new(
     work: Work, asked: Submit, role_: Role, identity_: str | None, occupied: set[inbox.Key]
 ) -> _New:
     key = (asked.service, asked.key)
-    status = Status.READY
-    if asked.at > work.now:
+    status, at = Status.READY, work.moment(asked.at) if asked.at else 0
+    if at > work.now:
         status = Status.SCHEDULED
-        work.due(asked.at)
+        work.due(at)
     elif role_ is Role.EXCLUSIVE:
         status = Status.INBOX if key in occupied else Status.READY
         occupied.add(key)
-    return _New(asked=asked, role=role_, identity=identity_, status=status)
+    return _New(asked=asked, role=role_, identity=identity_, status=status, at=at)
 
 
 def _insert(work: Work, new: Sequence[_New], parent: str | None) -> Mapping[str, int]:
@@ -160,7 +161,7 @@ def _columns(work: Work, new: _New, parent: str | None) -> dict[str, Any]:
         "parent": parent,
         "created": work.now,
         "changed": work.now,
-        "next_at": asked.at if new.status is Status.SCHEDULED else None,
+        "next_at": new.at if new.status is Status.SCHEDULED else None,
         "attempts": 0,
         "retries": 0,
         "known": 0,

@@ -13,6 +13,7 @@ TOO_LARGE = 413
 JOURNAL_MISMATCH = 570
 PROTOCOL_VIOLATION = 571
 CANCELLED = 409
+_CODES = range(1 << 32)
 WITH_DELAY = 2
 """The first version of the protocol whose errors say when to try again."""
 
@@ -59,7 +60,9 @@ class Failure:
         return cls(code=message.code, message=message.message)
 
     def written(self) -> FailureMessage:
-        return FailureMessage(code=self.code, message=sayable(self.message))
+        """The message; a code that it cannot have is INTERNAL."""
+        code = self.code if self.code in _CODES else INTERNAL
+        return FailureMessage(code=code, message=sayable(self.message))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

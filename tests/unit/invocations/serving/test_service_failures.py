@@ -164,6 +164,16 @@ def test_a_terminal_failure_that_no_message_can_have_is_written_out():
     assert attempt(journal)[-1] == "End"
 
 
+@pytest.mark.parametrize("status", [-1, 2**32])
+def test_a_status_that_no_message_can_have_is_500(status):
+    async def refuse(ctx: Context) -> None:
+        raise TerminalError("no", status)
+
+    journal = journal_of(refuse)
+    attempt(journal)
+    assert journal.output.failure == pb.Failure(code=500, message="no")
+
+
 def test_tracebacks_are_sent_where_they_are_asked_for():
     async def stumble(ctx: Context) -> None:
         raise KeyError("lost")

@@ -50,5 +50,4 @@ def whole(store: Store, id_: str) -> dict[str, Any]:
         raise ConfigError(
             f"There is no invocation {id_!r}; `iscp invocations list` shows those kept."
         )
-    journal = [facts.entry(id_, each) for each in store.journal(id_)]
-    return facts.invocation(found) | {"journal": journal}
+    return facts.whole(found, store.journal(id_))

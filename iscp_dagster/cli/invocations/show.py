@@ -54,6 +54,7 @@ def whole(each: Facts) -> None:
         "deployment": each["deployment"],
         "driven by": each["driven_by"],
         "last error": _error(each["error"]),
+        "in detail": (each["error"] or {}).get("description"),
         "result": _result(each["result"]),
     }
     print_facts({name: str(value) for name, value in facts.items() if value})
@@ -122,7 +123,9 @@ def _result(result: Facts | None) -> str:
 def _error(error: Facts | None) -> str:
     if error is None:
         return ""
+    entry = ", ".join(filter(None, (error.get("type"), error.get("name"))))
     of = "" if error.get("index") is None else f" at entry {error['index']}"
+    of += f" ({entry})" if entry else ""
     return f"{_time(error['at'], _FULL)}, {error['code']}{of}: {error['message']}"
 
 

@@ -144,9 +144,7 @@ class Admin:
         found = self.backend.store.invocation(id_)
         if found is None:
             raise unknown(id_)
-        journal = self.backend.store.journal(id_)
-        told = facts.invocation(found)
-        return _json(told | {"journal": [facts.entry(id_, each) for each in journal]})
+        return _json(facts.whole(found, self.backend.store.journal(id_)))
 
     async def change(self, request: Request) -> Response:
         """Cancel, kill, pause, resume or purge an invocation."""

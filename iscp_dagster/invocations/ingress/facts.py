@@ -52,6 +52,14 @@ def invocation(each: Invocation) -> dict[str, Any]:
     }
 
 
+def whole(each: Invocation, journal: Iterable[JournalEntry]) -> dict[str, Any]:
+    """An invocation with its journal, and all that was said of its last failure."""
+    told = invocation(each)
+    if each.error is not None and each.error.description:
+        told["error"]["description"] = each.error.description
+    return told | {"journal": [entry(each.id, its) for its in journal]}
+
+
 def target(each: Invocation) -> str:
     """The handler as one text: `Service/handler` or `Object/key/handler`."""
     return "/".join(filter(None, (each.service, each.key, each.handler)))
@@ -140,9 +148,16 @@ def text(value: bytes) -> str:
 def _error(found: ErrorReport | None, at: int | None) -> dict[str, Any] | None:
     if found is None:
         return None
-    of_entry = {"index": found.index, "name": found.name}
+    of_entry = {"index": found.index, "type": _type(found.kind), "name": found.name}
     told = {"code": found.code, "message": found.message, "at": time(at)}
     return {**told, **{name: value for name, value in of_entry.items() if value is not None}}
+
+
+def _type(code: int | None) -> str | None:
+    """The type of the entry that an error names; handlers may name others than there are."""
+    if code is None:
+        return None
+    return kinds.KINDS[code].name if code in kinds.KINDS else f"0x{code:04X}"
 
 
 def _result(kind: kinds.Kind, message: Any) -> Result | None:

@@ -19,7 +19,7 @@ from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.runtime.sql.store import SqlStore
 from iscp_dagster.invocations.runtime.store.deployments import Deployment
-from iscp_dagster.invocations.runtime.store.operations import Fail, Register, Submit
+from iscp_dagster.invocations.runtime.store.operations import Fail, Register, Resume, Submit
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.variables import HOME, INVOCATIONS_URL, LOG_URL
 
@@ -158,10 +158,30 @@ def test_why_an_attempt_failed_is_shown(iscp, hand):
     assert "backing off" in line_of(listed, id_)
     assert line_of(listed, "connection").split() == ["500:", "[red]no[/]", "connection"]
     said = printed(iscp, "show", id_)
-    assert "500 at entry 0: [red]no[/] connection" in said
+    assert "500 at entry 0 (x): [red]no[/] connection" in said
     assert line_of(said, "deployment").split() == ["deployment", "dp_1"]
     assert line_of(said, "next try").split()[2] == "3000-01-01"
     assert line_of(said, "status").split() == ["status", "backing", "off"]
+
+
+def test_all_that_a_service_said_of_its_failure_is_shown(iscp, hand):
+    id_ = submitted(hand)
+    hand.claim()
+    trace = f"Traceback:\n  File charge.py, line 7\n{'x' * 100}\n\x1b[2J[red]"
+    error = ErrorReport(message="no", description=trace, index=1, name="charge", kind=0x0C05)
+    hand.store.do(Fail(id=id_, fence=hand._driven[id_].fence, error=error, next_at=2**42))
+    said = printed(iscp, "show", id_)
+    assert "500 at entry 1 (Run, charge): no" in said
+    assert "  File charge.py, line 7 " in said
+    assert "\\x1b[2J[red]" in said
+    told = found(iscp, "show", id_)["error"]
+    assert (told["type"], told["name"], told["description"]) == ("Run", "charge", trace)
+    assert "description" not in found(iscp, "list")[0]["error"]
+    strange = ErrorReport(message="no", kind=0xFBFF)
+    hand.store.do(Resume(id=id_))
+    hand.claim()
+    hand.store.do(Fail(id=id_, fence=hand._driven[id_].fence, error=strange, next_at=2**42))
+    assert found(iscp, "show", id_)["error"]["type"] == "0xFBFF"
 
 
 def test_an_invocation_that_failed_is_told_from_one_that_did_not(iscp, hand):

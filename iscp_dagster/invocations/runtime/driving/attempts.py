@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from iscp_dagster.invocations.journal import runtime_events as events
 from iscp_dagster.invocations.protocol import versions
@@ -31,6 +32,8 @@ LINGER_SECONDS = 1.0
 _OK, _NOT_FOUND = 200, 404
 _GONE = " Serve the handler there again, or kill the invocation."
 _EXCERPT = 200
+
+logger = logging.getLogger(__name__)
 
 
 class UnfitAnswerError(DeploymentUnreachableError):
@@ -73,6 +76,10 @@ class Attempt:
         except asyncio.CancelledError:
             self._course.drop("the runtime stops")
             raise
+        except Exception as error:
+            # Else the invocation would count as driven for as long as this runtime lives.
+            logger.exception("%s: its attempt broke", self.claimed.id)
+            self._course.broken(ErrorReport(message=f"{type(error).__name__}: {error}"))
         await self._course.over()
 
     def told(self, news: News) -> None:

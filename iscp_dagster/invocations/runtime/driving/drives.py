@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from iscp_dagster.invocations.runtime.driving.attempts import Attempt
 from iscp_dagster.invocations.runtime.driving.tools import Tools
 from iscp_dagster.invocations.runtime.store.outcomes import Claimed, News
-
-logger = logging.getLogger(__name__)
 
 
 class Drives:
@@ -66,10 +63,8 @@ class Drives:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _ended(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
+    def _ended(self, attempt: Attempt, _task: asyncio.Task[None]) -> None:
         del self._tasks[attempt]
         if self._attempts.get(attempt.claimed.id) is attempt:
             del self._attempts[attempt.claimed.id]
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("%s: its attempt broke", attempt.claimed.id, exc_info=task.exception())
         self._freed()

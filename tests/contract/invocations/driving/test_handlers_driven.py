@@ -7,6 +7,7 @@ import collections
 import json
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from asgiservers import hypercorn_of, run, uvicorn_of
@@ -16,7 +17,12 @@ from iscp_dagster.invocations import Context, Service, VirtualObject, service_ap
 from iscp_dagster.invocations.protocol.results import Value
 from iscp_dagster.invocations.runtime.http.exchange import DeploymentUnreachableError
 from iscp_dagster.invocations.runtime.retries import RetryPolicy
-from iscp_dagster.invocations.runtime.store.operations import Cancel, CompleteAwakeable, Kill
+from iscp_dagster.invocations.runtime.store.operations import (
+    Cancel,
+    CompleteAwakeable,
+    Kill,
+    Register,
+)
 from iscp_dagster.invocations.runtime.store.views import Status
 from iscp_dagster.invocations.runtime.timers import SteadyClock
 
@@ -320,6 +326,19 @@ def test_after_the_wall_clock_was_put_back_waits_are_as_long_as_they_were(tmp_pa
 
 def _now():
     return round(time.time() * 1_000)
+
+
+def test_an_attempt_that_breaks_by_itself_has_failed(tmp_path, urls, caplog):
+    async def work(driven):
+        (known,) = await driven.runtime.read(driven.store.deployments)
+        service = (await driven.runtime.read(driven.store.services))["Steps"]
+        moved = replace(known, url="no address")
+        await driven.runtime.do(Register(deployment=moved, services=(service,)))
+        found = await driven.until(await driven.submit("Steps/no_steps", "x"), Status.PAUSED)
+        return found.error.message
+
+    assert "The address 'no address' is not one" in driven(tmp_path, [urls[uvicorn_of]], work)
+    assert "its attempt broke" in caplog.text
 
 
 def test_an_unknown_invocation_has_no_end(tmp_path, urls):

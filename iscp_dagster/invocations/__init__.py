@@ -1,6 +1,7 @@
 """Durable, journaled invocations of handlers: the protocol, both of its sides, and the runtime.
 
-Users write services with the names exported here; docs/services.md shows how.
+Users write services, and invoke their handlers, with the names exported here; docs/services.md and
+docs/invocations.md show how.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from iscp_dagster.invocations.client import Client
+    from iscp_dagster.invocations.refused import InvocationFailedError, InvocationRefusedError
     from iscp_dagster.invocations.serving.app import service_app
     from iscp_dagster.invocations.serving.attempts.running import RunRetry
     from iscp_dagster.invocations.serving.calls import KeyedRequest, WorkflowRun
@@ -19,7 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BYTES",
+    "Client",
     "Context",
+    "InvocationFailedError",
+    "InvocationRefusedError",
     "KeyedRequest",
     "RetryableError",
     "RunRetry",
@@ -33,23 +39,26 @@ __all__ = [
 
 # The rooms below import this package, and need none of these.
 _PLACES = {
-    "BYTES": "declared.serde",
-    "Context": "context",
-    "KeyedRequest": "calls",
-    "RetryableError": "errors",
-    "RunRetry": "attempts.running",
-    "Service": "declared.services",
-    "TerminalError": "errors",
-    "VirtualObject": "declared.services",
-    "Workflow": "declared.services",
-    "WorkflowRun": "calls",
-    "service_app": "app",
+    "BYTES": "serving.declared.serde",
+    "Client": "client",
+    "Context": "serving.context",
+    "InvocationFailedError": "refused",
+    "InvocationRefusedError": "refused",
+    "KeyedRequest": "serving.calls",
+    "RetryableError": "serving.errors",
+    "RunRetry": "serving.attempts.running",
+    "Service": "serving.declared.services",
+    "TerminalError": "serving.errors",
+    "VirtualObject": "serving.declared.services",
+    "Workflow": "serving.declared.services",
+    "WorkflowRun": "serving.calls",
+    "service_app": "serving.app",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _PLACES:
-        return getattr(import_module(f"{__name__}.serving.{_PLACES[name]}"), name)
+        return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

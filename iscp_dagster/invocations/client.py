@@ -75,8 +75,8 @@ class Client:
         url = environ.get(INVOCATIONS_URL, "")
         if not url:
             raise ConfigError(
-                f"{INVOCATIONS_URL} is not set, and no stack is up. Start one with `iscp up`, or "
-                "name the address of your `iscp invocations serve`."
+                f"{INVOCATIONS_URL} is not set. Start a stack (`iscp up`), whose address "
+                '`eval "$(iscp env)"` sets, or name that of your `iscp invocations serve`.'
             )
         return cls(url, environ.get(INVOCATIONS_TOKEN, ""))
 
@@ -210,6 +210,10 @@ class Client:
     def kill(self, invocation: str) -> bool:
         """End an invocation, and those that it called, at once."""
         return self.change(invocation, "kill")
+
+    def pause(self, invocation: str) -> bool:
+        """Have nobody drive an invocation until it is resumed."""
+        return self.change(invocation, "pause")
 
     def resume(self, invocation: str) -> bool:
         """Have a paused invocation tried again, now."""

@@ -266,6 +266,8 @@ def test_an_address_that_is_none_is_a_mistake_in_the_settings(url):
     with pytest.raises(ConfigError, match=INVOCATIONS_URL) as wrong:
         Client.of({INVOCATIONS_URL: url})
     assert "secret" not in str(wrong.value)
+    with pytest.raises(ConfigError, match=r'INVOCATIONS_URL is not set.*`eval "\$\(iscp env\)"`'):
+        Client.of({})
 
 
 def test_another_address_than_loopback_needs_a_token():

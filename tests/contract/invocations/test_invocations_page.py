@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import dagster as dg
 import httpx
 import pytest
 import typer
@@ -161,6 +163,34 @@ def test_the_runtime_runs_alone_until_it_is_told_to_end(tmp_path):
     assert url.startswith("http://127.0.0.1:")
     assert (out, err) == ("", "")
     assert process.returncode in {0, -signal.SIGTERM}
+
+
+def test_an_asset_invokes_once_for_a_run_and_its_retries(shell, monkeypatch):
+    (code,) = re.findall(r'```python title="greetings.py"\n(.*?)```', PAGE, re.DOTALL)
+    monkeypatch.setenv("ISCP_INVOCATIONS_URL", shell.url)
+    monkeypatch.delenv("ISCP_INVOCATIONS_TOKEN", raising=False)
+    space = {}
+    exec(compile(code, "greetings.py", "exec", dont_inherit=True), space)
+    greeting, instance = space["greeting"], dg.DagsterInstance.ephemeral()
+    run = dg.materialize([greeting], instance=instance)
+    assert run.output_for_node("greeting") == "Hello Ada"
+    with Client(shell.url) as client:
+        made = client.send("Greeter", "greet", "Ada", idempotency_key=run.run_id)
+    assert not made.is_new
+
+
+def test_the_table_of_the_clients_methods_is_that_of_the_code():
+    table = PAGE.partition("| method | what it does |\n")[2].partition("\n\n")[0]
+    said = re.findall(
+        r"`(\w+)\(([^)]*)\)`", "".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))
+    )
+    public = {name for name in vars(Client) if not name.startswith("_")}
+    assert {name for name, _ in said} == public - {"of", "close", "change", "health"}
+    for name, arguments in said:
+        signature = inspect.signature(getattr(Client, name))
+        keywords = set(re.findall(r"(\w+)=", arguments))
+        free = {"service", "handler", "key", "status"} if name == "invocations" else set()
+        assert keywords <= {*signature.parameters, *free}
 
 
 def outline(table):

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import re
+import sys
+import tempfile
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from liveruntime import IMPATIENT, running
 from places import DOCS
 
-from iscp_dagster.invocations import service_app
-from iscp_dagster.invocations.client import InvocationFailedError
+from iscp_dagster.invocations import (
+    Client,
+    Context,
+    InvocationFailedError,
+    Service,
+    service_app,
+    testing,
+)
+from iscp_dagster.model.errors import UnavailableError, WaitError
 
 PAGE = (DOCS / "services.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r'^```python title="(.+?)"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL))
@@ -95,3 +105,42 @@ def mail_about(what):
                 return inside
         came.wait(0.05)
     raise AssertionError(mailed)
+
+
+def test_the_pages_test_of_a_handler_passes(monkeypatch):
+    module = ModuleType("greeter")
+    vars(module).update(service_of("greeter.py"))
+    monkeypatch.setitem(sys.modules, "greeter", module)
+    test = {}
+    exec(EXAMPLES["test_greeter.py"], test)
+    test["test_ada_is_greeted"]()
+
+
+def test_a_handler_that_fails_in_a_test_is_paused_and_nothing_is_left(
+    caplog, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    broken, tried = Service("Broken"), []
+
+    @broken.handler
+    async def work(_ctx: Context) -> None:
+        tried.append(1)
+        raise OSError("it is broken")
+
+    with testing.running(broken, attempts=2) as client:
+        (folder,) = tmp_path.iterdir()
+        sent = client.send("Broken", "work")
+        wait_until(lambda: client.invocation(sent.id)["status"] == "paused")
+        with pytest.raises(WaitError, match=r"has not ended in 0\.1 s"):
+            client.attach(sent.id, seconds=0.1)
+    assert (len(tried), folder.exists()) == (2, False)
+    assert "OSError: it is broken" in caplog.text
+    with pytest.raises(UnavailableError):
+        Client(client.url).health()
+
+
+def wait_until(seen):
+    ended = time.monotonic() + SECONDS
+    while not seen():
+        assert time.monotonic() < ended
+        time.sleep(0.01)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from iscp_dagster.model.batch import BatchRecord, Case, Phase, Range, Step
 from iscp_dagster.model.errors import ConfigError
@@ -148,3 +149,5 @@ class Failed:
     claim: Claim
     code: int
     message: str
+    told: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What its consumer did and reported all the same."""

@@ -17,6 +17,25 @@ if TYPE_CHECKING:
     from iscp_dagster.model.jobs import JobID
 
 
+Told = Mapping[str, Any]
+"""What a consumer reports besides rows, see `DataRetriever.tell`."""
+MOST_LISTED = 50
+"""The latest things of a list that are kept."""
+
+
+def together(earlier: Told, later: Told) -> Told:
+    """What was told of two steps: numbers are added, lists joined, else the later one stands."""
+    return {**earlier, **{name: _both(earlier.get(name), each) for name, each in later.items()}}
+
+
+def _both(earlier: Any, later: Any) -> Any:
+    if isinstance(earlier, int) and isinstance(later, int):
+        return earlier + later
+    if isinstance(earlier, list) and isinstance(later, list):
+        return [*earlier, *later][-MOST_LISTED:]
+    return later
+
+
 class DataType(IntEnum):
     """What the batches are; the numbers are part of the protocol."""
 
@@ -96,9 +115,9 @@ class DataRetriever(Protocol):
     def refuse(self, tenant: str, error: IscpError) -> None:
         """Reject one tenant's rows: only its job fails, and no more of its rows come."""
 
-    def tell(self, tenant: str, facts: Mapping[str, Any]) -> None:
-        """Report what the iteration did for a tenant: shown with its outcome; numbers are counts
-        that the job's status keeps too.
+    def tell(self, tenant: str, facts: Told) -> None:
+        """Report what the iteration did for a tenant: shown with its outcome, with what was told of
+        the iteration's earlier ranges; numbers are counts that the job's status keeps too.
         """
 
     def sent_again(self) -> None:

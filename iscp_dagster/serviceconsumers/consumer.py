@@ -104,14 +104,16 @@ class _Consuming:
         """Invoke the tenant's chunks to their ends; returns why they do not all have one."""
         if self.down is not None:
             return self.down
+        invoking = self._invoking(tenant)
         try:
-            told = self._invoking(tenant).invoke(self._chunks(tenant))
+            invoking.invoke(self._chunks(tenant))
         except UnavailableError as error:
             self.down = error
             return error
         except IscpError as error:
             return error
-        self.retriever.tell(tenant, told)
+        finally:
+            self.retriever.tell(tenant, invoking.facts)
         return None
 
     def _invoking(self, tenant: str) -> Invoking:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -23,7 +23,7 @@ from iscp_dagster.serviceconsumers.services import (
 LOOK_SECONDS = 1.0
 """How long one look at an invocation may take; between looks, the fence is asked for."""
 SHOWN = 50
-"""The invocations of a tenant that an iteration shows; the latest ones."""
+"""The latest invocations of a tenant and range that are shown."""
 
 
 @dataclass
@@ -59,10 +59,11 @@ class Invoking:
     patience: Patience
     begun: int = 0
     attached: int = 0
-    ended: deque[tuple[Chunk, Invoked]] = field(default_factory=lambda: deque(maxlen=SHOWN))
+    seen: dict[int, tuple[Chunk, Invoked]] = field(default_factory=dict)
+    """The latest chunks by number, with their invocations as last seen."""
 
-    def invoke(self, chunks: Iterable[Chunk]) -> Mapping[str, Any]:
-        """Invoke all, each once earlier ones have ended; returns what is shown of them.
+    def invoke(self, chunks: Iterable[Chunk]) -> None:
+        """Invoke all, each once earlier ones have ended.
 
         Raises why one has not ended well: InvocationGoingError, InvocationFailedError, what `lost`
         says, and what the services raise.
@@ -74,7 +75,6 @@ class Invoking:
             waiting.append((chunk, self._sent(chunk)))
         while waiting:
             self._end(*waiting.popleft())
-        return self._facts()
 
     def _sent(self, chunk: Chunk) -> Invoked:
         """The chunk's invocation: the one that there is, unless it failed earlier.
@@ -96,12 +96,14 @@ class Invoking:
                 break
         self.begun += 1
         self.attached += not invoked.is_new
+        self._see(chunk, invoked)
         return invoked
 
     def _end(self, chunk: Chunk, invoked: Invoked) -> None:
         while True:
             seen = self.services.look(invoked, min(LOOK_SECONDS, self.patience.seconds))
             invoked = replace(seen, is_new=invoked.is_new)
+            self._see(chunk, invoked)
             if invoked.ended or invoked.status == PAUSED:
                 break
             self._check()
@@ -113,24 +115,19 @@ class Invoking:
             told, reason = self._failed(chunk, invoked), invoked.failure
             raise InvocationFailedError(told, invocation=invoked.id, reason=reason)
         self.patience.move()
-        self.ended.append((chunk, invoked))
 
     def _check(self) -> None:
         if (error := self.lost()) is not None:
             raise error
 
-    def _facts(self) -> dict[str, Any]:
-        shown = [
-            {
-                "chunk": chunk.number,
-                "rows": chunk.rows,
-                "id": invoked.id,
-                "status": "succeeded",
-                "attached": not invoked.is_new,
-                "link": invoked.link,
-            }
-            for chunk, invoked in self.ended
-        ]
+    def _see(self, chunk: Chunk, invoked: Invoked) -> None:
+        self.seen[chunk.number] = chunk, invoked
+        self.seen.pop(chunk.number - SHOWN, None)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is shown of the invocations so far; with none, only their number."""
+        shown = [_shown(chunk, invoked) for chunk, invoked in self.seen.values()]
         counts = {"invocations": self.begun, "attached": self.attached}
         return {**counts, **({INVOKED: shown} if shown else {})}
 
@@ -158,6 +155,19 @@ class Invoking:
             f"{self._head(chunk, invoked)} is {invoked.status}{last}; {then}. The next iteration "
             "attaches to it."
         )
+
+
+def _shown(chunk: Chunk, invoked: Invoked) -> dict[str, Any]:
+    ended = "failed" if invoked.failed else "succeeded"
+    return {
+        "versions": f"({chunk.part.from_}, {chunk.part.to}]",
+        "chunk": chunk.number,
+        "rows": chunk.rows,
+        "id": invoked.id,
+        "status": ended if invoked.ended else invoked.status,
+        "attached": not invoked.is_new,
+        "link": invoked.link,
+    }
 
 
 def _why(invoked: Invoked) -> str:

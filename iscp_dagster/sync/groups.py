@@ -350,9 +350,10 @@ def _ended(reader: Reader, claim: Claim, written: Written, ledger: Ledger) -> Ou
             return _skipped(reader, claim, ledger)
         except IscpError as error:
             return failed(claim, error)
-    told = written.error_of(claim.key.tenant)
-    if told is not None:
-        return Failed(claim=claim, code=told.code, message=told.message)
+    wrong = written.error_of(claim.key.tenant)
+    if wrong is not None:
+        told = written.told.get(claim.key.tenant, {})
+        return Failed(claim=claim, code=wrong.code, message=wrong.message, told=told)
     return Delivery(claim=claim, written=written, ledger=ledger)
 
 

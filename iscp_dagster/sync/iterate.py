@@ -10,13 +10,14 @@ from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Claim, Failed, Iteration
 from iscp_dagster.model.batch import Action, Range
+from iscp_dagster.model.consumers import Told, together
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import BatchError, IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.groups import Outcome, delivered
-from iscp_dagster.sync.ledger import recalled
+from iscp_dagster.sync.ledger import Ledger, recalled
 from iscp_dagster.sync.publish import Delivery, failed, publish, recorded, refuse, step
 from iscp_dagster.sync.reader import Reader
 
@@ -82,18 +83,41 @@ def deliveries(
         recall=recall,
     )
     open_ = {claim.key: claim for claim in claims}
-    with _settled(deployment, open_):
-        if unread is not None:
-            raise unread
-        yield from _ended(refuse(deployment, _mismatched(claims)), open_)
-        yield from _ended(recorded(deployment, ledger, list(open_.values())), open_)
-        consumers = tuple(dict.fromkeys(claim.spec.detail.consumer for claim in open_.values()))
-        reader = replace(reader, consumers=consumers)
-        while open_:
-            settled: dict[JobKey, Claim | None] = {}
-            group = _next_group(list(open_.values()))
-            for outcomes in delivered(reader, group, ledger, settled):
-                yield from _taken(deployment, outcomes, open_, settled)
+    told: dict[JobKey, Told] = {}
+    cut: list[Outcome] = []
+    try:
+        with _settled(deployment, open_, told, cut):
+            _check(unread)
+            yield from _steps(reader, ledger, claims, open_, told)
+    except Exception:
+        if cut:
+            yield cut
+        raise
+
+
+def _check(unread: IscpError | None) -> None:
+    if unread is not None:
+        raise unread
+
+
+def _steps(
+    reader: Reader,
+    ledger: Ledger,
+    claims: Sequence[Claim],
+    open_: dict[JobKey, Claim],
+    told: dict[JobKey, Told],
+) -> Iterator[list[Outcome]]:
+    """Take the claims' steps, until none of the claims is open."""
+    deployment = reader.deployment
+    yield from _ended(refuse(deployment, _mismatched(claims)), open_)
+    yield from _ended(recorded(deployment, ledger, list(open_.values())), open_)
+    consumers = tuple(dict.fromkeys(claim.spec.detail.consumer for claim in open_.values()))
+    reader = replace(reader, consumers=consumers)
+    while open_:
+        settled: dict[JobKey, Claim | None] = {}
+        group = _next_group(list(open_.values()))
+        for outcomes in delivered(reader, group, ledger, settled):
+            yield from _taken(deployment, outcomes, open_, settled, told)
 
 
 def _taken(
@@ -101,9 +125,13 @@ def _taken(
     outcomes: Sequence[Outcome],
     open_: dict[JobKey, Claim],
     settled: Mapping[JobKey, Claim | None],
+    told: dict[JobKey, Told],
 ) -> Iterator[list[Outcome]]:
-    """The outcomes of last steps; the other claims go on with their next step."""
-    whole = [_whole(each) for each in outcomes]
+    """The outcomes of last steps; the other claims go on with their next step.
+
+    `told` keeps what their consumers reported of the steps so far.
+    """
+    whole = [_with_earlier(_whole(each), told) for each in outcomes]
     last = [each for each in whole if isinstance(each, Failed) or each.claim.last]
     going = [each for each in whole if isinstance(each, Delivery) and not each.claim.last]
     yield from _ended(last, open_)
@@ -113,6 +141,7 @@ def _taken(
     found = step(deployment, unmoved) if unmoved else []
     found += [moved[each.claim.key] for each in going if each.claim.key in moved]
     open_ |= {each.key: each for each in found if isinstance(each, Claim)}
+    told |= {each.claim.key: each.told_in_all for each in going if each.told_in_all}
     yield from _ended([each for each in found if isinstance(each, Failed)], open_)
 
 
@@ -126,6 +155,15 @@ def _ended(outcomes: Sequence[Outcome], open_: dict[JobKey, Claim]) -> Iterator[
 def _mismatched(claims: Sequence[Claim]) -> list[Failed]:
     rejected = [claim for claim in claims if claim.step.action is Action.REJECT]
     return [failed(claim, BatchError(MISMATCH.format(claim=claim))) for claim in rejected]
+
+
+def _with_earlier(outcome: Outcome, told: Mapping[JobKey, Told]) -> Outcome:
+    earlier = told.get(outcome.claim.key)
+    if not earlier:
+        return outcome
+    if isinstance(outcome, Failed):
+        return replace(outcome, told=together(earlier, outcome.told))
+    return replace(outcome, earlier=earlier)
 
 
 def _whole(outcome: Outcome) -> Outcome:
@@ -157,9 +195,16 @@ def _span(range_: Range) -> tuple[int, int]:
 
 
 @contextmanager
-def _settled(deployment: Deployment, open_: Mapping[JobKey, Claim]) -> Iterator[None]:
+def _settled(
+    deployment: Deployment,
+    open_: Mapping[JobKey, Claim],
+    told: Mapping[JobKey, Told],
+    cut: list[Outcome],
+) -> Iterator[None]:
     """Fail the jobs still open when an error ends the iteration early; cancel them when it is
     interrupted.
+
+    `cut` gets the failures of those whose consumers have told something of their earlier steps.
     """
     try:
         yield
@@ -169,6 +214,7 @@ def _settled(deployment: Deployment, open_: Mapping[JobKey, Claim]) -> Iterator[
         left = [Failed(claim=claim, code=code, message=text) for claim in open_.values()]
         with suppress(IscpError):
             deployment.log.fail(left)
+        cut += [replace(each, told=told[each.claim.key]) for each in left if each.claim.key in told]
         raise
     except BaseException:
         held = {claim.key: claim.fence for claim in open_.values()}

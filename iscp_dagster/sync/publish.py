@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
 
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.feed import ReadKind, ReadPlan
 from iscp_dagster.joblog.iterations import Claim, Done, Failed
 from iscp_dagster.model.batch import Range
+from iscp_dagster.model.consumers import Told, together
 from iscp_dagster.model.errors import FenceError, IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import Moment
@@ -34,6 +34,8 @@ class Delivery:
     ledger: Ledger
     published: datetime | None = None
     """When the watermark moved; None before."""
+    earlier: Told = field(default_factory=dict)
+    """What the consumer reported of the claim's earlier steps."""
 
     @property
     def tenant(self) -> str:
@@ -74,9 +76,14 @@ class Delivery:
         return self.written.deleted.get(self.tenant, 0)
 
     @property
-    def told(self) -> Mapping[str, Any]:
+    def told(self) -> Told:
         """What the consumer reported besides rows."""
         return self.written.told.get(self.tenant, {})
+
+    @property
+    def told_in_all(self) -> Told:
+        """The same of all steps so far."""
+        return together(self.earlier, self.told)
 
     @property
     def gap(self) -> str:
@@ -126,6 +133,8 @@ def step(deployment: Deployment, deliveries: Sequence[Delivery]) -> list[Claim |
     late = recorded(deployment, deliveries[0].ledger, list(claims.values()))
     for each in late:
         del claims[each.claim.key]
+    told = {each.claim.key: each.told_in_all for each in deliveries}
+    late = [replace(each, told=told[each.claim.key]) for each in late]
     return [*claims.values(), *late, *(each for each in moved.values() if isinstance(each, Failed))]
 
 
@@ -145,7 +154,7 @@ def refuse(deployment: Deployment, wrong: list[Failed]) -> list[Failed]:
     """
     taken = deployment.log.fail(wrong)
     return [
-        failed(each.claim, taken[each.claim.key])
+        replace(failed(each.claim, taken[each.claim.key]), told=each.told)
         if each.claim.key in taken and each.code != FenceError.code
         else each
         for each in wrong
@@ -155,6 +164,10 @@ def refuse(deployment: Deployment, wrong: list[Failed]) -> list[Failed]:
 def failed(claim: Claim, error: IscpError) -> Failed:
     """The claim, failed with this error."""
     return Failed(claim=claim, code=error.code, message=str(error))
+
+
+def _undelivered(delivery: Delivery, error: IscpError) -> Failed:
+    return replace(failed(delivery.claim, error), told=delivery.told_in_all)
 
 
 def _outcome(delivery: Delivery, moved: Mapping[JobKey, Claim | Failed]) -> Delivery | Failed:
@@ -185,9 +198,9 @@ def _confirmed(
             _start_over(deployment, deliveries, late)
     except IscpError as error:
         outcomes |= dict.fromkeys((each.claim.key for each in _left(deliveries, outcomes)), error)
-    claims = {each.claim.key: each.claim for each in deliveries}
+    ours = {each.claim.key: each for each in deliveries}
     found = {
-        key: each if isinstance(each, Claim) else failed(claims[key], each)
+        key: each if isinstance(each, Claim) else _undelivered(ours[key], each)
         for key, each in outcomes.items()
     }
     # The log itself may be down.

@@ -393,7 +393,8 @@ def _consumed(
 ) -> Written:
     retriever = worker.retriever
     stopped = {tenant: Error.of(error) for tenant, error in retriever.refused.items()}
-    written = replace(written, stopped=stopped, seconds=seconds)
+    told = dict(retriever.told)
+    written = replace(written, stopped=stopped, told=told, seconds=seconds)
     refusal = next((each for each in receipts if each.code and not each.target), None)
     if refusal is not None:
         error = _error(refusal)
@@ -406,7 +407,6 @@ def _consumed(
         inserted=dict(retriever.inserted),
         deleted=dict(retriever.deleted),
         bytes=dict(retriever.bytes),
-        told=dict(retriever.told),
         chunks=retriever.chunks,
         write_seconds=retriever.seconds,
         settled=retriever.settled,

@@ -33,6 +33,7 @@ from iscp_dagster.location.assets.reporting import (
     iterated,
     materializations,
     news_of,
+    observations,
     store_events,
 )
 from iscp_dagster.location.names import partitions_of, source_key
@@ -108,6 +109,7 @@ def _of_one(
                 reported()
                 if not isinstance(outcome, Delivery | InStep):
                     failed.append(outcome)
+                    store_events(context, observations(its.source, [outcome]))
                 elif outcome.job_name in declared:
                     output = _output(its, outcome, views.get(outcome.job_name))
                     yield from held.put(outcome.job_name, output)

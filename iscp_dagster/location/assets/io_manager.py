@@ -98,7 +98,7 @@ class Outcomes:
 
     def summary(self) -> dict[str, Any]:
         """The totals for the run's page."""
-        invoked = sum(each.told.get("invocations", 0) for each in self.delivered)
+        invoked = sum(each.told_in_all.get("invocations", 0) for each in self.delivered)
         return {
             **({"invocations": invoked} if invoked else {}),
             "tenants": len({each.tenant for each in self.outcomes}),
@@ -155,7 +155,7 @@ def _delivered(delivery: Delivery) -> dict[str, Any]:
         "bytes": delivery.bytes,
         "chunks": written.chunks,
         "registration": str(delivery.claim.registration),
-        **told_metadata(delivery.told),
+        **told_metadata(delivery.told_in_all),
     }
 
 

@@ -75,9 +75,10 @@ def told_metadata(told: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a consumer reported besides rows; of invocations, a table with a link to each."""
     if INVOKED not in told:
         return told
-    lines = ["| chunk | rows | invocation | status |", "|---|---|---|---|"]
+    lines = ["| versions | chunk | rows | invocation | status |", "|---|---|---|---|---|"]
     for each in told[INVOKED]:
         status = f"{each['status']}, was there already" if each["attached"] else each["status"]
         link = f"[{each['id']}]({each['link']})"
-        lines.append(f"| {each['chunk']} | {each['rows']} | {link} | {status} |")
+        chunk = f"{each['versions']} | {each['chunk']}"
+        lines.append(f"| {chunk} | {each['rows']} | {link} | {status} |")
     return {**told, INVOKED: MetadataValue.md("\n".join(lines))}

@@ -23,17 +23,19 @@ from dagster import (
     AssetObservation,
     DagsterEventType,
     DagsterInstance,
+    MetadataValue,
     OpExecutionContext,
     RunsFilter,
 )
 from dagster._core.definitions.data_version import DATA_VERSION_TAG
 from dagster._core.events import DagsterEvent, DagsterEventBatchMetadata
 
+from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.joblog.sql.statements import portions
 from iscp_dagster.location.assets.data_versions import AssetEvent, DataVersions, latest
 from iscp_dagster.location.assets.io_manager import shown
 from iscp_dagster.location.assets.iterations import InStep, Iterations, Outcome
-from iscp_dagster.location.assets.metadata import events_if_known
+from iscp_dagster.location.assets.metadata import events_if_known, told_metadata
 from iscp_dagster.location.assets.provenance import Provenance
 from iscp_dagster.location.assets.source_check import evaluation
 from iscp_dagster.location.names import job_key
@@ -44,6 +46,7 @@ from iscp_dagster.planning.effective import effective
 from iscp_dagster.planning.problems import problem_of
 from iscp_dagster.planning.table_problems import problems_of
 from iscp_dagster.runs.named import WORKED
+from iscp_dagster.serviceconsumers.services import INVOKED
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.publish import Delivery
 
@@ -51,6 +54,7 @@ Context = AssetExecutionContext | OpExecutionContext
 Success = Delivery | InStep
 """An outcome whose rows are served."""
 Reported = AssetEvent | AssetCheckEvaluation
+Tell = Callable[[Sequence[Success], Sequence[Outcome]], None]
 BATCH = 200
 """The events that are made and stored at a time."""
 
@@ -60,7 +64,7 @@ def iterated(
     its: Iterations,
     chosen: Callable[[Sequence[Success]], Sequence[Success]] = list,
 ) -> tuple[list[Success], list[Outcome]]:
-    """Bring the tenants in step and report each; returns what was reported, and what failed.
+    """Bring the tenants in step and report each; returns what was served, and what failed.
 
     `chosen` picks the outcomes of a scan to report. If an error ends the run, what was served
     before is reported first.
@@ -70,15 +74,16 @@ def iterated(
     with reporting(context, its) as tell:
         for outcomes in its.outcomes():
             served = chosen([each for each in outcomes if isinstance(each, Delivery | InStep)])
-            if served:
-                told += served
-                tell(served)
-            failed += [each for each in outcomes if not isinstance(each, Delivery | InStep)]
+            wrong = [each for each in outcomes if not isinstance(each, Delivery | InStep)]
+            if served or wrong:
+                tell(served, wrong)
+            told += served
+            failed += wrong
     return told, failed
 
 
 @contextmanager
-def reporting(context: Context, its: Iterations) -> Iterator[Callable[[Sequence[Success]], None]]:
+def reporting(context: Context, its: Iterations) -> Iterator[Tell]:
     """Yield a function that reports a scan's outcomes, in parallel with what the run does next.
 
     Ends when all are reported; raises Dagster's first error, which costs no tenant its rows. An
@@ -92,15 +97,17 @@ def reporting(context: Context, its: Iterations) -> Iterator[Callable[[Sequence[
         log_ = its.deployment.delta_log(its.source)
         return DataVersions(context.instance, its.source, log_, to.version)
 
-    def store(outcomes: Sequence[Success]) -> None:
-        news = news_of(its.deployment, versions(), {each.tenant for each in outcomes})
-        made = materializations(context.instance, its.deployment, its.source, outcomes, its.run_id)
-        for events in (news, made):
+    def made_of(served: Sequence[Success]) -> Iterator[Iterable[Reported]]:
+        yield news_of(its.deployment, versions(), {each.tenant for each in served})
+        yield materializations(context.instance, its.deployment, its.source, served, its.run_id)
+
+    def store(served: Sequence[Success], wrong: Sequence[Outcome]) -> None:
+        for events in (*(made_of(served) if served else ()), observations(its.source, wrong)):
             store_events(context, takewhile(lambda _: not ended.is_set(), events))
 
     with ThreadPoolExecutor(1, "reporting") as beside, _set_when_interrupted(ended):
         try:
-            yield lambda outcomes: told.append(beside.submit(store, outcomes))
+            yield lambda served, wrong: told.append(beside.submit(store, served, wrong))
         except Exception:
             wait(told)
             raise
@@ -192,6 +199,19 @@ def materializations(
             metadata={**shown(each, tables), **events(each.job_name)},
             tags={**tags, DATA_VERSION_TAG: str(each.data_version)},
         )
+
+
+def observations(source: SourceTable, wrong: Iterable[Outcome]) -> Iterator[AssetObservation]:
+    """One for each failed job whose handler was invoked all the same, with these invocations."""
+    for each in wrong:
+        if isinstance(each, Failed) and INVOKED in each.told:
+            key = each.claim.key
+            error = MetadataValue.text(f"[{each.code}] {each.message}")
+            yield AssetObservation(
+                asset_key=job_key(source, key.job_name),
+                partition=key.tenant,
+                metadata={**told_metadata(each.told), "error": error},
+            )
 
 
 def unreported(

@@ -13,16 +13,19 @@ from onetable import commit
 from tables import deployment_at
 
 from iscp_dagster import Mirror, ServiceConsumer, SourceTable, build_definitions
+from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.location.assets.io_manager import InvocationsIOManager
 from iscp_dagster.location.names import partitions_name
-from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import registering
 from iscp_dagster.planning.runner import Runner
+from iscp_dagster.sync.reader import Reader
 
 pytestmark = pytest.mark.filterwarnings("ignore:Parameter `data_version` of initializer")
 KEY = dg.AssetKey(["shop", "orders_told"])
+MADE = dg.DagsterEventType.ASSET_MATERIALIZATION
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -69,6 +72,26 @@ def materialized(location, tenant):
     )
 
 
+def reported(location, run, kind):
+    """Return the metadata that the run reported of the consumer's asset, by tenant."""
+    found = location.instance.get_records_for_run(run.run_id, of_type=kind).records
+    events = [each.event_log_entry.dagster_event.event_specific_data for each in found]
+    kept = [getattr(each, "materialization", None) or each.asset_observation for each in events]
+    return {
+        each.partition: {name: entry.value for name, entry in each.metadata.items()}
+        for each in kept
+        if each.asset_key == KEY
+    }
+
+
+def observed(location, run):
+    return reported(location, run, dg.DagsterEventType.ASSET_OBSERVATION)
+
+
+def rows_of(shown):
+    return shown["invoked"].splitlines()[2:]
+
+
 def test_its_asset_is_below_its_table_and_says_what_it_invokes(location):
     graph = location.defs.resolve_asset_graph()
     assert graph.get(KEY).parent_keys == {dg.AssetKey(["shop", "orders"])}
@@ -111,7 +134,9 @@ def test_a_run_shows_its_invocations_with_status_and_link(location, source, runt
     (made,) = ended.get_asset_materialization_events()
     shown = made.materialization.metadata
     assert (shown["invocations"].value, shown["attached"].value) == (1, 0)
-    assert "| 0 | 1 | [inv_0](http://here/inv_0) | succeeded |" in shown["invoked"].value
+    row = "| (-1, 0] | 0 | 1 | [inv_0](http://here/inv_0) | succeeded |"
+    assert shown["invoked"].value.splitlines()[2:] == [row]
+    assert observed(location, ended) == {}
     assert runtime.bodies[0]["rows"] == [
         {"id": 1, "region": "eu", "_change": "upsert", "_version": 0}
     ]
@@ -130,6 +155,10 @@ def test_a_run_whose_handler_failed_names_the_invocation_and_goes_on_after_a_rep
     assert "[10740] shop.orders/told, tenant 'eu': Service consumer 'told': invocation inv_0" in (
         failure.step_failure_data.error.message
     )
+    ((tenant, shown),) = observed(location, ended).items()
+    assert (tenant, shown["invocations"], shown["attached"]) == ("eu", 1, 0)
+    assert rows_of(shown) == ["| (-1, 0] | 0 | 1 | [inv_0](http://here/inv_0) | failed |"]
+    assert shown["error"].startswith("[10740] Service consumer 'told': invocation inv_0 of")
     (job,) = location.deployment.log.jobs()
     assert (job.state, job.status.code) == (JobState.ERROR, 10_740)
     runtime.handler = lambda _: None
@@ -140,7 +169,11 @@ def test_a_run_whose_handler_failed_names_the_invocation_and_goes_on_after_a_rep
 def test_a_temporary_failure_leaves_the_watermark_and_is_planned_again(location, source, runtime):
     commit(source, "eu")
     runtime.handler = lambda _: "paused"
-    assert not materialized(location, "eu").success
+    ended = materialized(location, "eu")
+    assert not ended.success
+    assert rows_of(observed(location, ended)["eu"]) == [
+        "| (-1, 0] | 0 | 1 | [inv_0](http://here/inv_0) | paused |"
+    ]
     (job,) = location.deployment.log.jobs()
     assert (job.state, job.status.code, job.status.attempts) == (JobState.COMPLETED, 1_840, 1)
     assert job.watermark == START
@@ -152,6 +185,79 @@ def test_a_temporary_failure_leaves_the_watermark_and_is_planned_again(location,
     location.deployment.log.resume("eu", job.name)
     (dispatch,) = runner.look(None).dispatches
     assert dispatch.iteration.jobs == (job.key,)
+
+
+def test_a_run_of_many_tenants_shows_the_invocations_of_those_that_failed_too(
+    location, source, runtime
+):
+    commit(source, "eu", "us")
+    runtime.handler = lambda body: "422 no" if body["tenant"] == "us" else None
+    job = location.defs.resolve_job_def("sync_tenants_shop_orders")
+    ended = job.execute_in_process(instance=location.instance, raise_on_error=False)
+    assert not ended.success
+    assert reported(location, ended, MADE).keys() == {"eu"}
+    assert observed(location, ended).keys() == {"us"}
+    (row,) = rows_of(observed(location, ended)["us"])
+    assert row.startswith("| (-1, 0] | 0 | 1 | [inv_")
+    assert row.endswith("| failed |")
+
+
+def test_a_tenant_for_which_nothing_was_invoked_has_none_to_show(location, source, runtime):
+    commit(source, "eu")
+    runtime.down = True
+    ended = materialized(location, "eu")
+    assert not ended.success
+    assert observed(location, ended) == {}
+
+
+def left_unconfirmed(location, source):
+    """Leave a range whose run was killed before it confirmed it, and another commit after it."""
+    commit(source, "eu")
+    assert materialized(location, "eu").success
+    commit(source, "eu")
+    (job,) = location.deployment.log.jobs()
+    delta_log = location.deployment.delta_log(source)
+    iteration = Iteration.of([job], delta_log.latest())
+    reader = Reader(location.deployment, source, iteration.tenants, delta_log)
+    location.deployment.log.begin(iteration, "killed", reader.layout(iteration.range))
+    location.deployment.log.recover({"killed"})
+    commit(source, "eu")
+
+
+def test_the_invocations_of_a_range_that_is_replayed_first_show_too(location, source, runtime):
+    left_unconfirmed(location, source)
+    ended = materialized(location, "eu")
+    shown = reported(location, ended, MADE)["eu"]
+    assert [row.split("|")[1].strip() for row in rows_of(shown)] == ["(0, 1]", "(1, 2]"]
+    assert (shown["invocations"], shown["attached"], shown["from_version"]) == (2, 0, 1)
+    (job,) = location.deployment.log.jobs()
+    assert job.status.counts["invocations"] == 2
+
+
+def test_they_show_also_if_the_next_range_fails(location, source, runtime):
+    left_unconfirmed(location, source)
+    runtime.handler = lambda body: "422 no" if body["to"] == 2 else None
+    ended = materialized(location, "eu")
+    shown = observed(location, ended)["eu"]
+    assert [row.split("|")[-2].strip() for row in rows_of(shown)] == ["succeeded", "failed"]
+    assert shown["invocations"] == 2
+
+
+def test_they_show_also_if_the_next_range_cannot_be_read(location, source, runtime, monkeypatch):
+    left_unconfirmed(location, source)
+    read = Reader.rows
+
+    def once(self, spark, wanted, *arguments, **named):
+        if wanted.range.to.version == 2:
+            raise UnavailableError("Spark is gone.")
+        return read(self, spark, wanted, *arguments, **named)
+
+    monkeypatch.setattr(Reader, "rows", once)
+    ended = materialized(location, "eu")
+    assert not ended.success
+    shown = observed(location, ended)["eu"]
+    assert rows_of(shown) == ["| (0, 1] | 0 | 1 | [inv_1](http://here/inv_1) | succeeded |"]
+    assert "Spark is gone" in shown["error"]
 
 
 def test_an_asset_that_loads_its_rows_is_told_that_there_are_none():

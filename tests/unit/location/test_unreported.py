@@ -36,7 +36,7 @@ def run(its, store, *scans, ends=lambda: None):
     context = SimpleNamespace(instance=None, store=store)
     with reporting.reporting(context, its) as tell:
         for some in scans:
-            tell(some)
+            tell(some, [])
         ends()
 
 

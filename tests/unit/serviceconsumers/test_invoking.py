@@ -17,6 +17,7 @@ from iscp_dagster import ServiceConsumer, SourceTable
 from iscp_dagster.invocations.client import InvocationFailedError
 from iscp_dagster.joblog import lifecycle
 from iscp_dagster.location.assets.metadata import told_metadata
+from iscp_dagster.model.consumers import together
 from iscp_dagster.model.errors import ConfigError, FenceError, SchemaError, UnavailableError
 from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.planning.declared import job_spec, name_of
@@ -305,10 +306,45 @@ def test_the_invocations_are_shown_with_status_and_link():
     shown = told_metadata(retriever.told["acme"])
     assert (shown["invocations"], shown["attached"]) == (2, 0)
     assert shown["invoked"].value.splitlines()[2:] == [
-        "| 0 | 2 | [inv_0](http://here/inv_0) | succeeded |",
-        "| 1 | 1 | [inv_1](http://here/inv_1) | succeeded |",
+        "| (1, 5] | 0 | 2 | [inv_0](http://here/inv_0) | succeeded |",
+        "| (1, 5] | 1 | 1 | [inv_1](http://here/inv_1) | succeeded |",
     ]
     again = retriever_of(CHANGES[:3], ["acme"])
     consumer(runtime).consume(again)
     assert told_metadata(again.told["acme"])["invoked"].value.endswith("was there already |")
     assert told_metadata({"matches": 3}) == {"matches": 3}
+
+
+def test_of_many_invocations_the_latest_are_shown_of_which_the_last_one_failed():
+    runtime = Runtime(handler=lambda body: "422 no" if body["last"] else None)
+    retriever = retriever_of([("acme", id_, None, 2, False) for id_ in range(60)], ["acme"])
+    consumer(runtime, declared=declared(rows=1)).consume(retriever)
+    told = retriever.told["acme"]
+    assert retriever.refused.keys() == {"acme"}
+    assert told["invocations"] == 60
+    assert [each["chunk"] for each in told["invoked"]] == list(range(10, 60))
+    assert [each["status"] for each in told["invoked"]] == ["succeeded"] * 49 + ["failed"]
+
+
+def test_what_was_begun_before_the_runtime_went_down_is_shown_too():
+    class Leaving(Runtime):
+        def look(self, invoked, seconds):
+            raise UnavailableError("The runtime does not answer.")
+
+    retriever = retriever_of(CHANGES[:3], ["acme"])
+    consumer(Leaving()).consume(retriever)
+    assert isinstance(retriever.refused["acme"], UnavailableError)
+    (shown,) = retriever.told["acme"]["invoked"]
+    assert (shown["id"], shown["status"]) == ("inv_0", "accepted")
+
+
+def test_what_was_told_of_two_ranges_is_put_together():
+    first = {"invocations": 2, "invoked": [*range(40)], "said": "a", "old": 1}
+    second = {"invocations": 3, "invoked": [*range(40, 60)], "said": "b", "new": 2}
+    assert together(first, second) == {
+        "invocations": 5,
+        "invoked": [*range(10, 60)],
+        "said": "b",
+        "old": 1,
+        "new": 2,
+    }

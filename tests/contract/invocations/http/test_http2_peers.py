@@ -317,6 +317,62 @@ def test_a_peer_that_says_nothing_is_no_http_2():
     assert run(inside())
 
 
+def test_all_who_wait_for_a_connection_learn_at_once_that_there_is_none():
+    connections = []
+
+    async def mute(reader, writer):
+        connections.append(writer)
+        await reader.read(-1)
+
+    async def inside():
+        async with raw_peer(mute) as url:
+            pool, address = Http2(connect_seconds=0.1), Address.parsed(url)
+            opens = [pool.open(address, POST) for _ in range(10)]
+            found = await asyncio.gather(*opens, return_exceptions=True)
+            await pool.close()
+        return {type(each) for each in found}
+
+    assert run(inside()) == {NotHttp2Error}
+    assert len(connections) == 1
+
+
+@pytest.mark.parametrize("ends", ["cancel", "close"])
+def test_a_connection_that_is_being_made_does_not_outlive_its_pool(ends):
+    told, gone = asyncio.Event(), asyncio.Event()
+
+    async def mute(reader, writer):
+        told.set()
+        await reader.read(-1)
+        gone.set()
+
+    async def inside():
+        async with raw_peer(mute) as url:
+            pool = Http2(connect_seconds=30)
+            opening = asyncio.ensure_future(pool.open(Address.parsed(url), POST))
+            await told.wait()
+            if ends == "cancel":
+                opening.cancel()
+            await pool.close()
+            (found,) = await asyncio.gather(opening, return_exceptions=True)
+            await gone.wait()
+            return found
+
+    found = run(inside())
+    if ends == "close":
+        assert "the runtime stops" in str(found)
+    else:
+        assert isinstance(found, asyncio.CancelledError)
+
+
+def test_a_peer_that_allows_no_exchange_is_told():
+    async def work(client, url):
+        with pytest.raises(DeploymentUnreachableError, match="allows no requests"):
+            await client.open(url, POST, HTTP_2)
+
+    none = {h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 0}
+    talked(lambda connection, event: None, work, none)
+
+
 def test_an_exchange_that_waits_ends_when_its_task_is_cancelled():
     def answer(connection, event):
         del connection, event

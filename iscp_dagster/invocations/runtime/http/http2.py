@@ -105,17 +105,21 @@ class Http2:
             self._seconds,
         )
         try:
-            chosen = transport.get_extra_info("ssl_object")
-            if chosen is not None and chosen.selected_alpn_protocol() != "h2":
-                raise NotHttp2Error(f"{origin} does not offer HTTP/2 over TLS.")
-            await connection.settled(self._seconds)
-            if not connection.has_room:
-                raise DeploymentUnreachableError(f"{origin} allows no requests over HTTP/2.")
+            await self._settled(transport, connection)
         except BaseException:
             transport.abort()
             raise
         self._held[origin].append(connection)
         return connection
+
+    async def _settled(self, transport: asyncio.Transport, connection: Http2Connection) -> None:
+        """Wait until it takes exchanges. Raises NotHttp2Error, DeploymentUnreachableError."""
+        chosen = transport.get_extra_info("ssl_object")
+        if chosen is not None and chosen.selected_alpn_protocol() != "h2":
+            raise NotHttp2Error(f"{connection.origin} does not offer HTTP/2 over TLS.")
+        await connection.settled(self._seconds)
+        if not connection.has_room:
+            raise DeploymentUnreachableError(f"{connection.origin} allows no HTTP/2 requests.")
 
     def _tls(self, origin: Origin) -> ssl.SSLContext | None:
         if origin.tls and self._context is None:

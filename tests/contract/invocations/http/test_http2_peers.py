@@ -366,7 +366,7 @@ def test_a_connection_that_is_being_made_does_not_outlive_its_pool(ends):
 
 def test_a_peer_that_allows_no_exchange_is_told():
     async def work(client, url):
-        with pytest.raises(DeploymentUnreachableError, match="allows no requests"):
+        with pytest.raises(DeploymentUnreachableError, match="allows no HTTP/2 requests"):
             await client.open(url, POST, HTTP_2)
 
     none = {h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 0}

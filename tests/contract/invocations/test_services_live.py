@@ -139,6 +139,29 @@ def test_a_handler_that_fails_in_a_test_is_paused_and_nothing_is_left(
         Client(client.url).health()
 
 
+def test_what_is_in_finally_is_executed_at_each_end_of_an_attempt_but_no_step_as_it_waits():
+    """A step in it is one of the journal, though, if the attempt failed."""
+    tidy, entered = Service("Tidy"), []
+
+    @tidy.handler
+    async def work(ctx: Context, fails: bool) -> None:
+        try:
+            await ctx.sleep(0.05)
+            if fails:
+                raise OSError
+        finally:
+            entered.append(1)
+            await ctx.run("tidy", entered.append, 2)
+
+    with testing.running(tidy, attempts=1) as client:
+        client.call("Tidy", "work", False, seconds=SECONDS)
+        assert (entered.count(1) > 1, entered.count(2)) == (True, 1)
+        sent = client.send("Tidy", "work", True)
+        wait_until(lambda: client.invocation(sent.id)["status"] == "paused")
+        kinds = [each["type"] for each in client.invocation(sent.id)["journal"]]
+    assert kinds == ["Input", "Sleep", "Run"]
+
+
 def wait_until(seen):
     ended = time.monotonic() + SECONDS
     while not seen():

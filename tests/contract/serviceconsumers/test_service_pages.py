@@ -11,7 +11,7 @@ from stackfixture import wait_for
 from tables import Table, deployment_at
 
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.invocations import service_app
+from iscp_dagster.invocations import InvocationFailedError, service_app
 from iscp_dagster.jobservices.services import index_object, iscp_service
 from iscp_dagster.jobservices.steps import Steps
 from iscp_dagster.model.declared.attach import Declared
@@ -81,13 +81,14 @@ def test_the_orders_are_booked_once_each(orders, tmp_path):
     assert names == {"mirror", "orders_on_changes"}
 
 
-def test_a_handler_registers_a_job_waits_and_verifies(orders, live):
+def test_handlers_register_a_job_wait_verify_pause_and_resume(orders, live):
     insert(orders, "acme", 1, 2)
     jobs = Jobs(deployment=orders.deployment, sources=[orders.source], cancel_runs=lambda _: None)
     steps = Steps(jobs=lambda: jobs)
     for app in (
         service_app(iscp_service(steps), index_object(steps)),
         made("onboarding.py")["app"],
+        made("nightly.py")["app"],
     ):
         live.client.register(live.serve(app))
     sent = live.client.send("Onboarding", "begin", "acme")
@@ -99,3 +100,8 @@ def test_a_handler_registers_a_job_waits_and_verifies(orders, live):
     assert (told["agrees"], only["index"], only["rows"]) == (True, "shop.orders/mirror", 2)
     (job,) = live.client.call("Iscp", "status", {"job": "shop.orders/mirror", "tenant": "acme"})
     assert (job["state"], job["watermark"]["version"]) == ("completed", 1)
+    assert live.client.call("Nightly", "check", "shop.orders/mirror/acme", seconds=SECONDS) is True
+    (job,) = live.client.call("Iscp", "status", {"job": "shop.orders/mirror", "tenant": "acme"})
+    assert not job["paused"]
+    with pytest.raises(InvocationFailedError, match=r"no job shop\.orders/other"):
+        live.client.call("Nightly", "check", "shop.orders/other/acme", seconds=SECONDS)

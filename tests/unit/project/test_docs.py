@@ -81,6 +81,16 @@ def test_the_jobs_page_names_every_command_of_jobs_with_options_that_exist():
     assert named == set(load("job", COMMANDS["job"]).commands)
 
 
+def test_every_command_that_documents_and_messages_quote_exists():
+    """One that is made of values is not looked at."""
+    groups = {name for name in COMMANDS if hasattr(load(name, COMMANDS[name]), "commands")}
+    texts = [path.read_text(encoding="utf-8") for path in (*DOCUMENTS, *CODE)]
+    quoted = re.findall(r"`(?:\./)?iscp ([a-z]+\b[^`|#]*)`", "\n".join(texts))
+    for call in {*quoted} - groups:
+        if "{verb}" not in call:
+            check_call(call)
+
+
 def check_call(call: str) -> list[str]:
     """Check that the command exists and has the options; return its words."""
     name, *words = call.split()

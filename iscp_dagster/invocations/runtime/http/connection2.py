@@ -29,6 +29,8 @@ STREAM_WINDOW = 1 << 20
 CONNECTION_WINDOW = 1 << 24
 """The same for all exchanges of a connection."""
 _FIRST_WINDOW = 65_535
+MOST_OWED = 1 << 20
+"""Bytes of answers to pings and settings that wait for a peer that reads nothing."""
 MOST_EXCHANGES = 900
 """Exchanges of a connection; with its thousandth hypercorn breaks off all that are under way."""
 
@@ -62,6 +64,7 @@ class Http2Connection(asyncio.Protocol):
         self._ping_seconds = ping_seconds
         self._pinging: asyncio.TimerHandle | None = None
         self._heard = self._busy = False
+        self._owed = 0
         self._retiring = False
 
     # What the pool asks.
@@ -121,9 +124,7 @@ class Http2Connection(asyncio.Protocol):
     # What exchanges ask.
 
     def flush(self) -> None:
-        data = self.http.data_to_send()
-        if data and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
+        self._wrote()
 
     async def writable(self) -> None:
         await self._writable.wait()
@@ -159,7 +160,7 @@ class Http2Connection(asyncio.Protocol):
             kind = DeploymentUnreachableError if self._settled.done() else NotHttp2Error
             self._lost(kind(f"{self.origin} broke HTTP/2: {error}."))
             return
-        self.flush()
+        self._owe(self._wrote())
 
     def connection_lost(self, exc: Exception | None) -> None:
         kind = DeploymentUnreachableError if self._settled.done() else NotHttp2Error
@@ -173,9 +174,25 @@ class Http2Connection(asyncio.Protocol):
         self._writable.clear()
 
     def resume_writing(self) -> None:
+        self._owed = 0
         self._writable.set()
 
     # What happens.
+
+    def _wrote(self) -> int:
+        """Write what there is to send; how many bytes."""
+        data = self.http.data_to_send()
+        if data and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+        return len(data or b"")
+
+    def _owe(self, size: int) -> None:
+        """Count what was answered to a peer that does not read; too much ends the connection."""
+        if not self._writable.is_set():
+            self._owed += size
+        if self._owed > MOST_OWED:
+            told = f"{self.origin} does not read the answers that it asks for."
+            self._lost(DeploymentUnreachableError(told))
 
     def _on(self, event: h2.events.Event) -> None:
         if isinstance(event, h2.events.RemoteSettingsChanged):

@@ -59,14 +59,15 @@ class Http2Exchange:
         return self._head
 
     async def receive(self) -> bytes:
-        while not self._parts:
-            if self._got_all:
-                return b""
-            self._check()
-            await self._told()
-        data, counted = self._parts.popleft()
-        if not self._got_all or self._parts:
-            self._taken(counted)
+        data = b""
+        while not data:
+            if self._parts:
+                data = self._popped()
+            elif self._got_all:
+                break
+            else:
+                self._check()
+                await self._told()
         return data
 
     def abort(self, why: DeploymentUnreachableError) -> None:
@@ -91,7 +92,7 @@ class Http2Exchange:
             headers = {_text(name): _text(value) for name, value in event.headers or ()}
             self._head = Head(status=_status(headers.pop(":status")), headers=headers)
         elif isinstance(event, h2.events.DataReceived):
-            self._parts.append((event.data or b"", event.flow_controlled_length or 0))
+            self._arrived(event.data or b"", event.flow_controlled_length or 0)
         elif isinstance(event, h2.events.StreamEnded):
             self._got_all = True
         elif isinstance(event, h2.events.StreamReset):
@@ -132,6 +133,17 @@ class Http2Exchange:
             self._refuse(error)
         self._sent_all = end
         self._carrier.flush()
+
+    def _arrived(self, data: bytes, counted: int) -> None:
+        # A peer may send any number of parts that count for nothing; what only counts is padding.
+        if counted:
+            self._parts.append((data, counted))
+
+    def _popped(self) -> bytes:
+        data, counted = self._parts.popleft()
+        if not self._got_all or self._parts:
+            self._taken(counted)
+        return data
 
     async def _told(self) -> None:
         self._carrier.flush()

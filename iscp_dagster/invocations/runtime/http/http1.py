@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import defaultdict, deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import h11
@@ -32,6 +31,18 @@ MOST_IDLE = 64
 _PIECE = 65_536
 
 
+class _Arrivals(asyncio.StreamReaderProtocol):
+    """Counts the bytes that came, read or not."""
+
+    def __init__(self, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(reader, loop=loop)
+        self.count = 0
+
+    def data_received(self, data: bytes) -> None:
+        self.count += len(data)
+        super().data_received(data)
+
+
 @dataclass(kw_only=True)
 class Connection:
     """One connection, with HTTP's state."""
@@ -39,8 +50,11 @@ class Connection:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     http: h11.Connection
+    arrivals: _Arrivals
     used: bool = False
     idle_since: float = 0.0
+    taken: int = 0
+    """Bytes that were read."""
 
     async def write(self, event: h11.Event) -> None:
         data = self.http.send(event)
@@ -50,10 +64,21 @@ class Connection:
 
     async def next_event(self) -> h11.Event:
         while (event := self.http.next_event()) is h11.NEED_DATA:
-            self.http.receive_data(await self.reader.read(_PIECE))
+            data = await self.reader.read(_PIECE)
+            self.taken += len(data)
+            self.http.receive_data(data)
         if not isinstance(event, h11.Event):
             raise h11.RemoteProtocolError("it sent more than one response")
         return event
+
+    @property
+    def fit(self) -> bool:
+        """Whether it may carry another request: it is open, and nothing unasked came over it.
+
+        Such a response, as of a server that is about to close, would answer the next request.
+        """
+        came = self.arrivals.count > self.taken or self.http.trailing_data[0]
+        return not came and not self.reader.at_eof()
 
 
 class Http1:
@@ -81,13 +106,16 @@ class Http1:
         now = asyncio.get_running_loop().time()
         while idle and not fresh:
             found = idle.pop()
-            if now - found.idle_since < self._idle_seconds and not found.reader.at_eof():
+            if now - found.idle_since < self._idle_seconds and found.fit:
                 return found
             found.writer.close()
         return await self._connected(origin)
 
     def give_back(self, origin: Origin, connection: Connection) -> None:
         """Keep the connection for the next exchange if it can take one; else close it."""
+        if not connection.fit:
+            connection.writer.transport.abort()
+            return
         connection.http.start_next_cycle()
         connection.used = True
         connection.idle_since = asyncio.get_running_loop().time()
@@ -123,11 +151,12 @@ class Http1:
     async def _connected(self, origin: Origin) -> Connection:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=MOST_HEAD, loop=loop)
-        make = _protocol(reader, loop)
-        transport, protocol = await connected(origin, make, self._tls(origin), self._seconds)
+        transport, protocol = await connected(
+            origin, lambda: _Arrivals(reader, loop), self._tls(origin), self._seconds
+        )
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_HEAD)
-        return Connection(reader=reader, writer=writer, http=http)
+        return Connection(reader=reader, writer=writer, http=http, arrivals=protocol)
 
     def _tls(self, origin: Origin) -> ssl.SSLContext | None:
         if origin.tls and self._context is None:
@@ -240,9 +269,3 @@ class Http1Exchange:
             connection.used = False
             return StaleError(f"{self._address}: {why}.")
         return DeploymentUnreachableError(f"{self._address} broke off: {why}.")
-
-
-def _protocol(
-    reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop
-) -> Callable[[], asyncio.StreamReaderProtocol]:
-    return lambda: asyncio.StreamReaderProtocol(reader, loop=loop)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from iscp_dagster.invocations.ingress import facts
 from iscp_dagster.invocations.runtime.sql.store import SqlStore
 from iscp_dagster.invocations.runtime.store.protocol import Store
-from iscp_dagster.invocations.runtime.store.views import Chosen, Status
+from iscp_dagster.invocations.runtime.store.views import Chosen
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.errors import ConfigError
 
@@ -30,12 +31,8 @@ def chosen(
     *, status: str | None, service: str | None, handler: str | None, key: str | None, limit: int
 ) -> Chosen:
     """The invocations that the names choose. Raises ConfigError for a status that is none."""
-    wanted = None if status is None else facts.status(status)
-    if status is not None and wanted is None:
-        known = ", ".join(each.label for each in Status)
-        raise ConfigError(f"The status {status!r} is unknown; use one of {known}.")
-    return Chosen(
-        statuses=() if wanted is None else (wanted,),
+    return replace(
+        Chosen() if status is None else facts.named(status),
         service=service or "",
         handler=handler or "",
         key=key,

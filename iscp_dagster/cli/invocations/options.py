@@ -8,8 +8,6 @@ import typer
 
 from iscp_dagster.invocations.runtime.store.views import Status
 
-STATUSES = tuple(each.label for each in Status)
-
 InvocationId = Annotated[
     str, typer.Argument(metavar="INVOCATION", help="An invocation's id.", show_default=False)
 ]
@@ -17,7 +15,7 @@ OneStatus = Annotated[
     str | None,
     typer.Option(
         "--status",
-        help=f"One of {', '.join(STATUSES)} (also failed).",
+        help=f"One of {', '.join(each.label for each in Status)} (also failed), or failed.",
         show_default=False,
     ),
 ]

@@ -30,7 +30,7 @@ def invocations(found: Sequence[Facts], limit: int) -> None:
     for each in found:
         table.add_row(
             "\n".join(filter(None, (word(each["id"]), word(each["target"]), _trouble(each)))),
-            f"{'failed' if _failure(each) else each['status']}\n{each['attempts'] or ''}",
+            f"{_status(each)}\n{each['attempts'] or ''}",
             f"{_time(each['created'], _SHORT)}\n{_time(each['ended'] or each['next_at'], _SHORT)}",
         )
     print_table(table)
@@ -43,7 +43,7 @@ def whole(each: Facts) -> None:
     facts = {
         "invocation": each["id"],
         "target": each["target"],
-        "status": each["status"] + (", canceled" if each["canceled"] else ""),
+        "status": _status(each) + (", canceled" if each["canceled"] else ""),
         "attempts": f"{each['attempts']:,}",
         "created": _time(each["created"], _FULL),
         "begins" if each["status"] == "scheduled" else "next try": _time(each["next_at"], _FULL),
@@ -77,6 +77,10 @@ def deployments(found: Sequence[Facts]) -> None:
             line("  no service: new invocations go elsewhere")
     if not found:
         line("no deployments; register one with `iscp invocations deploy http://…`")
+
+
+def _status(each: Facts) -> str:
+    return "failed" if _failure(each) else str(each["status"])
 
 
 def _failure(each: Facts) -> Any:

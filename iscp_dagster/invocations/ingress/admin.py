@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -34,8 +34,8 @@ from iscp_dagster.invocations.runtime.store.operations import (
     Unregister,
 )
 from iscp_dagster.invocations.runtime.store.outcomes import Done, Refused
-from iscp_dagster.invocations.runtime.store.views import Chosen, Status
-from iscp_dagster.model.errors import IscpError
+from iscp_dagster.invocations.runtime.store.views import Chosen
+from iscp_dagster.model.errors import ConfigError, IscpError
 
 CHANGES: Mapping[str, type[Cancel | Kill | Pause | Purge | Resume]] = {
     "cancel": Cancel,
@@ -160,9 +160,9 @@ def chosen_by(parameters: Mapping[str, str]) -> Chosen:
     if unknown_ := sorted(set(parameters) - _FILTERS):
         known = ", ".join(sorted(_FILTERS))
         raise RefusedError(BAD, f"The parameter {unknown_[0]!r} is unknown; known: {known}.")
-    status = parameters.get("status")
-    return Chosen(
-        statuses=() if status is None else (_status(status),),
+    chosen = _status(parameters["status"]) if "status" in parameters else Chosen()
+    return replace(
+        chosen,
         service=parameters.get("service", ""),
         handler=parameters.get("handler", ""),
         key=parameters.get("key"),
@@ -171,13 +171,12 @@ def chosen_by(parameters: Mapping[str, str]) -> Chosen:
     )
 
 
-def _status(text: str) -> Status:
-    """The status of that name. Raises RefusedError (400)."""
-    found = facts.status(text)
-    if found is None:
-        known = ", ".join(each.label for each in Status)
-        raise RefusedError(BAD, f"The status {text!r} is unknown; use one of {known}.")
-    return found
+def _status(text: str) -> Chosen:
+    """Those of the status of that name. Raises RefusedError (400)."""
+    try:
+        return facts.named(text)
+    except ConfigError as error:
+        raise RefusedError(BAD, str(error)) from error
 
 
 def _number(name: str, text: str, most: int = 2**53) -> int:

@@ -14,8 +14,17 @@ from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure
 from iscp_dagster.invocations.protocol.frames import ONEOF
 from iscp_dagster.invocations.protocol.results import Result, Value, result_of, state_keys
 from iscp_dagster.invocations.runtime.store.deployments import Deployment, Service
-from iscp_dagster.invocations.runtime.store.views import Invocation, JournalEntry, Status
+from iscp_dagster.invocations.runtime.store.views import (
+    Chosen,
+    Invocation,
+    JournalEntry,
+    Status,
+)
+from iscp_dagster.model.errors import ConfigError
 
+FAILED = "failed"
+"""What people call the status of a completed one that ended with a failure."""
+STATUSES = f"{', '.join(each.label for each in Status)} or {FAILED}"
 SHOWN = 2_000
 """Characters of a value; more are left out."""
 _LAST = 253_402_300_799_000
@@ -122,10 +131,15 @@ def service(each: Service, uri: str | None) -> dict[str, Any]:
     }
 
 
-def status(label: str) -> Status | None:
-    """The status that people call so; None if there is none."""
-    named = label.replace("_", " ").lower()
-    return next((each for each in Status if each.label == named), None)
+def named(label: str) -> Chosen:
+    """The invocations of the status that people call so. Raises ConfigError if there is none."""
+    wanted = label.replace("_", " ").lower()
+    if wanted == FAILED:
+        return Chosen(failed=True)
+    found = [each for each in Status if each.label == wanted]
+    if not found:
+        raise ConfigError(f"The status {label!r} is unknown; use one of {STATUSES}.")
+    return Chosen(statuses=found)
 
 
 def time(at: int | None) -> str | None:

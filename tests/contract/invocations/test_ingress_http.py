@@ -492,6 +492,9 @@ def test_invocations_are_listed_and_chosen(http, hand):
     hand.claim()
     hand.store.do(Pause(id=first))
     assert ids(status="paused") == [first]
+    assert ids(status="failed") == []
+    hand.finish(second, Failure(code=404, message="no"))
+    assert ids(status="failed") == ids(status="completed") == [second]
 
 
 def test_an_invocation_is_told_with_its_journal(http, hand):

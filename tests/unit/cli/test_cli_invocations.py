@@ -109,6 +109,7 @@ def test_invocations_are_listed_with_their_status(iscp, hand):
     )
     code, said = iscp("list", "--status", "tired")
     assert (code, "The status 'tired' is unknown; use one of scheduled, inbox" in said) == (1, True)
+    assert "completed or failed." in said
 
 
 def test_a_journal_is_shown_entry_by_entry_with_names_states_and_times(iscp, hand):
@@ -191,6 +192,12 @@ def test_an_invocation_that_failed_is_told_from_one_that_did_not(iscp, hand):
     said = printed(iscp, "list", "--status", "completed")
     assert line_of(said, id_).split()[1] == "failed"
     assert line_of(said, "404: no order 777").rstrip().endswith("7…")
+    done = submitted(hand)
+    hand.claim()
+    hand.finish(done, b"1")
+    assert [each["id"] for each in found(iscp, "list", "--status", "failed")] == [id_]
+    assert line_of(printed(iscp, "show", id_), "status").split() == ["status", "failed"]
+    assert line_of(printed(iscp, "show", done), "status").split() == ["status", "completed"]
     assert found(iscp, "list")[0]["status"] == "completed"
 
 

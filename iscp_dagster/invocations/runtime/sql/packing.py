@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.invocations.protocol.failures import ErrorReport
+from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure
 from iscp_dagster.invocations.protocol.frames import COMPLETED, REQUIRES_ACK, Frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import Result, completion, result_of
@@ -23,6 +23,10 @@ def fields(result: Result) -> bytes:
     Protobuf reads an entry with these bytes behind it as the entry with its result set.
     """
     return completion(0, result).body
+
+
+FAILED = fields(Failure(code=0, message=""))[:1]
+"""The first byte of a failure's fields, and of no other result's: the tag of field 15."""
 
 
 def result(packed: bytes) -> Result:

@@ -8,7 +8,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.invocations.runtime.sql.packing import deployment, frame, pairs, reported, result
+from iscp_dagster.invocations.runtime.sql.packing import (
+    FAILED,
+    deployment,
+    frame,
+    pairs,
+    reported,
+    result,
+)
 from iscp_dagster.invocations.runtime.sql.tables import (
     DEPLOYMENTS,
     INVOCATIONS,
@@ -83,6 +90,9 @@ def deployments(connection: sa.Connection) -> list[Deployment]:
 
 
 def _conditions(chosen: Chosen) -> Iterator[sa.ColumnElement[bool]]:
+    if chosen.failed:
+        yield INVOCATIONS.status == int(Status.COMPLETED)
+        yield sa.func.substr(INVOCATIONS.result, 1, 1) == FAILED
     if chosen.statuses:
         yield INVOCATIONS.status.in_([int(each) for each in chosen.statuses])
     if chosen.before is not None:

@@ -87,6 +87,8 @@ class Chosen:
     """Which invocations; empty: any."""
 
     statuses: Collection[Status] = ()
+    failed: bool = False
+    """Only those that ended with a failure."""
     service: str = ""
     handler: str = ""
     key: str | None = None

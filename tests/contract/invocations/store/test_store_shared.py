@@ -11,6 +11,7 @@ import pytest
 from desk import FIRST, SERVICES, Desk, value
 
 from iscp_dagster.invocations.protocol import awakeables, ids
+from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.runtime.store import operations as op
 from iscp_dagster.invocations.runtime.store.deployments import Deployment, Mode, ServiceKind
@@ -187,6 +188,11 @@ def test_invocations_are_listed_newest_first_by_what_is_asked(desk):
     assert ids_of(statuses=[Status.RUNNING]) == [first.id]
     assert ids_of(key="") == [child, first.id]
     assert desk.store.counts() == {Status.READY: 3, Status.RUNNING: 1}
+    desk.finish(first, failure=Failure(code=409, message=""))
+    begun = desk.begun()
+    desk.finish(begun, b"")
+    assert ids_of(statuses=[Status.COMPLETED]) == [begun.id, first.id]
+    assert ids_of(failed=True) == [first.id]
     shown = desk.store.invocation(second)
     assert shown.headers == (("a", "b"),)
     assert (shown.entries, shown.created, shown.ended) == (1, desk.now, None)

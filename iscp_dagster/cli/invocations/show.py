@@ -101,12 +101,17 @@ def _journal(entries: Sequence[Facts]) -> None:
     for each in entries:
         table.add_row(
             str(each["index"]),
-            f"{each['type']}\n{word(each['name'] or '')}",
+            _lines(each["type"], word(each["name"] or "")),
             each["state"],
-            f"{_time(each['stored'], _FINE)}\n{_time(each['completed'], _FINE)}",
+            _lines(_time(each["stored"], _FINE), _time(each["completed"], _FINE)),
             cell(_short(_what(each))),
         )
     print_table(table)
+
+
+def _lines(*said: str) -> str:
+    """One below the other; an entry without a second line takes one."""
+    return "\n".join(filter(None, said))
 
 
 def _what(entry: Facts) -> str:

@@ -147,5 +147,7 @@ async def _healthy(_request: Request) -> Response:
 async def _http(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    message = f"{request.method} {request.url.path}: {error.detail}."
+    allowed = (error.headers or {}).get("Allow", "")
+    instead = f"; use {' or '.join(sorted(allowed.split(', ')))}" if allowed else ""
+    message = f"{request.method} {request.url.path}: {error.detail}{instead}."
     return told(error.status_code, error.status_code, message, error.headers)

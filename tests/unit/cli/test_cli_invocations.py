@@ -133,6 +133,7 @@ def test_a_journal_is_shown_entry_by_entry_with_names_states_and_times(iscp, han
     assert '"paid \\x1b[31m"' in said
     assert "charge the card" in said
     table = said.partition("\n4 waits:")[0].splitlines()
+    assert "" not in table[table.index("") + 1 :]
     rows = {line.split()[0]: line.split() for line in table if line[:1].isdigit()}
     states = {number: row[2] for number, row in rows.items()}
     waiting = dict.fromkeys("34", "waiting")

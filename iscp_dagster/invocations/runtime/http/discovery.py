@@ -28,6 +28,7 @@ OLDEST, NEWEST = 1, 3
 MOST_BYTES = 4 << 20
 SECONDS = 10.0
 _OK, _NOT_FOUND = 200, 404
+_GIVE = "give the address of a service endpoint, with the path that its app is mounted at."
 
 
 class DiscoveryError(ConfigError):
@@ -105,8 +106,7 @@ async def _answer(client: HttpClient, address: Address, http: int) -> bytes:
         finally:
             await exchange.close()
     raise DiscoveryError(
-        f"{address} answers {' and '.join(PATHS)} with status {_NOT_FOUND}; "
-        "give the address of a service endpoint, with the path that its app is mounted at."
+        f"{address} answers {' and '.join(PATHS)} with status {_NOT_FOUND}; {_GIVE}"
     )
 
 
@@ -117,7 +117,7 @@ def _check(address: Address, path: str, head: Head) -> None:
     if found.partition(";")[0].strip() not in CONTENT_TYPES:
         raise DiscoveryError(
             f"{address} answers {path} with the content type {found[:100]!r}, "
-            f"and not {' or '.join(CONTENT_TYPES)}."
+            f"and not {' or '.join(CONTENT_TYPES)}; {_GIVE}"
         )
 
 

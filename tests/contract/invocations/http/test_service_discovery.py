@@ -113,7 +113,7 @@ def test_the_second_path_is_tried_and_stands_behind_the_prefix(under):
     [
         (App(path="/other"), "with status 404; give the address"),
         (App(status=500), "with status 500"),
-        (App(kind="text/html"), "content type 'text/html'"),
+        (App(kind="text/html"), r"content type 'text/html', .*; give the address of a service"),
         (App(kind="application/vnd.restate.endpointmanifest.v9+json"), r"v9\+json"),
         (App(b"{"), "breaks its schema: the text"),
         (

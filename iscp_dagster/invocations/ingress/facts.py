@@ -13,6 +13,7 @@ from iscp_dagster.invocations.protocol.awakeables import awakeable_id
 from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure
 from iscp_dagster.invocations.protocol.frames import ONEOF
 from iscp_dagster.invocations.protocol.results import Result, Value, result_of, state_keys
+from iscp_dagster.invocations.protocol.wire import RESULT
 from iscp_dagster.invocations.runtime.store.deployments import Deployment, Service
 from iscp_dagster.invocations.runtime.store.views import (
     Chosen,
@@ -200,12 +201,8 @@ def _detail(message: Message) -> dict[str, Any]:
     return {
         field.name: _told(field.name, value)
         for field, value in message.ListFields()
-        if field.name not in _NOT_TOLD and field.number not in _RESULTS
+        if field.name not in _NOT_TOLD and field.number not in RESULT
     }
-
-
-_RESULTS = {13, 14, 15}
-"""The numbers of the fields of results, in every entry (custom entries may not use them)."""
 
 
 def _told(name: str, value: Any) -> Any:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from starlette.responses import JSONResponse, Response
 
-BAD, UNAUTHENTICATED, FORBIDDEN, NOT_FOUND, NOT_ALLOWED = 400, 401, 403, 404, 405
-TIMEOUT, CONFLICT, TOO_LARGE, UNSUPPORTED, UNPROCESSABLE = 408, 409, 413, 415, 422
+BAD, UNAUTHENTICATED, NOT_FOUND, TIMEOUT = 400, 401, 404, 408
+TOO_LARGE, UNSUPPORTED, UNPROCESSABLE = 413, 415, 422
 NOT_READY = 470
 """An output is asked for that is not there yet, as Restate answers."""
 BUSY, BAD_GATEWAY, UNAVAILABLE = 429, 502, 503

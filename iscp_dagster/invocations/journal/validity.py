@@ -19,7 +19,6 @@ _FILLED: Mapping[int, str] = {
     kinds.GET_INVOCATION_OUTPUT.code: "target",
 }
 """Parts without which an entry says nothing."""
-_KEYED = frozenset({kinds.CALL.code, kinds.ONE_WAY_CALL.code})
 
 
 def check(index: int, entry: Frame, version: int) -> None:
@@ -33,7 +32,8 @@ def check(index: int, entry: Frame, version: int) -> None:
     part = _FILLED.get(entry.code)
     if part is not None and message.WhichOneof(part) is None:
         raise ProtocolError(f"Entry {index}, {entry.kind}, has no {part}.")
-    if entry.code in _KEYED and message.HasField("idempotency_key") > bool(message.idempotency_key):
+    keyed = entry.code in kinds.CALLS
+    if keyed and message.HasField("idempotency_key") > bool(message.idempotency_key):
         raise ProtocolError(f"Entry {index}, {entry.kind}, has an empty idempotency key.")
     if needed(entry) > version:
         raise ProtocolError(

@@ -101,6 +101,9 @@ GET_INVOCATION_OUTPUT = _entry(
     0x0C09, pb.GetInvocationOutputEntryMessage, completable=True, fallible=True, since=3
 )
 
+CALLS = frozenset({CALL.code, ONE_WAY_CALL.code})
+"""The types that invoke a handler."""
+
 KINDS: Mapping[int, Kind] = MappingProxyType(
     {
         each.code: each

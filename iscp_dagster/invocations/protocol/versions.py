@@ -14,7 +14,6 @@ NEWEST = 3
 MANIFESTS = (2, 1)
 """Versions of the manifest, the preferred one first."""
 _INVOCATION = re.compile(r"application/vnd\.restate\.invocation\.v([1-9]\d{0,8})")
-_KEYED = frozenset({kinds.CALL.code, kinds.ONE_WAY_CALL.code})
 
 
 def content_type(version: int) -> str:
@@ -65,7 +64,7 @@ def _bare(header: str) -> str:
 
 def needed(entry: Frame) -> int:
     """The first version of the protocol that has this entry with the fields that it uses."""
-    if entry.code in _KEYED:
+    if entry.code in kinds.CALLS:
         return kinds.CANCEL_INVOCATION.since if _has_idempotency_key(entry.message()) else LOWEST
     return entry.kind.since
 

@@ -10,6 +10,7 @@ from typing import Any
 from iscp_dagster.invocations.protocol import kinds
 from iscp_dagster.invocations.runtime.driving.drives import Drives
 from iscp_dagster.invocations.runtime.driving.tools import Put
+from iscp_dagster.invocations.runtime.settings import AFTER_ERROR_SECONDS
 from iscp_dagster.invocations.runtime.store.operations import (
     Claim,
     Commit,
@@ -25,15 +26,10 @@ from iscp_dagster.invocations.runtime.store.outcomes import Claimed
 
 AT_ONCE = 64
 """Invocations that are claimed in one transaction."""
-AFTER_ERROR_SECONDS = 1.0
 _READYING = frozenset({Submit, Suspend, Finish, Fire, CompleteAwakeable, Resume})
-_READYING_ENTRIES = frozenset(
-    each.code
-    for each in (
-        *(kinds.CALL, kinds.ONE_WAY_CALL),
-        *(kinds.COMPLETE_AWAKEABLE, kinds.COMPLETE_PROMISE, kinds.CANCEL_INVOCATION),
-    )
-)
+_READYING_ENTRIES = kinds.CALLS | {
+    *(kinds.COMPLETE_AWAKEABLE.code, kinds.COMPLETE_PROMISE.code, kinds.CANCEL_INVOCATION.code),
+}
 
 logger = logging.getLogger(__name__)
 

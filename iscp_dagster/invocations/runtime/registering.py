@@ -14,7 +14,6 @@ from iscp_dagster.invocations.runtime.store.deployments import (
     Service,
     ServiceKind,
 )
-from iscp_dagster.invocations.runtime.store.operations import Register
 
 USUAL = {
     ServiceKind.SERVICE: HandlerKind.SHARED,
@@ -24,18 +23,16 @@ USUAL = {
 """What a handler is if the manifest does not say."""
 
 
-def registration(found: Discovered, *, now: int, force: bool = False) -> Register:
-    """The operation that has a discovered deployment serve its services."""
+def registered(found: Discovered) -> tuple[Deployment, tuple[Service, ...]]:
+    """What a Register of a discovered deployment tells, under a new id."""
     deployment = Deployment(
         id=f"dp_{secrets.token_hex(8)}",
         url=str(found.address),
         mode=Mode.FULL_DUPLEX if found.duplex else Mode.REQUEST_RESPONSE,
         http=found.http,
         versions=(found.manifest.min_protocol_version, found.manifest.max_protocol_version),
-        registered=now,
     )
-    services = tuple(_service(each) for each in found.manifest.services)
-    return Register(deployment=deployment, services=services, force=force)
+    return deployment, tuple(_service(each) for each in found.manifest.services)
 
 
 def _service(each: manifest.Service) -> Service:

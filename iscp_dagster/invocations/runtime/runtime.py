@@ -18,8 +18,8 @@ from iscp_dagster.invocations.runtime.driving.tools import Tools
 from iscp_dagster.invocations.runtime.http.client import HttpClient
 from iscp_dagster.invocations.runtime.http.discovery import discovered
 from iscp_dagster.invocations.runtime.owners import Watch
-from iscp_dagster.invocations.runtime.registering import registration
-from iscp_dagster.invocations.runtime.settings import Settings
+from iscp_dagster.invocations.runtime.registering import registered
+from iscp_dagster.invocations.runtime.settings import AFTER_ERROR_SECONDS, Settings
 from iscp_dagster.invocations.runtime.store.deployments import Deployment, Service
 from iscp_dagster.invocations.runtime.store.operations import (
     Beat,
@@ -40,9 +40,7 @@ from iscp_dagster.model.errors import UnavailableError
 
 T = TypeVar("T")
 
-PRUNED_AT_ONCE = 500
 TEND_SECONDS = 0.05
-AFTER_ERROR_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -137,8 +135,7 @@ class Runtime:
 
         Raises ConfigError, DiscoveryError, DeploymentUnreachableError.
         """
-        found = registration(await discovered(self._client, url, http=http), now=self._clock())
-        return found.deployment, found.services
+        return registered(await discovered(self._client, url, http=http))
 
     async def register(
         self, url: str, *, force: bool = False, http: int | None = None
@@ -199,7 +196,7 @@ class Runtime:
         self._drives.tend(crowded=self._claims.crowded)
 
     async def _prunes(self) -> None:
-        while await self.do(Prune(now=self._clock(), most=PRUNED_AT_ONCE)) == PRUNED_AT_ONCE:
+        while await self.do(Prune(now=self._clock())) == Prune.most:
             pass
         await asyncio.sleep(self._settings.prune)
 

@@ -11,6 +11,8 @@ from iscp_dagster.invocations.runtime.retries import RetryPolicy
 from iscp_dagster.invocations.runtime.writer import PATIENCE
 
 MS = 1_000
+AFTER_ERROR_SECONDS = 1.0
+"""What the database refused is asked of it again after that."""
 
 
 def _owner() -> str:

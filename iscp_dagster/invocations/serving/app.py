@@ -22,6 +22,7 @@ from starlette.websockets import WebSocketClose
 from iscp_dagster.invocations.protocol.decoding import DEFAULT, Limits
 from iscp_dagster.invocations.protocol.versions import (
     LOWEST,
+    MANIFESTS,
     NEWEST,
     content_type,
     manifest_type,
@@ -130,7 +131,7 @@ class ServiceEndpoint:
             return _refused(405, "A manifest is asked for with GET.", allow="GET")
         chosen = negotiated(", ".join(Headers(scope=scope).getlist("accept")))
         if chosen is None:
-            served = " or ".join(manifest_type(each) for each in (1, 2))
+            served = " or ".join(manifest_type(each) for each in sorted(MANIFESTS))
             return _refused(406, f"Accept {served}.")
         told = manifest(
             self.services.values(),

@@ -8,6 +8,12 @@ from dataclasses import dataclass
 import anyio
 from pydantic import ValidationError
 
+from iscp_dagster.invocations.protocol.versions import (
+    LOWEST,
+    MANIFESTS,
+    NEWEST,
+    manifest_type,
+)
 from iscp_dagster.invocations.runtime.http.client import HTTP_1, HTTP_2, HttpClient
 from iscp_dagster.invocations.runtime.http.exchange import (
     Address,
@@ -22,9 +28,7 @@ from iscp_dagster.model.errors import ConfigError
 
 PATHS = ("/discover", "/discovery")
 """The first is what servers ask for, the second what the protocol's text says."""
-CONTENT_TYPES = tuple(f"application/vnd.restate.endpointmanifest.v{n}+json" for n in (2, 1))
-OLDEST, NEWEST = 1, 3
-"""The versions of the service protocol that this runtime speaks."""
+CONTENT_TYPES = tuple(map(manifest_type, MANIFESTS))
 MOST_BYTES = 4 << 20
 SECONDS = 10.0
 _OK, _NOT_FOUND = 200, 404
@@ -46,8 +50,6 @@ class Discovered:
     """The version of HTTP: 1 or 2."""
     duplex: bool
     """Whether messages flow both ways at once; else all of the request precedes the response."""
-    version: int
-    """The service protocol's newest version that both speak."""
     manifest: Manifest
 
 
@@ -82,14 +84,14 @@ async def _discovered(client: HttpClient, address: Address, http: int | None) ->
 async def _by(client: HttpClient, address: Address, http: int) -> Discovered:
     manifest = _parsed(address, await _answer(client, address, http))
     newest = min(NEWEST, manifest.max_protocol_version)
-    if newest < max(OLDEST, manifest.min_protocol_version):
+    if newest < max(LOWEST, manifest.min_protocol_version):
         raise DiscoveryError(
             f"{address} speaks the service protocol's versions {manifest.min_protocol_version} to "
-            f"{manifest.max_protocol_version}, this runtime {OLDEST} to {NEWEST}; "
+            f"{manifest.max_protocol_version}, this runtime {LOWEST} to {NEWEST}; "
             "use a version of its SDK that has one of these."
         )
     duplex = http == HTTP_2 and manifest.protocol_mode != "REQUEST_RESPONSE"
-    return Discovered(address=address, http=http, duplex=duplex, version=newest, manifest=manifest)
+    return Discovered(address=address, http=http, duplex=duplex, manifest=manifest)
 
 
 async def _answer(client: HttpClient, address: Address, http: int) -> bytes:

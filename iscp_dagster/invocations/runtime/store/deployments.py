@@ -71,4 +71,4 @@ class Deployment:
     versions: tuple[int, int] = (1, 3)
     """The least and the greatest version of the service protocol."""
     registered: int = 0
-    """Milliseconds since 1970."""
+    """Milliseconds since 1970; the store sets it."""

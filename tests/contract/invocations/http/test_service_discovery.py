@@ -70,7 +70,7 @@ def found_of(app, server=uvicorn_of, under="", **options):
 
 def test_http_2_is_full_duplex():
     found = found_of(App(), hypercorn_of)
-    assert (found.http, found.duplex, found.version) == (HTTP_2, True, 3)
+    assert (found.http, found.duplex) == (HTTP_2, True)
     assert [each.name for each in found.manifest.services] == ["Orders", "Cart"]
     assert found.manifest.services[1].handlers[0].ty == "SHARED"
 

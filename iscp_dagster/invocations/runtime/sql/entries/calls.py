@@ -26,8 +26,6 @@ from iscp_dagster.invocations.runtime.store.operations import Cancel, Submit
 from iscp_dagster.invocations.runtime.store.outcomes import Refused, Submitted
 from iscp_dagster.model.errors import ConfigError
 
-_CALLS = frozenset({kinds.CALL.code, kinds.ONE_WAY_CALL.code})
-
 
 def call(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     """Invoke a handler; the entry is completed when that invocation ends."""
@@ -127,7 +125,7 @@ def _target(work: Work, driven: Driven, message: Any) -> str | Failure | Refused
 def _called(work: Work, driven: Driven, index: int) -> str | Failure | Refused:
     """The id of the invocation that a call made; the failure of one that a cancellation met."""
     at = (JOURNAL.invocation == driven.number, JOURNAL.idx == min(index, driven.length))
-    chosen = sa.select(JOURNAL.child, JOURNAL.result).where(*at, JOURNAL.code.in_(_CALLS))
+    chosen = sa.select(JOURNAL.child, JOURNAL.result).where(*at, JOURNAL.code.in_(kinds.CALLS))
     row = work.connection.execute(chosen).one_or_none()
     if row is not None and row.child is not None:
         return str(row.child)

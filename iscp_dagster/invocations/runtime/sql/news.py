@@ -8,11 +8,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from iscp_dagster.invocations.protocol.results import Result
+from iscp_dagster.invocations.runtime.sql.lives.claiming import is_claimable
 from iscp_dagster.invocations.runtime.sql.lives.firing import next_due
 from iscp_dagster.invocations.runtime.sql.packing import result
 from iscp_dagster.invocations.runtime.sql.tables import (
     INVOCATIONS,
-    IS_READY,
     ISCP_INVOCATION_NEWS,
     ISCP_INVOCATIONS,
     ISCP_JOURNAL,
@@ -25,7 +25,6 @@ from iscp_dagster.invocations.runtime.store.outcomes import News
 from iscp_dagster.invocations.runtime.store.views import Look
 
 _SOME: sa.Select[Any] = sa.select(sa.literal_column("1"))
-_READY = _SOME.select_from(ISCP_INVOCATIONS).where(IS_READY).limit(1)
 _TOLD = _SOME.select_from(ISCP_INVOCATION_NEWS).where(NEWS.owner == sa.bindparam("who")).limit(1)
 _RESULTS = sa.select(INVOCATIONS.id, INVOCATIONS.result).where(
     INVOCATIONS.id.in_(sa.bindparam("ids", expanding=True))
@@ -49,7 +48,7 @@ def look(connection: sa.Connection, owner: str, watched: Collection[str]) -> Loo
     """See the store."""
     ended = results(connection, watched)
     return Look(
-        ready=connection.scalar(_READY) is not None,
+        ready=is_claimable(connection),
         news=connection.scalar(_TOLD, {"who": owner}) is not None,
         next_at=next_due(connection),
         ended={id_: each for id_, each in ended.items() if each is not None},

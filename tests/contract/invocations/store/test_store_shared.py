@@ -161,7 +161,9 @@ def test_a_deployment_that_is_needed_is_not_forgotten_unless_forced(desk):
 def test_what_nobody_serves_any_more_waits_without_holding_others_up(desk):
     lost = desk.submit("Cart/k/look").id
     desk.do(op.Register(deployment=FIRST, services=SERVICES[:1]))
+    assert not desk.store.look("one").ready
     kept = desk.submit().id
+    assert desk.store.look("one").ready
     assert [each.id for each in desk.claim(1)] == [kept]
     desk.do(op.Register(deployment=FIRST, services=SERVICES))
     assert [each.id for each in desk.claim()] == [lost]

@@ -120,6 +120,11 @@ def claim(work: Work, asked: Claim) -> tuple[Claimed, ...]:
     )
 
 
+def is_claimable(connection: sa.Connection) -> bool:
+    """Whether there is something that a claim would take."""
+    return connection.execute(_READY, {"most": 1}).first() is not None
+
+
 def release(work: Work, asked: Release) -> int:
     """See the operation."""
     driven = sa.select(INVOCATIONS.number, INVOCATIONS.id)

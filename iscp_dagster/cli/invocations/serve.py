@@ -29,19 +29,45 @@ def serve(
         ),
     ] = False,
     retry_initial: Annotated[
-        float, typer.Option(help="Seconds until a failed attempt is made again.")
+        float,
+        typer.Option(
+            envvar="ISCP_INVOCATIONS_RETRY_INITIAL",
+            show_envvar=False,
+            help="Seconds until a failed attempt is made again.",
+        ),
     ] = RetryPolicy.initial,
     retry_factor: Annotated[
-        float, typer.Option(help="By which that grows with each failure in a row.")
+        float,
+        typer.Option(
+            envvar="ISCP_INVOCATIONS_RETRY_FACTOR",
+            show_envvar=False,
+            help="By which that grows with each failure in a row.",
+        ),
     ] = RetryPolicy.factor,
     retry_cap: Annotated[
-        float, typer.Option(help="The most seconds between two attempts.")
+        float,
+        typer.Option(
+            envvar="ISCP_INVOCATIONS_RETRY_CAP",
+            show_envvar=False,
+            help="The most seconds between two attempts.",
+        ),
     ] = RetryPolicy.cap,
     retry_attempts: Annotated[
-        int, typer.Option(min=0, help="After so many in a row it is paused; 0: never.")
+        int,
+        typer.Option(
+            envvar="ISCP_INVOCATIONS_RETRY_ATTEMPTS",
+            show_envvar=False,
+            min=0,
+            help="After so many in a row it is paused; 0: never.",
+        ),
     ] = 20,
     keep: Annotated[
-        str, typer.Option(help=f"How long ended invocations are kept: {DURATION}.")
+        str,
+        typer.Option(
+            envvar="ISCP_INVOCATIONS_KEEP",
+            show_envvar=False,
+            help=f"How long ended invocations are kept: {DURATION}.",
+        ),
     ] = "1d",
     follow: Annotated[
         bool,

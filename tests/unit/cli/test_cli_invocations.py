@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import timedelta
 
 import httpx
 import pytest
@@ -17,10 +18,12 @@ from iscp_dagster.invocations.protocol import ids
 from iscp_dagster.invocations.protocol.awakeables import awakeable_id
 from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.runtime.retries import RetryPolicy
 from iscp_dagster.invocations.runtime.sql.store import SqlStore
 from iscp_dagster.invocations.runtime.store.deployments import Deployment
 from iscp_dagster.invocations.runtime.store.operations import Fail, Register, Resume, Submit
 from iscp_dagster.joblog.sql.engine import open_engine
+from iscp_dagster.jobservices import server
 from iscp_dagster.model.variables import HOME, INVOCATIONS_URL, LOG_URL
 
 
@@ -279,3 +282,22 @@ def test_what_cannot_be_served_is_told_before_anything_is(iscp, monkeypatch):
     assert (code, "ISCP_INVOCATIONS_TOKEN is not set" in said) == (1, True)
     code, said = iscp("serve", "--retry-factor", "0.5")
     assert (code, "The retry policy" in said) == (1, True)
+
+
+def test_retries_and_retention_are_set_by_options_and_by_the_environment(iscp, monkeypatch):
+    """As the stack hands its environment on, and gives no such options."""
+    served = []
+    monkeypatch.setattr(server, "serve", lambda settings, *_, **__: served.append(settings))
+    for name, value in {"RETRY_INITIAL": "2", "RETRY_FACTOR": "3", "RETRY_CAP": "4"}.items():
+        monkeypatch.setenv(f"ISCP_INVOCATIONS_{name}", value)
+    monkeypatch.setenv("ISCP_INVOCATIONS_RETRY_ATTEMPTS", "5")
+    monkeypatch.setenv("ISCP_INVOCATIONS_KEEP", "6h")
+    assert iscp("serve", "--no-own-services") == (0, "")
+    assert iscp("serve", "--no-own-services", "--retry-attempts", "0", "--keep", "7h")[0] == 0
+    policies = [each.runtime.policy for each in served]
+    assert policies[0] == RetryPolicy(initial=2, factor=3, cap=4, attempts=5)
+    assert policies[1] == RetryPolicy(initial=2, factor=3, cap=4, attempts=None)
+    assert [each.retention / timedelta(hours=1) for each in served] == [6, 7]
+    monkeypatch.setenv("ISCP_INVOCATIONS_RETRY_ATTEMPTS", "many")
+    code, said = iscp("serve", "--no-own-services")
+    assert (code, "'--retry-attempts': 'many'" in said) == (2, True)

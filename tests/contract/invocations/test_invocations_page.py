@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from http import HTTPStatus
 
 import dagster as dg
 import httpx
@@ -26,6 +27,7 @@ from iscp_dagster.invocations.ingress.admin import CHANGES
 from iscp_dagster.invocations.ingress.invoking import Bounds
 from iscp_dagster.invocations.runtime.owners import SILENT_SECONDS
 from iscp_dagster.invocations.runtime.retries import RetryPolicy
+from iscp_dagster.invocations.runtime.sql import work
 from iscp_dagster.invocations.runtime.sql.store import RETENTION
 from iscp_dagster.invocations.runtime.store.views import Status
 
@@ -202,8 +204,9 @@ def outline(table):
 def test_every_status_of_an_answer_that_the_code_gives_is_on_the_page():
     (table,) = re.findall(r"\| status \| why \|\n\|---\|---\|\n(.*?)\n\n", PAGE, re.DOTALL)
     listed = {int(each) for each in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
-    held = vars(refusals).values()
-    assert listed == {each for each in held if isinstance(each, int)}
+    held = {each for each in vars(refusals).values() if isinstance(each, int)}
+    # The guard refuses foreign pages, the router a method, and the store what a status forbids.
+    assert listed == {*held, HTTPStatus.FORBIDDEN, HTTPStatus.METHOD_NOT_ALLOWED, work.CONFLICT}
 
 
 def test_every_status_of_an_invocation_is_on_the_page():

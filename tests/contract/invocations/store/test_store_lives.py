@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 import sqlalchemy as sa
 from desk import ERROR, TABLES, value
@@ -183,6 +185,28 @@ def test_a_begun_invocation_stays_with_its_deployment(desk):
     assert claimed[fresh].deployment.id == "second"
     assert claimed[fresh].deployment.http == 2
     assert claimed[fresh].deployment.versions == (2, 3)
+
+
+def test_it_may_wait_for_more_entries_than_a_statement_takes(desk, engine):
+    mine = desk.begun()
+    desk.commit(mine, pb.AwakeableEntryMessage())
+    with few_parameters(engine):
+        outcome = desk.suspend(mine, *range(1, 70_002))
+        assert (outcome.code, "entry 2," in outcome.message) == (571, True)
+        assert desk.suspend(mine, 1) == Done()
+
+
+@contextmanager
+def few_parameters(engine):
+    """As many as SQLite takes where it is built as its makers do."""
+    limit = lambda connection, _: connection.setlimit(9, 32_766)  # noqa: E731
+    if engine.dialect.name != "sqlite":
+        yield
+        return
+    engine.dispose()
+    sa.event.listen(engine, "connect", limit)
+    yield
+    sa.event.remove(engine, "connect", limit)
 
 
 def test_suspending_on_what_is_completed_makes_it_ready_at_once(desk):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -35,6 +35,8 @@ _LEAVE = (
 )
 
 Heads = Mapping[str, sa.Row[Any]]
+Piece = tuple[str, list[int]]
+"""An invocation's id, and indexes of its entries."""
 Open = Mapping[int, Mapping[int, bool]]
 """By invocation and index, whether the entry waits for its completion."""
 
@@ -91,21 +93,28 @@ def _entries(work: Work, heads: Heads, asked: Sequence[Suspend]) -> Open:
     """The entries that are waited for, and perhaps others of the same indexes."""
     found: dict[int, dict[int, bool]] = defaultdict(dict)
     for some in _portions(asked):
-        numbers = [heads[each.id].number for each in some]
-        indexes = sorted({index for each in some for index in each.indexes})
+        numbers = sorted({heads[id_].number for id_, _ in some})
+        indexes = sorted({index for _, each in some for index in each})
         given = {"numbers": numbers, "indexes": indexes}
         for row in work.connection.execute(_ENTRIES, given):
             found[row.invocation][row.idx] = row.open
     return found
 
 
-def _portions(asked: Collection[Suspend]) -> list[list[Suspend]]:
-    portions: list[list[Suspend]] = []
+def _portions(asked: Collection[Suspend]) -> list[list[Piece]]:
+    portions: list[list[Piece]] = []
     held = 0
-    for each in asked:
-        if not portions or held + len(each.indexes) > MOST:
+    for piece in _pieces(asked):
+        if not portions or held + len(piece[1]) > MOST:
             portions.append([])
             held = 0
-        portions[-1].append(each)
-        held += len(each.indexes)
+        portions[-1].append(piece)
+        held += len(piece[1])
     return portions
+
+
+def _pieces(asked: Collection[Suspend]) -> Iterator[Piece]:
+    for each in asked:
+        indexes = sorted(set(each.indexes))
+        for start in range(0, len(indexes), MOST):
+            yield each.id, indexes[start : start + MOST]

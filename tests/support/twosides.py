@@ -295,5 +295,5 @@ class AttemptRun:
             return
         assert isinstance(out, r.Suspend), out
         waits = set(out.indexes)
-        while not out.resume and waits <= set(self.world.open()):
+        while waits <= set(self.world.open()):
             self.world.complete(self.world.random.choice(self.world.open()))

@@ -82,12 +82,10 @@ class Notify:
 class Suspend:
     """The attempt is over: resume the invocation once one of these entries is completed.
 
-    An entry that is no completable one, but asked for an ack, is stored, and counts as completed;
-    `resume` tells that there is one, or one whose completion was told in this attempt.
+    One that is not completable, but asked for an ack, is stored, and counts as completed.
     """
 
     indexes: tuple[int, ...]
-    resume: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

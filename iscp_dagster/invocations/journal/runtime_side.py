@@ -149,8 +149,7 @@ def _suspend(state: Attempt, indexes: Iterable[int]) -> Suspend:
                 f"A Suspension names entry {index}, which was not sent, is not completable, or is "
                 "completed."
             )
-    ready = state.told | state.acking & ~state.open
-    return Suspend(indexes=tuple(named), resume=any(bits.has(ready, each) for each in named))
+    return Suspend(indexes=tuple(named))
 
 
 def _finish(state: Attempt) -> Finish:

@@ -88,36 +88,29 @@ def test_an_end_finishes_once_the_output_is_stored():
 def test_what_comes_after_the_last_message_changes_nothing(surplus):
     finished = [Commit(index=1, entry=OUTPUT), Finish(index=1)]
     assert run(OUTPUT, END, surplus, Committed(index=1), surplus) == finished
-    asleep = Suspend(indexes=(1,), resume=False)
+    asleep = Suspend(indexes=(1,))
     assert run(SLEEP, suspension(1), surplus, Committed(index=1))[1:] == [asleep]
 
 
 def test_a_suspension_follows_what_it_waits_for():
     assert run(SLEEP, suspension(1)) == [Commit(index=1, entry=SLEEP)]
-    asleep = Suspend(indexes=(1,), resume=False)
+    asleep = Suspend(indexes=(1,))
     assert run(SLEEP, suspension(1), Committed(index=1))[1:] == [asleep]
-    assert run(suspension(2, 1), journal=(INPUT, SLEEP, SLEEP)) == [
-        Suspend(indexes=(1, 2), resume=False)
-    ]
+    asleep = Suspend(indexes=(1, 2))
+    assert run(suspension(2, 1), journal=(INPUT, SLEEP, SLEEP)) == [asleep]
 
 
-def test_a_suspension_on_an_entry_that_asked_for_an_ack_resumes_at_once():
+def test_a_suspension_may_name_an_entry_that_asked_for_an_ack():
     for entry in (RUN, CUSTOM):
         out = run(entry, suspension(1), Committed(index=1), duplex=False)
-        assert out[1:] == [Suspend(indexes=(1,), resume=True)]
+        assert out[1:] == [Suspend(indexes=(1,))]
 
 
-def test_a_suspension_on_a_completable_entry_waits_for_its_result_and_not_for_its_ack():
-    acked = frame(pb.AwakeableEntryMessage(), requires_ack=True)
-    out = run(acked, suspension(1), Committed(index=1))
-    assert out[1:] == [Suspend(indexes=(1,), resume=False)]
-
-
-def test_a_completion_that_crosses_a_suspension_resumes():
+def test_a_suspension_may_cross_a_completion():
     ready = CompletionReady(index=1, result=EMPTY)
     told = Notify(frame=completion(1, EMPTY))
     out = run(ready, suspension(1), journal=(INPUT, SLEEP))
-    assert out == [told, Suspend(indexes=(1,), resume=True)]
+    assert out == [told, Suspend(indexes=(1,))]
 
 
 def test_a_completion_is_told_once_and_in_full_duplex_only():

@@ -7,18 +7,22 @@ import gc
 import logging
 from random import Random
 
+import h2.events
 import psutil
 import pytest
 from liar import Liar, lying
-from lies import LIES
+from lies import DONE, LIES, Answer, packed
 from ourruntime import running
 from scenarios import until
+from wire import ACK, packet
 
 from iscp_dagster.invocations.runtime.driving.attempts import Attempt
 from iscp_dagster.joblog.sql.engine import open_engine
 
 EACH = 50
 ONCE = 64
+WINDOW = 65_535
+"""Bytes that HTTP/2 lets through until the peer has taken some."""
 
 
 def _left(tasks, files):
@@ -65,3 +69,49 @@ def test_runtime_outlives_malformed_answers(tmp_path, caplog, record_property, h
     assert not [each for each in caplog.records if each.exc_info or each.levelno >= logging.ERROR]
     record_property("malformed_answers", len(liar.lies))
     record_property("attempts", sum(told))
+
+
+class Hasty(Liar):
+    """Answers its second attempt before it has let the replay come whole."""
+
+    begun = held = 0
+
+    def heard(self):
+        usual = super().heard()
+
+        def hear(connection, event):
+            if isinstance(event, h2.events.RequestReceived):
+                self.begun += dict(event.headers)[":method"] == "POST"
+            hastily = self.begun == 2 and not isinstance(event, h2.events.RequestReceived)
+            if hastily and isinstance(event, h2.events.DataReceived):
+                if not self.held:
+                    lie = packet("SetState", key=b"k", value=b"hasty")
+                    self._respond(connection, event.stream_id, Answer(body=packed(lie, *DONE)))
+                self.held += event.flow_controlled_length
+            elif hastily and isinstance(event, (h2.events.StreamEnded, h2.events.StreamReset)):
+                connection.acknowledge_received_data(self.held, event.stream_id)
+            elif not hastily:
+                usual(connection, event)
+
+        return hear
+
+
+def test_entries_that_come_during_the_replay_are_not_stored(tmp_path):
+    liar = Hasty([Answer(body=packed(packet("Run", ACK, name="r", value=b"1")), broken=True)])
+    # More than a window holds, so that the replay is still under way when the answer comes.
+    argument = b"0" + b" " * WINDOW
+    engine = open_engine(f"sqlite:///{tmp_path}/log.db", kept=True)
+
+    async def scene():
+        async with lying(liar, http=2) as url, running(engine, url, http=2) as caller:
+            told = {"content-type": "application/json"}
+            ended = await caller.http.post("/Liar/k/go", content=argument, headers=told)
+            shown = await caller.shown(ended.headers["x-restate-id"])
+            return ended.json(), shown["journal"]
+
+    output, journal = asyncio.run(scene())
+    engine.dispose()
+    assert output == "done"
+    assert [each["type"] for each in journal] == ["Input", "Run", "Output"]
+    assert liar.begun == 3
+    assert 0 < liar.held <= WINDOW

@@ -107,6 +107,23 @@ def mail_about(what):
     raise AssertionError(mailed)
 
 
+def test_the_endpoint_that_the_protocols_page_writes_by_hand_is_driven(tmp_path):
+    page = (DOCS / "invocation-protocol.md").read_text(encoding="utf-8")
+    (code,) = re.findall(
+        r'^```python title="by_hand.py"\n(.*?)^```$', page, re.MULTILINE | re.DOTALL
+    )
+    names = {}
+    exec(code, names)
+    with running(tmp_path) as runtime:
+        runtime.client.register(runtime.serve(names["app"]))
+        sent = runtime.client.send("ByHand", "greet", "Ada")
+        assert runtime.client.attach(sent.id, seconds=SECONDS) == "Hello, Ada, of 3 letters!"
+        told = runtime.client.invocation(sent.id)
+    kinds = [each["type"] for each in told["journal"]]
+    assert (kinds, told["attempts"]) == (["Input", "Run", "Sleep", "Output"], 3)
+    assert set(re.findall(r"0x[0-9A-F]{4}", code)) <= set(re.findall(r"`(0x[0-9A-F]{4})`", page))
+
+
 def test_the_pages_test_of_a_handler_passes(monkeypatch):
     module = ModuleType("greeter")
     vars(module).update(service_of("greeter.py"))

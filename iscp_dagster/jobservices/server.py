@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-HOST, PORT = "127.0.0.1", 4080
+HOST = "127.0.0.1"
 OWN = "dp_iscp"
 """The id of the deployment of the process's own services, whatever their address."""
 SERVICES = "/services"

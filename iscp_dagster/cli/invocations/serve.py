@@ -60,7 +60,7 @@ def serve(
             min=0,
             help="After so many in a row it is paused; 0: never.",
         ),
-    ] = 20,
+    ] = RetryPolicy.attempts or 0,
     keep: Annotated[
         str,
         typer.Option(

@@ -62,7 +62,6 @@ class Attempt:
         )
         self._outgoing = Outgoing((), self._replayed)
         self._exchange: Exchange | None = None
-        self._asked = False
         self._heard = tools.monotonic()
 
     async def run(self) -> None:
@@ -95,19 +94,12 @@ class Attempt:
         """Seconds since the last message of either side; 0 while entries are being stored."""
         return 0.0 if self._course.storing else now - self._heard
 
-    def ask_to_suspend(self) -> bool:
-        """Close the request, so that the handler suspends; whether that was news."""
-        news = self._duplex and not self._asked
-        self._asked = True
-        self._outgoing.end()
-        return news
-
     def make_room(self) -> None:
         """Suspend if the handler can, so that others may begin; break off what is over."""
         if self._course.ending:
             self._abort("it stayed open after its last message")
         else:
-            self.ask_to_suspend()
+            self._ask_to_suspend()
 
     def tend(self, now: float) -> None:
         """Hold the attempt to its times."""
@@ -120,7 +112,11 @@ class Attempt:
             self._course.broken(ErrorReport(message=told))
             self._abort(told)
         elif idle > settings.inactivity:
-            self.ask_to_suspend()
+            self._ask_to_suspend()
+
+    def _ask_to_suspend(self) -> None:
+        """Close the request: a handler that waits suspends then."""
+        self._outgoing.end()
 
     async def _streamed(self) -> None:
         for rest in reversed(range(STALE_TRIES)):

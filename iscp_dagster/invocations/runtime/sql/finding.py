@@ -6,36 +6,20 @@ import sqlalchemy as sa
 
 from iscp_dagster.invocations.protocol.results import Result
 from iscp_dagster.invocations.runtime.sql.packing import identity, result
-from iscp_dagster.invocations.runtime.sql.tables import INVOCATIONS, Role
+from iscp_dagster.invocations.runtime.sql.tables import INVOCATIONS
 
 _RESULT = sa.select(INVOCATIONS.id, INVOCATIONS.result).where(
     INVOCATIONS.id == sa.bindparam("the_id")
-)
-_RUN = sa.select(INVOCATIONS.id).where(
-    INVOCATIONS.service == sa.bindparam("of"),
-    INVOCATIONS.key == sa.bindparam("at"),
-    INVOCATIONS.role == int(Role.RUN),
 )
 _SAME = sa.select(INVOCATIONS.id).where(INVOCATIONS.identity == sa.bindparam("same"))
 
 
 def found(
-    connection: sa.Connection,
-    service: str,
-    key: str,
-    handler: str | None,
-    idempotency_key: str | None,
+    connection: sa.Connection, service: str, key: str, handler: str, idempotency_key: str | None
 ) -> str | None:
     """The invocation of an idempotency key; without one, the run of a workflow's key."""
-    if "\0" in f"{service}{key}":
-        # No row has one, and PostgreSQL takes it for an error.
-        return None
-    given = {"of": service, "at": key}
-    chosen = _RUN
-    if idempotency_key is not None and handler is not None:
-        given = {"same": identity(service, key, handler, idempotency_key)}
-        chosen = _SAME
-    return connection.execute(chosen, given).scalar_one_or_none()
+    same = identity(service, key, handler, idempotency_key)
+    return connection.execute(_SAME, {"same": same}).scalar_one_or_none()
 
 
 def result_of_id(connection: sa.Connection, id_: str | None) -> tuple[bool, Result | None]:

@@ -76,8 +76,11 @@ def pairs(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def identity(service: str, key: str, handler: str, idempotency_key: str | None) -> str:
-    """What two submissions must not have in common; without a key of a workflow's run."""
-    return _digest([service, key, handler, idempotency_key])
+    """What two submissions must not have in common.
+
+    Without an idempotency key, of a workflow's run, which its key alone tells.
+    """
+    return _digest([service, key, idempotency_key and handler, idempotency_key])
 
 
 def promise(service: str, key: str, name: str) -> str:

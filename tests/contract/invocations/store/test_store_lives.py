@@ -6,13 +6,19 @@ from contextlib import contextmanager
 
 import pytest
 import sqlalchemy as sa
-from desk import ERROR, TABLES, value
+from desk import ERROR, FIRST, SERVICES, TABLES, value
 
 from iscp_dagster.invocations.protocol import awakeables, ids
 from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.runtime.store import operations as op
-from iscp_dagster.invocations.runtime.store.deployments import Deployment
+from iscp_dagster.invocations.runtime.store.deployments import (
+    Deployment,
+    Handler,
+    HandlerKind,
+    Service,
+    ServiceKind,
+)
 from iscp_dagster.invocations.runtime.store.outcomes import Done, Refused, Submitted
 
 
@@ -62,6 +68,18 @@ def test_a_workflow_runs_once_for_a_key(desk):
     assert desk.submit("Signup/me/poke").is_new
     assert desk.store.find("Signup", "me", "run", None) == first.id
     assert len(desk.claim()) == 4
+
+
+def test_a_workflow_whose_run_has_another_name_now_has_run_all_the_same(desk):
+    first = desk.submit("Signup/me/run")
+    renamed = Service(
+        name="Signup",
+        kind=ServiceKind.WORKFLOW,
+        handlers=(Handler(name="main", kind=HandlerKind.WORKFLOW),),
+    )
+    desk.do(op.Register(deployment=FIRST, services=(*SERVICES[:2], renamed)))
+    assert desk.submit("Signup/me/main") == Submitted(id=first.id, is_new=False)
+    assert desk.store.find("Signup", "me", "main", None) == first.id
 
 
 def test_exclusive_invocations_of_a_key_go_one_by_one_in_order(desk):

@@ -118,7 +118,7 @@ def _target(work: Work, driven: Driven, message: Any) -> str | Failure | Refused
         return found(work.connection, at.service_name, *key, at.idempotency_key)
     if which == "workflow_target":
         at = message.workflow_target
-        return found(work.connection, at.workflow_name, at.workflow_key, None, None)
+        return found(work.connection, at.workflow_name, at.workflow_key, "", None)
     return violation(driven, "it names no target.")
 
 

@@ -36,6 +36,8 @@ class Stream:
         self._receive, self._send = receive, send
         self._decoder, self._frames = Decoder(), []
         self.open, self.begun = True, False
+        self.broken = False
+        """Whether the runtime broke the stream off."""
         self.last = False
 
     async def next(self):
@@ -77,6 +79,7 @@ class Stream:
 
     async def _take(self):
         event = await self._receive()
+        self.broken = event["type"] == "http.disconnect"
         self.open = event.get("more_body", False)
         self._frames += self._decoder.feed(event.get("body", b""))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 
+import anyio
 import pytest
 from asgiservers import hypercorn_of, run, uvicorn_of
 from running import AT_ONCE, running
@@ -15,6 +17,7 @@ from iscp_dagster.invocations.protocol.awakeables import awakeable_id
 from iscp_dagster.invocations.protocol.frames import Frame, encode
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import Value
+from iscp_dagster.invocations.runtime.driving import attempts
 from iscp_dagster.invocations.runtime.retries import RetryPolicy
 from iscp_dagster.invocations.runtime.store.operations import Commit, CompleteAwakeable, Resume
 from iscp_dagster.invocations.runtime.store.views import Status
@@ -191,6 +194,29 @@ def test_state_is_sent_eagerly_with_the_start(tmp_path):
     assert seen == [{}, {b"a": b"1"}, {}]
 
 
+def test_a_state_that_is_too_large_is_sent_in_part_and_the_rest_told_on_demand(tmp_path):
+    seen = []
+    large = b"x" * 70_000
+
+    async def script(stream, number):
+        start, _ = await stream.replay()
+        if number == 1:
+            values = {b"a": b"1", b"large": large}
+            await stream.send(*(pb.SetStateEntryMessage(key=k, value=values[k]) for k in values))
+        else:
+            seen.append((start.partial_state, [each.key for each in start.state_map]))
+            await stream.send(pb.GetStateEntryMessage(key=b"large"))
+            seen.append((await stream.next()).message().value)
+        await stream.output()
+
+    async def work(driven):
+        for _ in range(2):
+            await driven.call("O/h", key="k")
+
+    driven(tmp_path, Scripted(script), work)
+    assert seen == [(True, [b"a"]), large]
+
+
 def test_a_replay_has_stored_entries_with_results_and_asks_for_no_ack(tmp_path):
     seen = []
 
@@ -340,6 +366,33 @@ def test_an_entry_that_the_runtime_refuses_ends_the_attempt_and_later_ones_are_n
     assert journal == ["Input", "Run"]
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [pb.CallEntryMessage(service_name="Nobody", handler_name="h"), pb.StartMessage()],
+    ids=["refused by the store", "no entry"],
+)
+def test_a_stream_is_broken_off_at_what_is_invalid(tmp_path, monkeypatch, sent):
+    """And not because it stays open after its end."""
+    monkeypatch.setattr(attempts, "LINGER_SECONDS", 60.0)
+    seen, over = [], threading.Event()
+
+    async def script(stream, _):
+        await stream.replay()
+        await stream.send(sent)
+        with anyio.move_on_after(5):
+            seen.append((await stream.next(), stream.broken))
+        over.set()
+
+    async def work(driven):
+        found = await driven.until(await driven.submit("S/h"), Status.PAUSED)
+        await asyncio.to_thread(over.wait, 10)
+        return found.attempts
+
+    once = RetryPolicy(attempts=1)
+    assert driven(tmp_path, Scripted(script), work, policy=once) == 1
+    assert seen == [(None, True)]
+
+
 def test_a_suspension_behind_a_refused_entry_is_no_suspension(tmp_path):
     async def script(stream, _):
         await stream.replay()
@@ -385,7 +438,9 @@ def test_a_stream_that_ends_without_a_last_message_is_tried_again(tmp_path, serv
 
     result, _, shown = ended_by(tmp_path, Scripted(script), server)
     assert (result, shown.attempts) == (OK, 3)
-    assert "without a last message" in shown.error.message
+    assert shown.error.message == (
+        "The stream ended without a last message; the reason is unknown."
+    )
 
 
 # Errors, and when they are tried again.

@@ -105,8 +105,11 @@ def test_state_is_of_a_key_and_complete_at_once(desk):
     assert desk.commit(other, get).result == EMPTY
     desk.commit(mine, pb.ClearStateEntryMessage(key=b"n\0"))
     assert desk.store.state("Cart", "k") == {b"a": b"2"}
+    desk.commit(other, pb.SetStateEntryMessage(key=b"n\0", value=b"kept"))
+    desk.commit(mine, pb.SetStateEntryMessage(key=b"b", value=b"3"))
     desk.commit(mine, pb.ClearAllStateEntryMessage())
     assert desk.commit(mine, get).result == EMPTY
+    assert [desk.store.state("Cart", key) for key in "kl"] == [{}, {b"n\0": b"kept"}]
     desk.fail(mine)
     (again,) = desk.claim()
     assert again.journal[5] == frame(pb.GetStateEntryMessage(key=b"n\0", value=b""))
@@ -251,6 +254,19 @@ def test_an_awakeable_is_completed_by_its_id_once(desk):
     (woken,) = desk.claim()
     assert [each.completed for each in woken.journal] == [False, False, True]
     assert woken.journal[2].message().value == b"v"
+
+
+def test_what_a_suspended_invocation_does_not_wait_for_leaves_it_suspended(desk):
+    mine = desk.begun()
+    for _ in range(3):
+        desk.commit(mine, pb.AwakeableEntryMessage())
+    desk.suspend(mine, 1, 2)
+    for index, status in ((3, "suspended"), (1, "ready")):
+        asked = op.CompleteAwakeable(awakeable=awakeable_of(mine, index), result=value(b"v"))
+        assert desk.do(asked) == Done()
+        assert desk.status(mine.id) == status
+    (woken,) = desk.claim()
+    assert [each.completed for each in woken.journal] == [False, True, False, True]
 
 
 def test_an_awakeable_may_be_completed_before_its_entry_is_stored(desk):

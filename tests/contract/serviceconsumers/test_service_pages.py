@@ -51,7 +51,8 @@ def orders(live, clickhouse_url, near_spark, tmp_path):
     """Make the example's table, with its handler served, in the deployment of a runtime."""
     booked = {"/tmp/booked.txt": tmp_path / "booked.txt"}
     url = live.serve(made("orders_service.py", **booked)["app"])
-    declared = made("assets/orders.py", **{"http://127.0.0.1:9080": url})
+    placed = {"http://127.0.0.1:9080": url, "/tmp/lake/orders": tmp_path / "lake" / "orders"}
+    declared = made("assets/orders.py", **placed)
     (source,) = Declared.of(declared.values()).attached()
     services = {"services": lambda: RuntimeServices(live.client)}
     deployment = deployment_at(clickhouse_url, near_spark, tmp_path, **services)

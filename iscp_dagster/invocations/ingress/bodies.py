@@ -71,11 +71,15 @@ async def fields(request: Request, **types: type) -> dict[str, Any]:
 
 
 def parsed(content: bytes) -> Any:
-    """The JSON value. Raises RefusedError (400)."""
+    """The JSON value, of UTF-8 and without NaN and infinities. Raises RefusedError (400)."""
     try:
-        return json.loads(content)
+        return json.loads(content.decode(), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise RefusedError(BAD, f"The body is no JSON: {error}.") from error
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"it has no {text}")
 
 
 def media_type(request: Request) -> str:

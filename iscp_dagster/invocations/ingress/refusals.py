@@ -13,7 +13,12 @@ NOT_READY = 470
 BUSY, BAD_GATEWAY, UNAVAILABLE = 429, 502, 503
 _STATUSES = range(400, 600)
 _FAILED = 500
-PLAIN = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+PLAIN = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    # An output may be a page: what it runs must not reach the runtime as the runtime's own page.
+    "Content-Security-Policy": "sandbox",
+}
 
 
 class RefusedError(Exception):

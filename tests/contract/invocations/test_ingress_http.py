@@ -222,6 +222,17 @@ def test_an_output_has_the_content_type_of_its_handler(http, hand):
     assert (answer.text, answer.headers["content-type"]) == ("plain", "text/plain")
 
 
+def test_an_output_that_is_a_page_runs_nothing_in_the_runtimes_name(http, hand):
+    """A person may open it by a link, and its scripts could invoke whatever they like."""
+    id_ = sent(http, "/Greeter/raw", b"\x00")
+    hand.claim()
+    hand.finish(id_, b"<script>")
+    for path in (f"/restate/invocation/{id_}/output", f"/admin/invocations/{id_}", "/nowhere"):
+        answer = http.get(path)
+        assert answer.headers["content-security-policy"] == "sandbox", path
+        assert answer.headers["x-content-type-options"] == "nosniff", path
+
+
 def test_an_awakeable_is_resolved_or_rejected_once(http, hand):
     id_ = sent(http)
     hand.claim()

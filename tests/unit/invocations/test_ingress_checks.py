@@ -139,6 +139,10 @@ def test_a_body_that_the_handler_takes_is_let_in(handler, type_, content):
         (JSON_IN, "", b"", 400),
         (JSON_IN, "application/json", b"{", 400),
         (JSON_IN, "application/json", b"[" * 100_000, 400),
+        (JSON_IN, "application/json", b"[NaN]", 400),
+        (JSON_IN, "application/json", b"-Infinity", 400),
+        (JSON_IN, "application/json", '"x"'.encode("utf-16"), 400),
+        (JSON_IN, "application/json", b'"\xff"', 400),
         ({}, "application/json", b"1", 400),
     ],
 )

@@ -156,6 +156,7 @@ class Runtime:
         self._drives.told(changes.news)
         if changes.uncertain:
             self._release()
+            self._drives.ask_to_suspend()
 
     def _release(self) -> None:
         owner = self._settings.owner

@@ -94,12 +94,16 @@ class Attempt:
         """Seconds since the last message of either side; 0 while entries are being stored."""
         return 0.0 if self._course.storing else now - self._heard
 
+    def ask_to_suspend(self) -> None:
+        """Close the request: a handler that waits suspends then. Idempotent."""
+        self._outgoing.end()
+
     def make_room(self) -> None:
         """Suspend if the handler can, so that others may begin; break off what is over."""
         if self._course.ending:
             self._abort("it stayed open after its last message")
         else:
-            self._ask_to_suspend()
+            self.ask_to_suspend()
 
     def tend(self, now: float) -> None:
         """Hold the attempt to its times."""
@@ -112,11 +116,7 @@ class Attempt:
             self._course.broken(ErrorReport(message=told))
             self._abort(told)
         elif idle > settings.inactivity:
-            self._ask_to_suspend()
-
-    def _ask_to_suspend(self) -> None:
-        """Close the request: a handler that waits suspends then."""
-        self._outgoing.end()
+            self.ask_to_suspend()
 
     async def _streamed(self) -> None:
         for rest in reversed(range(STALE_TRIES)):

@@ -48,6 +48,11 @@ class Drives:
             if attempt is not None:
                 attempt.told(each)
 
+    def ask_to_suspend(self) -> None:
+        """Have those that wait begin anew, with all that is stored by then."""
+        for attempt in self._tasks:
+            attempt.ask_to_suspend()
+
     def tend(self, *, crowded: bool) -> None:
         """Hold attempts to their times; where others wait for a place, have idle ones make room."""
         now = self._tools.monotonic()

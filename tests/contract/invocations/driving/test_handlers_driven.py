@@ -25,6 +25,7 @@ from iscp_dagster.invocations.runtime.store.operations import (
 )
 from iscp_dagster.invocations.runtime.store.views import Status
 from iscp_dagster.invocations.runtime.timers import SteadyClock
+from iscp_dagster.model.errors import UnavailableError
 
 BOTH = pytest.mark.parametrize("server", [uvicorn_of, hypercorn_of], ids=["http1", "http2"])
 steps = Service("Steps")
@@ -250,6 +251,28 @@ def test_an_invocation_that_is_stopped_ends_while_its_stream_is_open(tmp_path, u
 
     result = driven(tmp_path, [urls[hypercorn_of]], work)
     assert result.code == 409
+
+
+@BOTH
+def test_a_completion_whose_commit_the_database_did_not_tell_of_arrives(tmp_path, urls, server):
+    async def work(driven):
+        run = driven.store.run
+        losses = [UnavailableError("the connection broke")]
+
+        def lost(operations):
+            outcome = run(operations)
+            if losses and any(isinstance(each, CompleteAwakeable) for each in operations):
+                raise losses.pop()
+            return outcome
+
+        driven.store.run = lost
+        id_ = await driven.submit("Steps/asks")
+        (name,) = await until(asked)
+        answer = CompleteAwakeable(awakeable=name, result=Value(value=b'"yes"'))
+        assert (await driven.runtime.do(answer)).changed is False
+        return await driven.end(id_)
+
+    assert driven(tmp_path, [urls[server]], work) == Value(value=b'"yes"')
 
 
 async def asked():

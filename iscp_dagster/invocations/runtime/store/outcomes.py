@@ -114,5 +114,5 @@ class Changes:
     news: tuple[News, ...] = ()
     """Of invocations that this store's own runtime drives."""
     uncertain: bool = False
-    """The database failed meanwhile, and what it had done then was not told: claims, which `Release`
-    frees, and news of what is driven."""
+    """The database failed meanwhile, and may have done what it did not tell: claims, which
+    `Release` frees, and completions of what is driven."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
 from functools import cached_property
 from hashlib import sha256
+from math import isfinite
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 from uuid import UUID
 
@@ -83,6 +85,11 @@ class Context:
         breaks before the runtime has acknowledged the result. What it raises fails the attempt,
         and is tried again as `retry` or the runtime says; TerminalError is kept as its result.
         """
+        if not callable(function):
+            raise ContextError(
+                f"The run {name!r} gets {type(function).__name__} in place of a function; give it "
+                "the function, and its arguments behind it: ctx.run(name, function, argument)."
+            )
         kept = serde or returned_by(function)
         action = Action(name=name, function=function, args=args, serde=kept, retry=retry)
         return self._attempt.run(action)
@@ -209,9 +216,10 @@ class Context:
 
     def _after(self, duration: Seconds) -> int:
         """When `duration` from now has passed, in ms since 1970."""
-        if isinstance(duration, timedelta):
-            duration = duration.total_seconds()
-        return round((self._attempt.clock() + max(0.0, duration)) * 1000)
+        seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+        if not isinstance(seconds, Real) or not isfinite(seconds):
+            raise ContextError(f"{duration!r} is no time; give seconds, or a timedelta.")
+        return round((self._attempt.clock() + max(0.0, seconds)) * 1000)
 
 
 def _dumped(value: Any) -> bytes:

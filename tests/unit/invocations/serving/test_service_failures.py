@@ -442,9 +442,33 @@ async def other_awaitables(ctx: Context) -> None:
         made.close()
 
 
+async def runs_a_result(ctx: Context) -> None:
+    await ctx.run("charge", len("abc"))
+
+
+async def runs_a_coroutine(ctx: Context) -> None:
+    made = asyncio.sleep(0)
+    try:
+        await ctx.run("charge", made)
+    finally:
+        made.close()
+
+
+async def sleeps_a_text(ctx: Context) -> None:
+    await ctx.sleep("3")
+
+
+async def sends_without_end(ctx: Context) -> None:
+    ctx.send("T", "h", delay=float("inf"))
+
+
 @pytest.mark.parametrize(
     ("handler", "told"),
     [
+        (runs_a_result, "The run 'charge' gets int in place of a function; give it the function"),
+        (runs_a_coroutine, "The run 'charge' gets coroutine in place of a function"),
+        (sleeps_a_text, "'3' is no time; give seconds, or a timedelta."),
+        (sends_without_end, "inf is no time"),
         (reads_state, "S.reads_state has no state"),
         (promises, "S.promises has no promises"),
         (no_key, "idempotency_key is empty"),

@@ -216,10 +216,11 @@ class Context:
 
     def _after(self, duration: Seconds) -> int:
         """When `duration` from now has passed, in ms since 1970."""
-        seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+        # Handlers are not always type-checked.
+        seconds: Any = duration.total_seconds() if isinstance(duration, timedelta) else duration
         if not isinstance(seconds, Real) or not isfinite(seconds):
             raise ContextError(f"{duration!r} is no time; give seconds, or a timedelta.")
-        return round((self._attempt.clock() + max(0.0, seconds)) * 1000)
+        return round((self._attempt.clock() + max(0.0, float(seconds))) * 1000)
 
 
 def _dumped(value: Any) -> bytes:

@@ -33,18 +33,23 @@ def chosen(
     """The invocations that the names choose. Raises ConfigError for a status that is none."""
     return replace(
         Chosen() if status is None else facts.named(status),
-        service=service or "",
-        handler=handler or "",
-        key=key,
+        service=_encodable(service or ""),
+        handler=_encodable(handler or ""),
+        key=None if key is None else _encodable(key),
         limit=limit,
     )
 
 
 def whole(store: Store, id_: str) -> dict[str, Any]:
     """An invocation with its journal, as JSON. Raises ConfigError if it is unknown."""
-    found = store.invocation(id_)
+    found = store.invocation(_encodable(id_))
     if found is None:
         raise ConfigError(
             f"There is no invocation {id_!r}; `iscp invocations list` shows those kept."
         )
     return facts.whole(found, store.journal(id_))
+
+
+def _encodable(text: str) -> str:
+    """The text as a database takes it: what is no UTF-8 is none of its names."""
+    return text.encode(errors="backslashreplace").decode()

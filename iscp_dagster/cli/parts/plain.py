@@ -6,12 +6,14 @@ import re
 
 from rich.markup import escape
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# The last two ranges turn the direction of what is written after them.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _BUT_COLOURS = re.compile(rf"(?!\x1b\[[0-9;]*m){_CONTROL.pattern}")
+_LATIN = 0xFF
 
 
 def plain(text: str, *, colours: bool = False) -> str:
-    r"""Write out what would move, colour or command a terminal, such as `\x1b`.
+    r"""Write out what would move, turn, colour or command a terminal, such as `\x1b`.
 
     Newlines and tabs stay; with `colours`, so do colour codes, which logs contain.
     """
@@ -29,4 +31,5 @@ def word(text: str) -> str:
 
 
 def _written_out(found: re.Match[str]) -> str:
-    return f"\\x{ord(found[0]):02x}"
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code <= _LATIN else f"\\u{code:04x}"

@@ -205,6 +205,15 @@ def test_an_invocation_that_failed_is_told_from_one_that_did_not(iscp, hand):
     assert found(iscp, "list")[0]["status"] == "completed"
 
 
+def test_an_argument_that_is_no_utf_8_finds_nothing(iscp):
+    """A shell may give any bytes."""
+    for option in ("--key", "--service", "--handler"):
+        assert found(iscp, "list", option, "\udcff") == []
+    for command in (["show"], ["cancel"], ["resolve", "x", "--reject"]):
+        code, said = iscp(*command, "\udcff")
+        assert (code, "\\udcff" in said, len(said.splitlines())) == (1, True, 1)
+
+
 def test_an_unknown_invocation_is_told(iscp):
     code, said = iscp("show", "inv_1nothing")
     assert code == 1

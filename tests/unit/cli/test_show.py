@@ -166,6 +166,11 @@ def test_an_error_keeps_the_colours_of_the_log_in_it_and_nothing_else():
     )
 
 
+def test_what_turns_the_direction_of_text_is_written_out():
+    """A name could look like another, and push what follows it to its left."""
+    assert plain("a\u202egpj.exe\u2069 \u05d0\u200f") == "a\\u202egpj.exe\\u2069 \u05d0\u200f"
+
+
 def test_json_has_every_count(capsys):
     show.comparison(Comparison(verdicts=[(symbols, verdict(extra=1))]), as_json=True)
     (row,) = json.loads(capsys.readouterr().out)

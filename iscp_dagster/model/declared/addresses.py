@@ -19,3 +19,10 @@ def http_address(url: Any) -> SplitResult | None:
     except ValueError:
         return None
     return parts if usable else None
+
+
+def without_secrets(url: Any) -> str:
+    """What a message may show of an address that is wrong: neither user, query nor fragment."""
+    plain = re.split(r"[?#]", str(url), maxsplit=1)[0]
+    scheme, mark, rest = plain.rpartition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
-from iscp_dagster.model.declared.addresses import http_address
+from iscp_dagster.model.declared.addresses import http_address, without_secrets
 from iscp_dagster.model.declared.names import checked_name
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import check_priority
@@ -53,7 +53,7 @@ class ServiceConsumer:
     def __post_init__(self) -> None:
         if not isinstance(self.handler, str) or not _HANDLER.fullmatch(self.handler):
             raise ConfigError(
-                f"Service consumer {self.name or self.url!r}: handler={self.handler!r} does not "
+                f"Service consumer {self.name or without_secrets(self.url)!r}: handler={self.handler!r} does not "
                 "name a service and its handler; write one such as 'Orders/on_changes'."
             )
         if not self.name:
@@ -85,11 +85,9 @@ class ServiceConsumer:
 
     def _check_url(self) -> None:
         parts = http_address(self.url)
-        # The message must not show what may be a password.
-        if parts is None or "@" in str(self.url) or parts.query or parts.fragment:
-            shown = "its url" if "@" in str(self.url) else f"url={self.url!r}"
+        if parts is None or re.search("[@?#]", self.url):
             self._refuse(
-                f"{shown} is no plain address of http or https; write one such as "
+                f"url={without_secrets(self.url)!r} is no plain address of http or https; write one such as "
                 "http://127.0.0.1:9080, without a user, a query or a fragment"
             )
         object.__setattr__(self, "url", self.url.rstrip("/"))

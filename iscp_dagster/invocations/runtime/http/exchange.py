@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from iscp_dagster.model.declared.addresses import without_secrets
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 
 MOST_HEAD = 65_536
@@ -74,7 +75,7 @@ class Address:
         more = "@" in url or "?" in url or "#" in url or not _PLAIN.fullmatch(url)
         if scheme not in _PORTS or not host or more:
             raise ConfigError(
-                f"The address {_without_user(url)!r} is not one of a service deployment; give "
+                f"The address {without_secrets(url)!r} is not one of a service deployment; give "
                 "http://host:port or https://host:port, with a path if it has one."
             )
         origin = Origin(host=host, port=port or _PORTS[scheme], tls=scheme == "https")
@@ -126,8 +127,3 @@ class Exchange(Protocol):
     async def close(self) -> None:
         """Give back, or break off, what is left of it."""
         ...
-
-
-def _without_user(url: str) -> str:
-    scheme, mark, rest = url.partition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}"

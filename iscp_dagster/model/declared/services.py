@@ -52,9 +52,10 @@ class ServiceConsumer:
 
     def __post_init__(self) -> None:
         if not isinstance(self.handler, str) or not _HANDLER.fullmatch(self.handler):
+            which = self.name or without_secrets(self.url)
             raise ConfigError(
-                f"Service consumer {self.name or without_secrets(self.url)!r}: handler={self.handler!r} does not "
-                "name a service and its handler; write one such as 'Orders/on_changes'."
+                f"Service consumer {which!r}: handler={self.handler!r} does not name a service and "
+                "its handler; write one such as 'Orders/on_changes'."
             )
         if not self.name:
             object.__setattr__(self, "name", re.sub(r"[^A-Za-z0-9_]", "_", self.handler).lower())
@@ -87,8 +88,8 @@ class ServiceConsumer:
         parts = http_address(self.url)
         if parts is None or re.search("[@?#]", self.url):
             self._refuse(
-                f"url={without_secrets(self.url)!r} is no plain address of http or https; write one such as "
-                "http://127.0.0.1:9080, without a user, a query or a fragment"
+                f"url={without_secrets(self.url)!r} is no plain address of http or https; write "
+                "one such as http://127.0.0.1:9080, without a user, a query or a fragment"
             )
         object.__setattr__(self, "url", self.url.rstrip("/"))
 

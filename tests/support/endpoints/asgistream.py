@@ -122,6 +122,7 @@ class Journal:
     def __init__(self, app, target, argument=b"", *, key="", version=3, state=None, headers=()):
         self.app = app
         self.path = f"/invoke/{target}"
+        self.id = ID
         self.version = version
         self.state = state
         self.key = key
@@ -132,7 +133,7 @@ class Journal:
 
     def start(self):
         message = pb.StartMessage(
-            id=ID,
+            id=self.id,
             debug_id="inv_1test",
             known_entries=len(self.entries),
             key=self.key,

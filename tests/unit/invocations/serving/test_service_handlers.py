@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import timedelta
 
 import pytest
@@ -338,6 +339,19 @@ def test_a_result_may_be_awaited_twice_and_late():
     journal.complete(1, b"1")
     attempt(journal)
     assert journal.output.value == b"[2,1,2]"
+
+
+def test_chance_is_another_in_each_invocation():
+    async def draw(ctx: Context) -> list:
+        return [ctx.random.random(), str(ctx.uuid())]
+
+    outputs = []
+    for id_ in (b"a" * 16, b"b" * 16):
+        journal = journal_of(draw)
+        journal.id = id_
+        attempt(journal)
+        outputs += json.loads(journal.output.value)
+    assert len(set(outputs)) == 4
 
 
 def runs_in(journal):

@@ -20,6 +20,7 @@ from iscp_dagster.invocations.protocol.frames import COMPLETED, REQUIRES_ACK
 from iscp_dagster.invocations.protocol.kinds import KINDS
 from iscp_dagster.invocations.protocol.table import DOES, lines
 from iscp_dagster.invocations.protocol.versions import MANIFESTS, manifest_type, negotiated
+from iscp_dagster.invocations.runtime.settings import Settings
 from iscp_dagster.invocations.runtime.store.deployments import Mode
 from iscp_dagster.invocations.runtime.store.views import Status
 from iscp_dagster.invocations.serving.app import DISCOVERIES, SERVER
@@ -80,5 +81,6 @@ def test_the_numbers_are_those_of_the_code():
         f"{JOURNAL_MISMATCH} (the handler",
         f"{TOO_LARGE} (too large)",
         "Version 3 was withdrawn",
+        {60.0: "ends it after a minute of silence"}[Settings().inactivity],
     ):
         assert told in PAGE.replace("\n", " ")

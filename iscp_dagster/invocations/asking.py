@@ -41,7 +41,11 @@ def authorization(token: str) -> dict[str, str]:
 
 
 def path(*parts: str) -> str:
-    """The path of these parts, each as it is. Raises InvocationRefusedError for what is no text."""
+    """The path of these parts, each as it is. Raises InvocationRefusedError for what is no text,
+    and for what is empty: no name, key or id is.
+    """
+    if not all(parts):
+        raise InvocationRefusedError("A name, a key or an id is empty; give one.")
     # `.` and `..` would be taken for steps upwards.
     return "".join(f"/{_UPWARDS.get(each) or quote(encoded(each), safe='')}" for each in parts)
 

@@ -172,6 +172,15 @@ def test_a_delay_that_is_none_is_refused(delay):
         client.send("Greeter", "greet", 1, delay=delay)
 
 
+def test_a_name_that_is_empty_is_refused():
+    with Client("http://127.0.0.1:1") as client:
+        with pytest.raises(InvocationRefusedError, match="is empty"):
+            client.send("Counter", "add", 1, key="")
+        for ask in (client.invocation, client.cancel, client.output, client.resolve):
+            with pytest.raises(InvocationRefusedError, match="is empty"):
+                ask("")
+
+
 def test_a_name_that_is_no_text_is_refused():
     with Client("http://127.0.0.1:1") as client:
         for ask in (client.invocation, client.cancel, client.output):

@@ -1,4 +1,4 @@
-"""A certificate of 127.0.0.1, which signs itself."""
+"""A certificate of an address of this machine, which signs itself."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 
-def certificate(folder):
-    """The paths of the certificate and of its key."""
+def certificate(folder, *, address="127.0.0.1", days=(-1, 1)):
+    """The paths of the certificate, which is valid between these days, and of its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "services")])
     now = dt.datetime.now(tz=dt.timezone.utc)
-    here = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    here = x509.SubjectAlternativeName([x509.IPAddress(ip_address(address))])
     made = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(1)
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
+        .not_valid_before(now + dt.timedelta(days=days[0]))
+        .not_valid_after(now + dt.timedelta(days=days[1]))
         .add_extension(here, critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())

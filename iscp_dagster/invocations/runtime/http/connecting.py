@@ -12,6 +12,8 @@ import anyio
 from iscp_dagster.invocations.runtime.http.exchange import DeploymentUnreachableError, Origin
 
 CONNECT_SECONDS = 10.0
+TRUSTED = "SSL_CERT_FILE"
+"""The variable with which OpenSSL finds the certificates that are trusted."""
 
 P = TypeVar("P", bound=asyncio.Protocol)
 
@@ -40,6 +42,11 @@ async def connected(
     except TimeoutError:
         raise DeploymentUnreachableError(
             f"{origin} took no connection within {seconds:g} s; check that it runs."
+        ) from None
+    except ssl.SSLCertVerificationError as error:
+        raise DeploymentUnreachableError(
+            f"{origin} has a certificate that is not trusted: {error.verify_message.rstrip('.')}. "
+            f"Correct it, or name a file with the one that vouches for it in {TRUSTED}."
         ) from None
     # A host that is no name, such as a..b, is a UnicodeError.
     except (OSError, UnicodeError) as error:

@@ -11,6 +11,7 @@ from running import AT_ONCE, running
 
 from iscp_dagster.invocations import Context, Service, service_app
 from iscp_dagster.invocations.runtime.http.client import HTTP_1, HTTP_2
+from iscp_dagster.invocations.runtime.http.connecting import TRUSTED
 from iscp_dagster.invocations.runtime.http.exchange import (
     DeploymentUnreachableError,
     NotHttp2Error,
@@ -64,12 +65,48 @@ def test_invocations_are_driven_over_tls(tmp_path, identity, server):
 def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path, identity):
     async def inside(url):
         async with running(tmp_path, policy=AT_ONCE) as driven:
-            with pytest.raises(DeploymentUnreachableError, match="certificate verify failed"):
+            with pytest.raises(DeploymentUnreachableError, match="not trusted: self-signed cert"):
                 await driven.runtime.register(url)
             return driven.store.deployments()
 
     with hypercorn_of(service_app(greeter), certificate=identity) as served:
         assert run(inside(served.url)) == []
+
+
+WRONG = {
+    "expired": ({"days": (-9, -1)}, r"not trusted: certificate has expired\. Correct it, or name"),
+    "too early": ({"days": (1, 9)}, r"certificate is not yet valid"),
+    "another's": ({"address": "127.0.0.9"}, r"not valid for '127\.0\.0\.1'\. Correct it"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("version", [HTTP_1, HTTP_2])
+def test_a_certificate_of_another_time_or_place_is_refused(tmp_path, wrong, version):
+    """Though somebody who is trusted vouches for it."""
+    options, told = WRONG[wrong]
+    made = certificate(tmp_path, **options)
+
+    async def inside(url):
+        async with running(tmp_path, trusted=made[0]) as driven:
+            with pytest.raises(DeploymentUnreachableError, match=told):
+                await driven.runtime.register(url, http=version)
+            return driven.store.deployments()
+
+    with hypercorn_of(service_app(greeter), certificate=made) as served:
+        assert run(inside(served.url)) == []
+
+
+def test_ssl_cert_file_names_who_is_trusted(tmp_path, identity, monkeypatch):
+    monkeypatch.setenv(TRUSTED, identity[0])
+
+    async def inside(url):
+        async with running(tmp_path) as driven:
+            await driven.runtime.register(url)
+            return await driven.call("Greeter/greet", "you")
+
+    with hypercorn_of(service_app(greeter), certificate=identity) as served:
+        assert run(inside(served.url)) == "hello YOU"
 
 
 def test_http_2_that_was_asked_for_is_not_taken_from_who_lacks_it(tmp_path, identity):

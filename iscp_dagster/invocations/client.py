@@ -157,16 +157,20 @@ class Client:
                 place = path("restate", "invocation", invocation, "attach")
                 return self._answered("GET", place, timeout=left).output()
 
-    def output(self, invocation: str) -> Any:
+    def output(self, invocation: str, *names: str) -> Any:
         """The output of an invocation that has ended. Raises InvocationFailedError, and WaitError
         if it has not.
+
+        It is named by its id, or as service, key if there is one, handler and idempotency key.
         """
+        place = path("restate", "invocation", invocation, *names, "output")
         try:
-            return self._asked("GET", path("restate", "invocation", invocation, "output")).output()
+            return self._asked("GET", place).output()
         except InvocationRefusedError as refused:
             if refused.status != NOT_READY:
                 raise
-            raise WaitError(f"The invocation {invocation} has not ended yet.") from refused
+            named = "/".join((invocation, *names))
+            raise WaitError(f"The invocation {named} has not ended yet.") from refused
 
     def resolve(self, awakeable: str, value: Any = None) -> bool:
         """Complete an awakeable with a value; whether it was not completed before."""

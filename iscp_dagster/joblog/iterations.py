@@ -111,6 +111,10 @@ class Claim:
     steps: tuple[Step, ...]
     previous: BatchRecord | None = None
     case: Case = Case.NONE
+    repairs: int = 0
+    """How often the job was repaired since its last range was done: the same when the step is
+    replayed.
+    """
 
     @property
     def consumer(self) -> ConsumerInfo:

@@ -159,6 +159,7 @@ def begun(
         start_at=now,
         attempts=due.status.attempts,
         shared_by=len(iteration.jobs),
+        repairs=due.status.repairs,
     )
     batch = _before(steps[0]) if steps[0].action in WRITES else known
     batch = due.batch if recall.unread else batch
@@ -174,6 +175,7 @@ def begun(
         steps=steps,
         previous=known,
         case=case,
+        repairs=row.status.repairs,
     )
 
 
@@ -184,11 +186,11 @@ def advanced(job: Job | None, claim: Claim, counts: Mapping[str, int]) -> tuple[
         raise BatchError(f"Job {claim.key}: no step follows {claim.step.range}; complete it.")
     steps = claim.steps[1:]
     watermark = _later(row.watermark, claim.step.range.to)
-    status = replace(row.status, counts=_sum(row.status.counts, counts))
+    status = replace(row.status, counts=_sum(row.status.counts, counts), repairs=0)
     batch = _before(steps[0])
     row = replace(row, watermark=watermark, status=status, batch=batch)
     row = replace(row, seq=row.seq + 1, happened=None)
-    return row, replace(claim, fence=row.seq, steps=steps)
+    return row, replace(claim, fence=row.seq, steps=steps, repairs=0)
 
 
 def completed(
@@ -202,7 +204,7 @@ def completed(
             f"{len(claim.steps) - 1} steps left of {claim.range}; advance step by step to its end."
         )
     counted = _sum(row.status.counts, counts)
-    status = replace(row.status, to=to, end_at=now, counts=counted, attempts=0)
+    status = replace(row.status, to=to, end_at=now, counts=counted, attempts=0, repairs=0)
     watermark = _later(row.watermark, to)
     batch = _after(claim.step) if claim.step.action in SETTLES else claim.previous
     row = _moved(row, Event.COMPLETE, now, watermark=watermark, status=status, batch=batch)
@@ -284,7 +286,8 @@ def _each(
 
 def refused(job: Job, code: int, message: str, now: datetime) -> Job:
     """Failed before its run could claim it; it used no time and keeps its batch."""
-    nothing = JobStatus(start_at=now, attempts=job.status.attempts)
+    before = job.status
+    nothing = JobStatus(start_at=now, attempts=before.attempts, repairs=before.repairs)
     return _failed(replace(job, status=nothing), code, message, now)
 
 
@@ -323,7 +326,8 @@ def repaired(job: Job, now: datetime) -> Job:
     whole instead, from the watermark to its new end. Rows that the failed batch did write are
     written again with a later version, so each key is there once.
     """
-    status = replace(job.status, code=0, message="", attempts=0)
+    repairs = job.status.repairs + 1
+    status = replace(job.status, code=0, message="", attempts=0, repairs=repairs)
     return replace(_moved(job, Event.REPAIR, now, status=status), batch=None)
 
 

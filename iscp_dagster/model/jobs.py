@@ -76,7 +76,8 @@ class JobStatus:
     """The latest iteration: range, times, code, message, row counts.
 
     `attempts` counts consecutive failures; `shared_by` counts the jobs that the iteration was
-    claimed for, which share one scan.
+    claimed for, which share one scan; `repairs` counts how often the job was repaired since its
+    last range was done.
     """
 
     from_: Moment | None = None
@@ -88,6 +89,7 @@ class JobStatus:
     counts: Mapping[str, int] = field(default_factory=dict, hash=False)
     attempts: int = 0
     shared_by: int = 1
+    repairs: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The status as the ISCP log stores it, under the design note's names."""
@@ -101,6 +103,7 @@ class JobStatus:
             "counts": dict(self.counts),
             "attempts": self.attempts,
             "shared_by": self.shared_by,
+            "repairs": self.repairs,
         }
 
     @classmethod
@@ -116,6 +119,8 @@ class JobStatus:
             counts=value["counts"],
             attempts=value["attempts"],
             shared_by=value["shared_by"],
+            # Rows of earlier versions lack it.
+            repairs=value.get("repairs", 0),
         )
 
 

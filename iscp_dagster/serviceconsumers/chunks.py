@@ -58,11 +58,11 @@ class Chunk:
     body: bytes
     """JSON in UTF-8."""
 
-    def key(self, owner: Owner) -> str:
+    def key(self, owner: Owner, *, repairs: int = 0) -> str:
         """Its idempotency key: of job, tenant, range and chunk, the chunk by number and content.
 
         By its number alone, rows of a chunk that is cut otherwise after a change of the
-        declaration would count as done.
+        declaration would count as done. After each of the job's `repairs` it may have another.
         """
         part = self.part
         named = [
@@ -70,7 +70,8 @@ class Chunk:
             *(part.tenant, part.from_, part.to, part.snapshot, self.number),
             hashlib.sha256(self.body).hexdigest(),
         ]
-        return f"iscp-{hashlib.sha256(_json(named).encode()).hexdigest()}"
+        key = f"iscp-{hashlib.sha256(_json(named).encode()).hexdigest()}"
+        return f"{key}-{repairs}" if repairs else key
 
 
 def line(row: Mapping[str, Any], version: int, change: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from iscp_dagster.model.consumers import DataRetriever, DataType
@@ -40,6 +40,8 @@ class InvokingConsumer:
     generation: int
     services: Services
     lost: Lost
+    repairs: Mapping[str, int] = field(default_factory=dict)
+    """By tenant, how often its job was repaired since its range began."""
     monotonic: Callable[[], float] = time.monotonic
 
     @classmethod
@@ -52,6 +54,7 @@ class InvokingConsumer:
         services: Callable[[], Services] | None,
         lost: Lost,
         columns: Sequence[str],
+        repairs: Mapping[str, int],
     ) -> InvokingConsumer:
         """The consumer of a job, which gets `columns`. Raises ConfigError."""
         if services is None:
@@ -71,6 +74,7 @@ class InvokingConsumer:
             generation=info.generation,
             services=services(),
             lost=lost,
+            repairs=repairs,
         )
 
     def consume(self, retriever: DataRetriever) -> None:
@@ -131,6 +135,7 @@ class _Consuming:
             owner=owner,
             lost=partial(its.lost, tenant),
             patience=self.patience,
+            repairs=its.repairs.get(tenant, 0),
         )
 
     def _chunks(self, tenant: str) -> Iterator[Chunk]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any
 
 from iscp_dagster.invocations.refused import InvocationFailedError
@@ -57,6 +56,8 @@ class Invoking:
     lost: Callable[[], IscpError | None]
     """Why the run may do nothing more for the tenant; None: it may."""
     patience: Patience
+    repairs: int = 0
+    """How often the job was repaired since its range began; the same when that is replayed."""
     begun: int = 0
     attached: int = 0
     seen: dict[int, tuple[Chunk, Invoked]] = field(default_factory=dict)
@@ -77,23 +78,24 @@ class Invoking:
             self._end(*waiting.popleft())
 
     def _sent(self, chunk: Chunk) -> Invoked:
-        """The chunk's invocation: the one that there is, unless it failed earlier.
+        """The chunk's invocation: the one that there is, also if it has failed since.
 
-        A job whose handler failed is planned again by a person alone, for whom it is tried anew.
+        Whoever repaired the job has one that failed before that tried anew.
         """
-        declared, services, key = self.declared, self.services, chunk.key(self.owner)
-        for attempt in count():
-            self._check()
-            keyed = services.keyed(declared.url, declared.service, declared.method)
-            invoked = services.send(
-                declared.service,
-                declared.method,
-                chunk.body,
-                key=self.tenant if keyed else None,
-                idempotency_key=f"{key}-{attempt}" if attempt else key,
-            )
-            if invoked.is_new or not services.look(invoked, 0).failed:
-                break
+        declared, services = self.declared, self.services
+        service, handler = declared.service, declared.method
+        self._check()
+        keyed = services.keyed(declared.url, service, handler)
+        key = self.tenant if keyed else None
+        names = [chunk.key(self.owner, repairs=each) for each in range(self.repairs + 1)]
+        standing = (
+            each
+            for each in names[:-1]
+            if services.stands(service, handler, key=key, idempotency_key=each)
+        )
+        name = next(standing, names[-1])
+        self._check()
+        invoked = services.send(service, handler, chunk.body, key=key, idempotency_key=name)
         self.begun += 1
         self.attached += not invoked.is_new
         self._see(chunk, invoked)

@@ -48,6 +48,20 @@ class RuntimeServices:
             is_new=sent.is_new,
         )
 
+    def stands(self, service: str, handler: str, *, key: str | None, idempotency_key: str) -> bool:
+        keyed = () if key is None else (key,)
+        try:
+            self.client.output(service, *keyed, handler, idempotency_key)
+        except InvocationFailedError:
+            return False
+        except WaitError:
+            return True
+        except InvocationRefusedError as error:
+            if error.status != _GONE:
+                raise
+            return False
+        return True
+
     def look(self, invoked: Invoked, seconds: float) -> Invoked:
         try:
             if seconds > 0:

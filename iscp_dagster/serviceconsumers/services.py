@@ -60,5 +60,8 @@ class Services(Protocol):
     ) -> Invoked:
         """Invoke, or find the invocation of that idempotency key; does not wait for its end."""
 
+    def stands(self, service: str, handler: str, *, key: str | None, idempotency_key: str) -> bool:
+        """Whether there is an invocation of that idempotency key that has not failed."""
+
     def look(self, invoked: Invoked, seconds: float) -> Invoked:
         """How it stands: at once if it has ended or is paused, else after `seconds` at most."""

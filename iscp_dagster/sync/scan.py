@@ -317,6 +317,7 @@ def _own_consumer(reader: Reader, sink: Sink, wanted: Reading, retriever: Retrie
             services=deployment.services,
             lost=partial(_lost, sink, retriever),
             columns=reader.columns(sink.info, wanted.range.to.version),
+            repairs={claim.key.tenant: claim.repairs for claim in sink.claims},
         )
     if sink.info.type != TRIGGER:
         return new_consumer(reader.source, sink.info)

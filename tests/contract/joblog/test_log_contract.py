@@ -432,6 +432,30 @@ def test_repair_sets_jobs_in_error_completed_to_be_read_anew(log):
     assert (claim.range.from_, claim.range.to) == (moment(5), moment(7))
 
 
+def test_repairs_are_counted_until_a_range_is_done(log):
+    def began(to, run):
+        (claim,) = log.begin(over(key("a"), start=5, to=to), run, LAYOUT)
+        return claim
+
+    at(log, 5, key("a"))
+    for repairs in range(2):
+        claim = began(6, f"run-{repairs}")
+        assert claim.repairs == repairs
+        fail(log, claim, 10_200, "no such file")
+        log.repair([key("a")])
+    fail(log, began(6, "run-2"), 1_840, "it goes on")
+    assert began(6, "killed").repairs == 2
+    log.recover(["killed"])
+    log.enqueue(over(key("a"), start=5, to=6), "run-3")
+    log.refuse("run-3", 1_100, "no answer")
+    claim = began(7, "run-4")
+    assert (claim.repairs, len(claim.steps)) == (2, 2)
+    second = advance(log, claim, {})
+    assert second.repairs == log.job(key("a")).status.repairs == 0
+    complete(log, second, moment(7), {})
+    assert log.job(key("a")).status.repairs == 0
+
+
 def test_watermarks_are_told_apart_by_version_and_time(log):
     assert log.watermarks("t-1") == ()
     at(log, 5, key("a"), key("b"))

@@ -70,7 +70,7 @@ def _as_new():
     STATE.update(fails="", pauses="")
 
 
-def consumer(services, endpoint, handler="Trades/booked", table_id="t", **options):
+def consumer(services, endpoint, handler="Trades/booked", table_id="t", repairs=0, **options):
     made = ServiceConsumer(endpoint, handler=handler, rows=2, **options)
     return InvokingConsumer(
         source=SourceTable("shop.trades", key="id", tenant="desk", services=[made]),
@@ -79,6 +79,7 @@ def consumer(services, endpoint, handler="Trades/booked", table_id="t", **option
         generation=0,
         services=services,
         lost=lambda _: None,
+        repairs=dict.fromkeys(("acme", "globex"), repairs),
     )
 
 
@@ -103,7 +104,7 @@ def test_a_virtual_object_has_the_tenant_as_key(live, endpoint):
     assert sorted(DONE) == [("acme", 0), ("acme", 1), ("globex", 0), ("globex", 1)]
 
 
-def test_a_terminal_failure_is_permanent_and_tried_anew_when_asked_again(live, endpoint):
+def test_a_terminal_failure_is_permanent_until_a_repair_tries_it_anew(live, endpoint):
     STATE["fails"] = "globex"
     retriever = retriever_of(CHANGES, ["acme", "globex"])
     services = RuntimeServices(live.client)
@@ -117,8 +118,29 @@ def test_a_terminal_failure_is_permanent_and_tried_anew_when_asked_again(live, e
     STATE["fails"] = ""
     again = retriever_of(CHANGES, ["acme", "globex"])
     consumer(services, endpoint, table_id="fails").consume(again)
-    assert not again.refused
+    assert str(again.refused["globex"]) == str(error)
+    mended = retriever_of(CHANGES, ["acme", "globex"])
+    consumer(services, endpoint, table_id="fails", repairs=1).consume(mended)
+    assert not mended.refused
+    assert mended.told["acme"]["attached"] == 2
     assert sorted(DONE) == [(desk, id_) for desk, id_, *_ in CHANGES]
+
+
+def test_whether_an_invocation_stands_is_asked_without_beginning_one(live, endpoint):
+    services, names = RuntimeServices(live.client), ("Book", "take")
+    services.keyed(endpoint, *names)
+    assert not services.stands(*names, key="acme", idempotency_key="asked")
+    body = json.dumps({"tenant": "acme", "chunk": 0}).encode()
+    sent = services.send(*names, body, key="acme", idempotency_key="asked")
+    assert sent.is_new
+    assert services.stands(*names, key="acme", idempotency_key="asked")
+    live.client.attach(sent.id, seconds=30)
+    assert services.stands(*names, key="acme", idempotency_key="asked")
+    assert not services.stands(*names, key="globex", idempotency_key="asked")
+    wrong = services.send(*names, b"{}", key="acme", idempotency_key="wrong")
+    live.client.cancel(wrong.id)
+    live.client.kill(wrong.id)
+    assert not services.stands(*names, key="acme", idempotency_key="wrong")
 
 
 def test_a_paused_invocation_is_temporary_and_attached_to_once_it_is_resumed(live, endpoint):

@@ -65,6 +65,17 @@ class Runtime:
             self.invoked[idempotency_key] = made
             return replace(made, status="accepted", failure="")
 
+    def stands(self, service, handler, *, key, idempotency_key):
+        self._answer()
+        found = self.invoked.get(idempotency_key)
+        return found is not None and not found.failed
+
+    def end(self, id_: str, failure: str = "") -> None:
+        """End an invocation while nobody waits for it."""
+        for name, each in self.invoked.items():
+            if each.id == id_:
+                self.invoked[name] = replace(each, status=ENDED, failure=failure)
+
     def look(self, invoked, seconds):
         self._answer()
         return next(each for each in self.invoked.values() if each.id == invoked.id)

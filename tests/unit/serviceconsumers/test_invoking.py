@@ -115,7 +115,7 @@ def test_at_once_begins_so_many_before_it_waits():
     assert isinstance(retriever.refused["acme"], InvocationGoingError)
 
 
-def test_a_failed_handler_stops_its_tenant_alone_and_is_invoked_anew_by_the_next_iteration():
+def test_a_failed_handler_stops_its_tenant_alone_and_is_invoked_anew_after_a_repair():
     runtime = Runtime(
         handler=lambda b: "400 no." if (b["tenant"], b["chunk"]) == ("acme", 1) else None
     )
@@ -128,8 +128,11 @@ def test_a_failed_handler_stops_its_tenant_alone_and_is_invoked_anew_by_the_next
     assert f"({failed.link}) failed: 400 no. Correct the handler" in str(error)
     assert retriever.told["globex"]["invocations"] == 3
     runtime.handler = lambda _: None
+    repeated = retriever_of(CHANGES, DESKS)
+    consumer(runtime).consume(repeated)
+    assert str(repeated.refused["acme"]) == str(error), "nobody has repaired the job yet"
     mended = retriever_of(CHANGES, DESKS)
-    consumer(runtime).consume(mended)
+    consumer(runtime, repairs={"acme": 1}).consume(mended)
     assert not mended.refused
     assert [mended.told[desk]["attached"] for desk in DESKS] == [1, 3]
     mine = [body["chunk"] for body in runtime.bodies if body["tenant"] == "acme"]
@@ -144,6 +147,43 @@ def test_a_paused_invocation_is_a_temporary_error_that_says_how_to_resume_it():
     assert (tenant, error.permanent) == ("acme", False)
     paused = next(each for each in runtime.invoked.values() if not each.ended)
     assert f"is paused; resume it (`iscp invocations resume {paused.id}`)" in str(error)
+
+
+def test_a_failure_that_comes_while_no_run_waits_is_permanent_all_the_same():
+    runtime = Runtime(handler=lambda body: "paused" if body["chunk"] == 1 else None)
+    consumer(runtime).consume(retriever_of(CHANGES, ["acme"]))
+    runtime.end("inv_1", "409 killed")
+    later = retriever_of(CHANGES, ["acme"])
+    consumer(runtime).consume(later)
+    assert isinstance(later.refused["acme"], InvocationFailedError)
+    assert "invocation inv_1 " in str(later.refused["acme"])
+    assert [body["chunk"] for body in runtime.bodies] == [0, 1]
+
+
+def test_what_a_repair_began_is_attached_to_and_fails_once_more_for_all_that_follow():
+    runtime = Runtime(handler=lambda body: "422 no" if body["chunk"] == 1 else None)
+    for repairs, invoked in ((0, 2), (1, 3), (1, 3), (2, 4), (2, 4)):
+        again = retriever_of(CHANGES, ["acme"])
+        consumer(runtime, repairs={"acme": repairs}).consume(again)
+        assert isinstance(again.refused["acme"], InvocationFailedError)
+        assert len(runtime.bodies) == invoked
+    runtime.handler = lambda _: None
+    mended = retriever_of(CHANGES, ["acme"])
+    consumer(runtime, repairs={"acme": 3}).consume(mended)
+    assert not mended.refused
+    assert [body["chunk"] for body in runtime.bodies] == [0, 1, 1, 1, 1, 2]
+
+
+def test_a_chunk_that_a_repaired_run_begins_is_not_begun_once_more_after_its_death():
+    runtime = Runtime(handler=lambda body: "422 no" if body["chunk"] == 0 else None)
+    consumer(runtime).consume(retriever_of(CHANGES, ["acme"]))
+    runtime.handler = lambda body: "paused" if body["chunk"] == 2 else None
+    consumer(runtime, repairs={"acme": 1}).consume(retriever_of(CHANGES, ["acme"]))
+    runtime.end(f"inv_{len(runtime.invoked) - 1}", "409 killed")
+    replayed = retriever_of(CHANGES, ["acme"])
+    consumer(runtime, repairs={"acme": 1}).consume(replayed)
+    assert isinstance(replayed.refused["acme"], InvocationFailedError)
+    assert [body["chunk"] for body in runtime.bodies] == [0, 0, 1, 2]
 
 
 def test_an_invocation_that_goes_on_is_waited_for_only_so_long():
@@ -292,7 +332,7 @@ def test_without_a_runtime_or_with_a_column_of_a_taken_name_there_is_no_consumer
     made = declared()
     source = SourceTable("shop.trades", key="id", tenant="desk", services=[made])
     info = job_spec(source, made).detail.consumer
-    given = {"table_id": "t", "lost": lambda _: None}
+    given = {"table_id": "t", "lost": lambda _: None, "repairs": {}}
     with pytest.raises(ConfigError, match="no runtime of invocations is named; set ISCP_INVOCATIO"):
         InvokingConsumer.of(source, info, services=None, columns=["id"], **given)
     with pytest.raises(ConfigError, match="the source has a column '_change', a name that every"):

@@ -12,7 +12,7 @@ from iscp_dagster.invocations.protocol.failures import ErrorReport, ProtocolErro
 from iscp_dagster.invocations.protocol.frames import Frame
 from iscp_dagster.invocations.runtime.driving.course import Course
 from iscp_dagster.invocations.runtime.driving.opening import opening
-from iscp_dagster.invocations.runtime.driving.outgoing import Outgoing
+from iscp_dagster.invocations.runtime.driving.outgoing import PIECE, Outgoing
 from iscp_dagster.invocations.runtime.driving.tools import Tools
 from iscp_dagster.invocations.runtime.http.exchange import (
     Address,
@@ -63,6 +63,8 @@ class Attempt:
         self._outgoing = Outgoing((), self._replayed)
         self._exchange: Exchange | None = None
         self._heard = tools.monotonic()
+        self._pieces = 0
+        """Bytes of a message that is not whole, since something was heard."""
 
     async def run(self) -> None:
         """Return once the store knows how the attempt ended, or another one drives it."""
@@ -112,7 +114,7 @@ class Attempt:
             if idle > LINGER_SECONDS:
                 self._abort("it stayed open after its last message")
         elif idle > settings.inactivity + settings.abort:
-            told = f"{self.claimed.deployment.url} sent nothing for {idle:.0f} s."
+            told = f"{self.claimed.deployment.url} sent no message for {idle:.0f} s."
             self._course.broken(ErrorReport(message=told))
             self._abort(told)
         elif idle > settings.inactivity:
@@ -169,10 +171,9 @@ class Attempt:
         await self._check(head, exchange)
         decoder = self._decoder()
         while data := await exchange.receive():
-            if not self._course.ending:
-                # What comes after the last message keeps the stream no longer.
-                self._heard = self._tools.monotonic()
-            for each in decoder.feed(data):
+            frames = decoder.feed(data)
+            self._hear(len(data), whole=bool(frames))
+            for each in frames:
                 self._course.step(events.Received(frame=each))
             if self._course.ending:
                 # Handlers wait for the end of the request before they end the response.
@@ -180,6 +181,13 @@ class Attempt:
             await self._course.room()
         decoder.end()
         self._course.step(events.StreamClosed())
+
+    def _hear(self, size: int, *, whole: bool) -> None:
+        """Take bytes for a sign of life: a message, or a good piece of a long one."""
+        self._pieces += size
+        if (whole or self._pieces >= PIECE) and not self._course.ending:
+            # What comes after the last message keeps the stream no longer.
+            self._heard, self._pieces = self._tools.monotonic(), 0
 
     async def _check(self, head: Head, exchange: Exchange) -> None:
         deployment = self.claimed.deployment

@@ -237,7 +237,7 @@ def test_an_attempt_that_says_nothing_for_too_long_has_failed(tmp_path, urls):
     patient = RetryPolicy(initial=0.1, factor=1, cap=0.1, attempts=None)
     settings = {"inactivity": 0.02, "abort": 0.2, "policy": patient}
     found, result = driven(tmp_path, [urls[hypercorn_of]], work, **settings)
-    assert "sent nothing for" in found.error.message
+    assert "sent no message for" in found.error.message
     assert result == Value(value=b"")
 
 

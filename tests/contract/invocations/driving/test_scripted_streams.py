@@ -14,7 +14,7 @@ from scriptedservice import Scripted
 
 from iscp_dagster.invocations.protocol import ids, kinds
 from iscp_dagster.invocations.protocol.awakeables import awakeable_id
-from iscp_dagster.invocations.protocol.frames import Frame, encode
+from iscp_dagster.invocations.protocol.frames import Frame, encode, frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import Value
 from iscp_dagster.invocations.runtime.driving import attempts
@@ -24,6 +24,7 @@ from iscp_dagster.invocations.runtime.store.views import Status
 
 BOTH = pytest.mark.parametrize("server", [uvicorn_of, hypercorn_of], ids=["http1", "http2"])
 OK = Value(value=b"null")
+SLOW_SECONDS = 30
 
 
 def driven(tmp_path, app, work, server=hypercorn_of, **settings):
@@ -596,3 +597,39 @@ def test_an_error_is_logged_as_one_line_and_kept_within_bounds(tmp_path, caplog)
     assert logged.isprintable()
     assert "\\x1b[31mred\\nWARNING forged \\u202e xxx" in logged
     assert len(logged) < 3_000
+
+
+@BOTH
+def test_a_message_that_comes_byte_by_byte_without_end_has_failed(tmp_path, server):
+    async def script(stream, number):
+        if number > 1:
+            await stream.replay()
+            await stream.output()
+            return
+        await stream.raw(encode(Frame(code=kinds.RUN.code, body=bytes(100_000)))[:8])
+        with anyio.fail_after(SLOW_SECONDS):
+            while app.attempts[stream.path] == 1:
+                await stream.raw(b"\0")
+                await asyncio.sleep(0.005)
+
+    app = Scripted(script)
+    settings = {"inactivity": 0.05, "abort": 0.05}
+    result, _, shown = ended_by(tmp_path, app, server, **settings)
+    assert (result, shown.attempts) == (OK, 2)
+    assert "sent no message for" in shown.error.message
+
+
+@BOTH
+def test_a_long_message_may_take_longer_than_silence(tmp_path, server):
+    text = b'"%s"' % (b"x" * 1_000_000)
+    whole = encode(frame(pb.OutputEntryMessage(value=text))) + encode(frame(pb.EndMessage()))
+
+    async def script(stream, _):
+        await stream.replay()
+        for start in range(0, len(whole), 100_000):
+            await stream.raw(whole[start : start + 100_000])
+            await asyncio.sleep(0.05)
+
+    settings = {"inactivity": 0.1, "abort": 0.1}
+    result, _, shown = ended_by(tmp_path, Scripted(script), server, **settings)
+    assert (result, shown.attempts) == (Value(value=text), 1)

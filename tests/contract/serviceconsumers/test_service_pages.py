@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -11,7 +12,7 @@ from stackfixture import wait_for
 from tables import Table, deployment_at
 
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.invocations import InvocationFailedError, service_app
+from iscp_dagster.invocations import InvocationFailedError, service_app, testing
 from iscp_dagster.jobservices.services import index_object, iscp_service
 from iscp_dagster.jobservices.steps import Steps
 from iscp_dagster.model.declared.attach import Declared
@@ -80,6 +81,14 @@ def test_the_orders_are_booked_once_each(orders, tmp_path):
     ]
     names = {job.key.job_name for job in orders.jobs()}
     assert names == {"mirror", "orders_on_changes"}
+
+
+def test_a_test_calls_the_handler_with_the_object_that_the_page_shows(tmp_path):
+    (batch,) = re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    booked = {"/tmp/booked.txt": tmp_path / "booked.txt"}
+    with testing.running(made("orders_service.py", **booked)["orders"]) as client:
+        assert client.call("Orders", "on_changes", json.loads(batch), seconds=SECONDS) == 2
+    assert (tmp_path / "booked.txt").read_text() == "acme 1 upsert\nacme 2 delete\n"
 
 
 def test_handlers_register_a_job_wait_verify_pause_and_resume(orders, live):

@@ -105,6 +105,7 @@ def test_an_invocation_killed_through_one_runtime_is_dropped_by_the_other(tmp_pa
     async def work(app, one, two):
         id_ = await one.submit("S/h")
         await until(lambda: is_set(waiting))
+        await until(lambda: stored(one, id_, 2))
         for each in (two, one):
             await each.runtime.do(Kill(id=id_))
         result = await one.end(id_)
@@ -177,6 +178,10 @@ def test_a_runtime_that_lives_is_not_taken_over_whatever_its_clock_says(tmp_path
 
 async def is_set(event):
     return event.is_set() or None
+
+
+async def stored(driven, id_, entries):
+    return len(driven.journal(id_)) == entries or None
 
 
 async def beaten(driven, owner, beat):

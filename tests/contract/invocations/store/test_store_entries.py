@@ -103,9 +103,11 @@ def test_state_is_of_a_key_and_complete_at_once(desk):
     ]
     other = desk.begun("Cart/l/look")
     assert desk.commit(other, get).result == EMPTY
-    desk.commit(mine, pb.ClearStateEntryMessage(key=b"n\0"))
-    assert desk.store.state("Cart", "k") == {b"a": b"2"}
     desk.commit(other, pb.SetStateEntryMessage(key=b"n\0", value=b"kept"))
+    desk.commit(mine, pb.ClearStateEntryMessage(key=b"n\0"))
+    assert [desk.store.state("Cart", key) for key in "kl"] == [{b"a": b"2"}, {b"n\0": b"kept"}]
+    keys = desk.commit(other, pb.GetStateKeysEntryMessage()).result.value
+    assert state_keys(keys) == [b"n\0"]
     desk.commit(mine, pb.SetStateEntryMessage(key=b"b", value=b"3"))
     desk.commit(mine, pb.ClearAllStateEntryMessage())
     assert desk.commit(mine, get).result == EMPTY

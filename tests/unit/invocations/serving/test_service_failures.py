@@ -74,6 +74,7 @@ def test_any_other_error_is_tried_again():
     error = failed(journal_of(stumble))
     assert (error.code, error.message) == (500, "KeyError: 'lost'")
     assert error.description == ""
+    assert error.related_entry_index == 1
     assert not error.HasField("next_retry_delay")
 
 

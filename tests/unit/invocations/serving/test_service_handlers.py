@@ -179,7 +179,7 @@ def test_a_send_now_and_later():
 
 def test_awakeables():
     async def wait(ctx: Context) -> str:
-        id_, answer = ctx.awakeable(str)
+        id_, answer = ctx.awakeable(str, name="approval")
         ctx.resolve_awakeable("prom_1a", {"to": id_})
         ctx.reject_awakeable("prom_1b", "no", 404)
         return await answer
@@ -187,7 +187,8 @@ def test_awakeables():
     journal = journal_of(wait)
     kinds = ["Awakeable", "CompleteAwakeable", "CompleteAwakeable", "Suspension"]
     assert attempt(journal) == kinds
-    resolved, rejected = (each.message() for each in journal.entries[2:4])
+    made, resolved, rejected = (each.message() for each in journal.entries[1:4])
+    assert made.name == "approval"
     assert awakeable_id(ID, 1) in resolved.value.decode()
     assert (rejected.id, rejected.failure) == ("prom_1b", pb.Failure(code=404, message="no"))
     journal.complete(1, b'"yes"')

@@ -394,6 +394,18 @@ def test_any_split_of_the_bytes_is_read(size):
     assert asyncio.run(scene()) == ["Run", "Suspension"]
 
 
+@pytest.mark.parametrize("http", ["1.1", "2"])
+def test_a_request_that_ends_within_a_message_is_a_breach(http):
+    async def scene():
+        async with line(APP, "/invoke/S/steps", http=http) as made:
+            made.say(start(), INPUT)
+            made.say(data=encode(ack(1))[:-1], more=False)
+            return await made.rest()
+
+    error = asyncio.run(scene())[-1].message()
+    assert (error.code, "within a message" in error.message) == (571, True)
+
+
 @pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("prefix", ["", "/orders/v1", "/invoke"])
 def test_a_handler_is_invoked_under_any_prefix_in_the_version_that_is_asked_for(prefix, version):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,8 @@ from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.variables import INVOCATIONS_URL
 
 JSON = "application/json"
+ID_HEADER = "x-restate-id"
+"""The header that names the invocation that an answer is of."""
 MOST_BYTES = 256 * 1024 * 1024
 """Bytes of an answer: a journal of many entries is large."""
 LATE_SECONDS = 60.0
@@ -51,18 +54,20 @@ class Answer:
         return found
 
     def output(self) -> Any:
-        """JSON's value, or bytes of another content type; None for no bytes."""
+        """An invocation's output: JSON's value, or else its bytes; None for no bytes.
+
+        Raises UnavailableError for what no runtime answers.
+        """
+        if ID_HEADER not in self.headers:
+            raise no_runtime(self.url)
         if not self.content:
             return None
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
-        return self.plain_value() if kind == JSON else self.content
-
-    def plain_value(self) -> Any:
-        """The JSON value as plain dicts and lists. Raises UnavailableError if it is none."""
-        try:
-            return json.loads(self.content)
-        except (ValueError, RecursionError) as error:
-            raise no_runtime(self.url) from error
+        if kind == JSON:
+            # A handler may return what is none, though it says that it is.
+            with suppress(ValueError, RecursionError):
+                return json.loads(self.content)
+        return self.content
 
     def reason(self) -> tuple[int, str]:
         """The code and the message of a refusal or failure, or what there is instead."""

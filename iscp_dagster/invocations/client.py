@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from iscp_dagster.invocations.answers import JSON, Answer, Told, read
+from iscp_dagster.invocations.answers import ID_HEADER, JSON, Answer, Told, read
 from iscp_dagster.invocations.asking import (
     authorization,
     checked_url,
@@ -26,8 +26,6 @@ from iscp_dagster.invocations.refused import InvocationFailedError, InvocationRe
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError, WaitError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL
 
-ID_HEADER = "x-restate-id"
-"""The header that names the invocation that an answer is of."""
 NOT_READY = 470
 """The status of an output that is not there yet."""
 _HERE = {"localhost", "127.0.0.1", "::1"}

@@ -24,6 +24,8 @@ ASKED = {
     "invocation": lambda client: client.invocation("inv_1x")["status"],
     "send": lambda client: client.send("Greeter", "greet", 1),
     "change": lambda client: client.cancel("inv_1x"),
+    "output": lambda client: client.output("inv_1x"),
+    "attach": lambda client: client.attach("inv_1x", seconds=5),
     "resolve": lambda client: client.resolve("prom_1x"),
     "register": lambda client: client.register("http://127.0.0.1:1")["id"],
     "keyed": lambda client: RuntimeServices(client).keyed("http://127.0.0.1:1", "A", "b"),

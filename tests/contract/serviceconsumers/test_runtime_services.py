@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from invoked import retriever_of
 from liveruntime import running
+from scriptedservice import Scripted
 
 from iscp_dagster import ServiceConsumer, SourceTable
 from iscp_dagster.invocations import (
@@ -95,6 +96,22 @@ def test_the_job_registers_the_endpoint_and_each_row_is_booked_once(live, endpoi
     id_ = retriever.told["acme"]["invoked"][0]["id"]
     assert link == f"{live.url}/admin/invocations/{id_}"
     assert live.client.invocation(id_)["result"]["value"] == "2"
+
+
+@pytest.mark.parametrize("output", [b"junk", b"[" * 100_000, b"\xff", b"", b"1" * 2_000_000])
+def test_what_a_handler_returns_is_not_looked_at(live, output):
+    """Not even where it says that it is JSON, and is none."""
+
+    async def script(stream, _):
+        await stream.replay()
+        await stream.output(output)
+
+    served = live.serve(Scripted(script))
+    retriever = retriever_of(CHANGES, ["acme", "globex"])
+    services = RuntimeServices(live.client)
+    consumer(services, served, "S/h", table_id=output.hex()[:9]).consume(retriever)
+    assert not retriever.refused
+    assert {each["invocations"] for each in retriever.told.values()} == {2}
 
 
 def test_a_virtual_object_has_the_tenant_as_key(live, endpoint):

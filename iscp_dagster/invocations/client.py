@@ -22,7 +22,7 @@ from iscp_dagster.invocations.asking import (
     path,
     written,
 )
-from iscp_dagster.invocations.refused import InvocationFailedError, InvocationRefusedError
+from iscp_dagster.invocations.refused import InvocationFailedError, InvocationRefusedError, shown
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError, WaitError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL
 
@@ -263,14 +263,15 @@ class Client:
 
     def _problem(self, answer: Answer) -> IscpError:
         code, reason = answer.reason()
+        said = shown(reason)
         if (invocation := answer.headers.get(ID_HEADER)) is not None:
-            told = f"The invocation {invocation} failed with {code}: {reason}"
+            told = f"The invocation {invocation} failed with {code}: {said}"
             see = f"`iscp invocations show {invocation}` prints its journal."
             return InvocationFailedError(
                 f"{told.rstrip('.')}. {see}", invocation=invocation, status=code, reason=reason
             )
         if answer.status in _OVERLOADED:
-            said = f"answers {answer.status}: {reason}"
-            return UnavailableError(f"The runtime of invocations at {self.url} {said}")
-        told = f"The runtime of invocations refused with {answer.status}: {reason}"
+            how = f"answers {answer.status}: {said}"
+            return UnavailableError(f"The runtime of invocations at {self.url} {how}")
+        told = f"The runtime of invocations refused with {answer.status}: {said}"
         return InvocationRefusedError(told, status=answer.status, reason=reason)

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from iscp_dagster.model.errors import IscpError
 
+MOST_TOLD = 2_000
+"""Characters of a handler's reason that a message has."""
+
+
+def shown(reason: str) -> str:
+    """The beginning of a reason, which may be as long as a handler likes."""
+    return reason if len(reason) <= MOST_TOLD else f"{reason[:MOST_TOLD]}…"
+
 
 class InvocationFailedError(IscpError):
     """A handler ended an invocation with a terminal failure: its `status`, and its reason."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from iscp_dagster.invocations.refused import InvocationFailedError
+from iscp_dagster.invocations.refused import InvocationFailedError, shown
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serviceconsumers.chunks import Chunk, Owner
@@ -174,4 +174,4 @@ def _shown(chunk: Chunk, invoked: Invoked) -> dict[str, Any]:
 
 def _why(invoked: Invoked) -> str:
     """What goes on in a sentence."""
-    return invoked.failure.rstrip(".")
+    return shown(invoked.failure).rstrip(".")

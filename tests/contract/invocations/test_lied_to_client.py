@@ -109,6 +109,14 @@ def test_any_refusal_is_told_by_its_status(body):
     assert error.value.status == 500
 
 
+def test_a_reason_without_end_is_cut_in_the_message_alone():
+    reason = "m" * 100_000
+    answer = http(b'{"code":500,"message":"%s"}' % reason.encode(), "500 Oops")
+    with lied_to(answer) as client, pytest.raises(InvocationRefusedError) as error:
+        client.services()
+    assert (len(str(error.value)) < 3_000, error.value.reason) == (True, reason)
+
+
 def test_a_redirect_is_not_followed():
     answer = http(b"", "302 Found", "location: http://127.0.0.1:1/\r\n")
     with lied_to(answer) as client, pytest.raises(InvocationRefusedError, match="302"):

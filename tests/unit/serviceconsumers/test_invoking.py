@@ -139,6 +139,17 @@ def test_a_failed_handler_stops_its_tenant_alone_and_is_invoked_anew_after_a_rep
     assert mine == [0, 1, 1, 2]
 
 
+def test_a_reason_without_end_is_cut():
+    """It goes to the job's status, to Dagster's events and to terminals."""
+    runtime = Runtime(handler=lambda _: f"500 {'m' * 1_000_000}")
+    retriever = retriever_of(CHANGES, DESKS)
+    consumer(runtime).consume(retriever)
+    for error in retriever.refused.values():
+        assert "failed: 500 mmm" in str(error)
+        assert "mm…. Correct the handler" in str(error)
+        assert len(str(error)) < 3_000
+
+
 def test_a_paused_invocation_is_a_temporary_error_that_says_how_to_resume_it():
     runtime = Runtime(handler=lambda body: "paused" if body["tenant"] == "acme" else None)
     retriever = retriever_of(CHANGES, DESKS)

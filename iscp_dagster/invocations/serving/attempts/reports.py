@@ -10,6 +10,8 @@ from iscp_dagster.invocations.serving.errors import RetryableError
 
 LONGEST = 366 * 86_400.0
 """Seconds; a runtime waits no longer, whatever an error asks for."""
+MOST_SAID = 100_000
+"""Characters of a text; a message of the protocol has a bound, and the runtime keeps fewer."""
 
 
 def report(
@@ -27,7 +29,7 @@ def report(
     said = _said(error)
     return ErrorReport(
         message=said if retryable else f"{type(error).__name__}: {said}",
-        description=description,
+        description=description[:MOST_SAID],
         index=index,
         name=name,
         kind=kind,
@@ -37,7 +39,7 @@ def report(
 
 def _said(error: BaseException) -> str:
     try:
-        return str(error)
+        return str(error)[:MOST_SAID]
     except Exception as other:  # noqa: BLE001 - its class is not ours
         return f"its text raises {type(other).__name__}"
 

@@ -145,6 +145,18 @@ def test_an_error_that_cannot_be_told_ends_the_attempt():
     assert failed(journal_of(lone)).message == "RuntimeError: \\ud800 is none"
 
 
+def test_an_error_without_end_is_cut():
+    """Else the runtime would tell of a message that is too large, and not of the error."""
+
+    async def shout(ctx: Context) -> None:
+        raise KeyError("m" * 40_000_000)
+
+    for tracebacks in (True, False):
+        error = failed(journal_of(shout, app={"tracebacks": tracebacks}))
+        assert error.message.startswith("KeyError: 'mmm")
+        assert error.ByteSize() < 1_000_000
+
+
 def test_a_terminal_failure_that_no_message_can_have_is_written_out():
     async def refuse(ctx: Context) -> None:
         raise TerminalError("no \udcff", 404)

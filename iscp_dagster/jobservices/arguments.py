@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 
 SECONDS = 300.0
 """How long a wait takes at most, unless more is said."""
+MOST_SECONDS = 3 * 86_400.0
+"""A wait is two entries a minute, which each of its attempts replays."""
+Timeout = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
+"""In seconds."""
 _STRICT = ConfigDict(extra="forbid")
 
 
@@ -53,8 +57,7 @@ class Awaited(_Argument):
     """One tenant; else all."""
     index: str | None = None
     """One index, or consumer of a job; else all."""
-    timeout: float = SECONDS
-    """In seconds."""
+    timeout: Timeout = SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,4 +88,4 @@ class VersionOfKey(_Argument):
     """A commit to wait for in the key's index."""
 
     version: int | None = None
-    timeout: float = SECONDS
+    timeout: Timeout = SECONDS

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 FIRST, MOST, GROWTH = 0.25, 60.0, 1.5
 """The seconds between the first looks, the last ones, and how they grow: a look and a pause are two
-entries, and a journal of 10,000 lasts for three days."""
+entries."""
 
 
 async def waited(ctx: Context, steps: Steps, asked: Awaited) -> int:

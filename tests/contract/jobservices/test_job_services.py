@@ -151,6 +151,8 @@ def test_one_index_is_waited_for_alone(client, jobs):
         (("Iscp", "pause", {"job": MIRROR, "tenants": "eu"}), None, 400, "tenants"),
         (("Iscp", "register", {"job": MIRROR, "spec": {"x": 1}}), None, 400, "unknown field 'x'"),
         (("Iscp", "wait", {"table": "shop.lost"}), None, 400, "'shop.lost' is not declared"),
+        (("Iscp", "wait", {"table": "shop.orders", "timeout": 3e5}), None, 400, "timeout: Input"),
+        (("Index", "wait", {"timeout": -1}), f"{MIRROR}/us", 400, "timeout: Input should be"),
         (("Index", "pause"), "shop.orders/mirror", 400, "write database.table/job/tenant"),
         (("Index", "status"), "shop.orders/mirror/*", 400, "names no job of a tenant"),
     ],

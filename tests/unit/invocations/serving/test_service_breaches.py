@@ -72,6 +72,11 @@ def truncated(chance):
     return data[: chance.randrange(len(data) - 1)]
 
 
+def truncated_after_the_replay(chance):
+    late = encode(told(3))
+    return packed(VALID) + late[: chance.randrange(1, len(late))]
+
+
 def oversized(chance):
     code = chance.choice([0x0400, 0x0801, 0x0C05, 0xFC00])
     return packed(VALID[:1]) + raw(code, 0, chance.randrange(10_001, 2**32), b"x" * 64)
@@ -139,7 +144,15 @@ def other_steps(chance):
 
 
 BREACHES = [
-    *(truncated, oversized, too_many, too_heavy, wrong_flags, completed_without_result),
+    *(
+        truncated,
+        truncated_after_the_replay,
+        oversized,
+        too_many,
+        too_heavy,
+        wrong_flags,
+        completed_without_result,
+    ),
     *(unknown_type, wrong_order, after_the_replay, no_start, no_entries, malformed_body),
     *(unfinished_run, other_steps),
 ]

@@ -144,17 +144,9 @@ def other_steps(chance):
 
 
 BREACHES = [
-    *(
-        truncated,
-        truncated_after_the_replay,
-        oversized,
-        too_many,
-        too_heavy,
-        wrong_flags,
-        completed_without_result,
-    ),
-    *(unknown_type, wrong_order, after_the_replay, no_start, no_entries, malformed_body),
-    *(unfinished_run, other_steps),
+    *(truncated, truncated_after_the_replay, oversized, too_many, too_heavy, wrong_flags),
+    *(completed_without_result, unknown_type, wrong_order, after_the_replay, no_start),
+    *(no_entries, malformed_body, unfinished_run, other_steps),
 ]
 CODES = {oversized: 413, too_many: 413, too_heavy: 413, other_steps: 570}
 VIOLATION = 571

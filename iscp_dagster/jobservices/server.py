@@ -29,8 +29,8 @@ from iscp_dagster.invocations.runtime.timers import SteadyClock
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, LOG_URL
+from iscp_dagster.serve.web.connections import options
 from iscp_dagster.serve.web.following import following
-from iscp_dagster.serve.web.heads import MOST_HEAD, bounded
 from iscp_dagster.serve.web.server import listening
 from iscp_dagster.web.admission import Admission, allowed_hosts, is_loopback
 
@@ -113,11 +113,7 @@ def serve(
         tell(f"Invocations: http://{_bracketed(host)}:{at}")
         config = uvicorn.Config(
             application(settings, store, clock, f"http://{_bracketed(_reached(address))}:{at}"),
-            http=bounded(),
-            h11_max_incomplete_event_size=MOST_HEAD,
-            access_log=False,
-            log_level="warning",
-            server_header=False,
+            **options(),
             timeout_graceful_shutdown=_END_SECONDS,
         )
         server = uvicorn.Server(config)

@@ -25,8 +25,8 @@ from iscp_dagster.serve.graph.schemas import Loader, Schemas
 from iscp_dagster.serve.live.service import Live
 from iscp_dagster.serve.live.transport.socket import Sockets
 from iscp_dagster.serve.web.app import PATH, Beside, Settings, check_host, create_app
+from iscp_dagster.serve.web.connections import options
 from iscp_dagster.serve.web.following import following
-from iscp_dagster.serve.web.heads import MOST_HEAD, bounded
 from iscp_dagster.webhooks.service import SenderService, beside
 
 if TYPE_CHECKING:
@@ -126,11 +126,7 @@ def serve(
         tell(f"GraphQL: http://{shown}:{place.getsockname()[1]}{PATH}")
         config = uvicorn.Config(
             create_app(settings),
-            http=bounded(),
-            h11_max_incomplete_event_size=MOST_HEAD,
-            access_log=False,
-            log_level="warning",
-            server_header=False,
+            **options(),
             ws="websockets-sansio",
             ws_max_size=WEBSOCKET_BYTES,
             # A client that is slow is told so before it counts as gone.

@@ -11,7 +11,7 @@ import pytest
 from breaches import BREACHES
 from peer import Peer
 from scenarios import until
-from served import served
+from served import hypercorn, served, uvicorn
 from streams import Duplex, Exchange
 from wire import unpacked
 
@@ -61,8 +61,12 @@ def _judge(breach, answer):
         assert "Traceback" not in told["message"] + told["description"]
 
 
-@pytest.mark.parametrize("duplex", [False, True], ids=["exchange", "duplex"])
-def test_endpoint_refuses_malformed_streams(tmp_path, record_property, duplex):
+@pytest.mark.parametrize(
+    ("server_of", "duplex"),
+    [(hypercorn, False), (hypercorn, True), (uvicorn, False)],
+    ids=["exchange", "duplex", "uvicorn"],
+)
+def test_endpoint_refuses_malformed_streams(tmp_path, record_property, server_of, duplex):
     chance = Random(duplex)
     breaches = [breach(chance) for _ in range(EACH) for breach in BREACHES]
 
@@ -90,7 +94,7 @@ def test_endpoint_refuses_malformed_streams(tmp_path, record_property, duplex):
         await until(settled)
         assert process.memory_info().rss - size < GROWN_BYTES
 
-    with served(sys.executable, "ourservices:app", tmp_path) as server:
+    with served(sys.executable, "ourservices:app", tmp_path, server_of) as server:
         asyncio.run(scene(server))
         assert "Traceback" not in server.told, server.told
     record_property("malformed_streams", len(breaches))

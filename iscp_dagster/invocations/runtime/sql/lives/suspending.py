@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
+from iscp_dagster.invocations.runtime.sql.lives.completing import AT_ONCE
 from iscp_dagster.invocations.runtime.sql.tables import INVOCATIONS, ISCP_INVOCATIONS, JOURNAL
 from iscp_dagster.invocations.runtime.sql.work import FENCED, VIOLATION, Work, fenced
 from iscp_dagster.invocations.runtime.store.operations import Suspend
 from iscp_dagster.invocations.runtime.store.outcomes import Done, Refused
 from iscp_dagster.invocations.runtime.store.views import Status
-
-MOST = 5_000
-"""Indexes for a statement."""
 
 _ENTRIES = sa.select(JOURNAL.invocation, JOURNAL.idx, JOURNAL.open).where(
     JOURNAL.invocation.in_(sa.bindparam("numbers", expanding=True)),
@@ -35,8 +33,6 @@ _LEAVE = (
 )
 
 Heads = Mapping[str, sa.Row[Any]]
-Piece = tuple[str, list[int]]
-"""An invocation's id, and indexes of its entries."""
 Open = Mapping[int, Mapping[int, bool]]
 """By invocation and index, whether the entry waits for its completion."""
 
@@ -91,30 +87,12 @@ def _refusal(head: sa.Row[Any], known: Mapping[int, bool], asked: Suspend) -> Re
 
 def _entries(work: Work, heads: Heads, asked: Sequence[Suspend]) -> Open:
     """The entries that are waited for, and perhaps others of the same indexes."""
+    places = [(heads[each.id].number, index) for each in asked for index in each.indexes]
     found: dict[int, dict[int, bool]] = defaultdict(dict)
-    for some in _portions(asked):
-        numbers = sorted({heads[id_].number for id_, _ in some})
-        indexes = sorted({index for _, each in some for index in each})
-        given = {"numbers": numbers, "indexes": indexes}
-        for row in work.connection.execute(_ENTRIES, given):
+    for start in range(0, len(places), AT_ONCE):
+        some = places[start : start + AT_ONCE]
+        columns = {"numbers": {number for number, _ in some}, "indexes": {each for _, each in some}}
+        rows = work.connection.execute(_ENTRIES, {name: sorted(e) for name, e in columns.items()})
+        for row in rows:
             found[row.invocation][row.idx] = row.open
     return found
-
-
-def _portions(asked: Collection[Suspend]) -> list[list[Piece]]:
-    portions: list[list[Piece]] = []
-    held = 0
-    for piece in _pieces(asked):
-        if not portions or held + len(piece[1]) > MOST:
-            portions.append([])
-            held = 0
-        portions[-1].append(piece)
-        held += len(piece[1])
-    return portions
-
-
-def _pieces(asked: Collection[Suspend]) -> Iterator[Piece]:
-    for each in asked:
-        indexes = sorted(set(each.indexes))
-        for start in range(0, len(indexes), MOST):
-            yield each.id, indexes[start : start + MOST]

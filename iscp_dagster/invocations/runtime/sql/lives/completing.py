@@ -101,20 +101,17 @@ def take_away(work: Work, head: sa.Row[Any]) -> None:
 
 def _tell(work: Work, results: Mapping[Place, Result]) -> None:
     heads = work.numbered({number for number, _ in results})
-    woken: set[int] = set()
-    told: list[tuple[sa.Row[Any], int | None, Result | None]] = []
-    for (number, index), result in results.items():
-        head = heads.get(number)
-        if head is None:
-            continue
-        if head.status == Status.RUNNING:
-            told.append((head, index, result))
-        elif head.status == Status.SUSPENDED and index in json.loads(head.waits):
-            woken.add(number)
+    waits = {
+        number: set(json.loads(head.waits))
+        for number, head in heads.items()
+        if head.status == Status.SUSPENDED
+    }
+    woken = {number for number, index in results if index in waits.get(number, ())}
     if woken:
         work.connection.execute(_WAKE, {"numbers": sorted(woken), "now": work.now})
         work.ready = True
-    _news(work, told)
+    driven = {number: head for number, head in heads.items() if head.status == Status.RUNNING}
+    _news(work, [(driven[at[0]], at[1], each) for at, each in results.items() if at[0] in driven])
 
 
 def _news(work: Work, told: Iterable[tuple[sa.Row[Any], int | None, Result | None]]) -> None:

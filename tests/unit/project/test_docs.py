@@ -81,6 +81,15 @@ def test_the_jobs_page_names_every_command_of_jobs_with_options_that_exist():
     assert named == set(load("job", COMMANDS["job"]).commands)
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_text_names_the_file_of_each_example(document):
+    """Where documents are shown, the titles of blocks of code often are not."""
+    page = document.read_text(encoding="utf-8")
+    titles = re.findall(r'^```\w+ title="(\S+\.\w+)"$', page, re.MULTILINE)
+    prose = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    assert [title for title in titles if f"`{title}`" not in prose] == []
+
+
 def test_every_command_that_documents_and_messages_quote_exists():
     """One that is made of values is not looked at."""
     groups = {name for name in COMMANDS if hasattr(load(name, COMMANDS[name]), "commands")}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from iscp_dagster.invocations.protocol import ids
 from iscp_dagster.invocations.protocol.failures import WITH_DELAY
 from iscp_dagster.invocations.protocol.frames import Frame, frame
@@ -25,9 +23,4 @@ def opening(claimed: Claimed, *, version: int, now: int) -> list[Frame]:
     if version >= WITH_DELAY:
         start.retry_count_since_last_stored_entry = claimed.retries
         start.duration_since_last_stored_entry = max(0, now - claimed.stored_at)
-    return [frame(start), *(_replayed(each) for each in claimed.journal)]
-
-
-def _replayed(entry: Frame) -> Frame:
-    """A stored entry is acknowledged by being replayed."""
-    return replace(entry, requires_ack=False) if entry.requires_ack else entry
+    return [frame(start), *claimed.journal]

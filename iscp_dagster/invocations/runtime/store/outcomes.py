@@ -59,7 +59,7 @@ class Claimed:
     """Empty for a plain service."""
     deployment: Deployment
     journal: tuple[Frame, ...]
-    """From the Input entry on; results filled in."""
+    """From the Input entry on; results filled in. None asks for an ack: a replay is one."""
     state: tuple[tuple[bytes, bytes], ...] = ()
     partial_state: bool = False
     retries: int = 0

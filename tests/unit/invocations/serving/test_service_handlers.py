@@ -154,6 +154,7 @@ def test_a_call_and_what_becomes_of_it():
     assert (call.service_name, call.handler_name, call.key) == ("T", "answer", "k")
     assert (call.parameter, call.idempotency_key) == (b'{"a":1}', "i")
     assert [(each.key, each.value) for each in call.headers] == [("h", "v")]
+    assert journal.entries[2].message().call_entry_index == 1
     journal.complete(2, b"abc")
     assert attempt(journal) == ["CancelInvocation", "Suspension"]
     assert journal.entries[3].message().call_entry_index == 1

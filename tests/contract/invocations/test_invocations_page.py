@@ -181,6 +181,23 @@ def test_an_asset_invokes_once_for_a_run_and_its_retries(shell, monkeypatch):
     assert not made.is_new
 
 
+def test_all_that_is_paused_goes_on(shell, monkeypatch):
+    (code,) = re.findall(r'```python title="resume_paused.py"\n(.*?)```', PAGE, re.DOTALL)
+    monkeypatch.setenv("ISCP_INVOCATIONS_URL", shell.url)
+    with Client(shell.url) as client:
+        # More than a list has by default.
+        sent = [client.send("Greeter", "greet", "Ada", delay=3_600).id for _ in range(3)]
+        waiting = [client.send("Greeter", "approve", "x").id for _ in range(101)]
+        paused = [id_ for id_ in waiting if client.pause(id_)]
+        assert len(paused) == len(waiting)
+        exec(code, {})
+        left = client.invocations(status="paused", limit=10_000)
+        assert left == []
+        assert client.invocation(sent[0])["status"] == "scheduled"
+        for id_ in (*sent, *waiting):
+            client.kill(id_)
+
+
 def test_the_table_of_the_clients_methods_is_that_of_the_code():
     table = PAGE.partition("| method | what it does |\n")[2].partition("\n\n")[0]
     said = re.findall(

@@ -189,7 +189,8 @@ class Runtime:
         if dead:
             count = await self.do(Recover(beats=dead))
             if count:
-                logger.warning("took over %s invocations of runtimes that are dead", count)
+                plural = "s" * (count != 1)
+                logger.warning("took over %s invocation%s of dead runtimes", count, plural)
         await asyncio.sleep(self._settings.beat)
 
     async def _tends(self) -> None:

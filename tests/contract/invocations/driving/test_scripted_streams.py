@@ -14,6 +14,7 @@ from scriptedservice import Scripted
 
 from iscp_dagster.invocations.protocol import ids, kinds
 from iscp_dagster.invocations.protocol.awakeables import awakeable_id
+from iscp_dagster.invocations.protocol.decoding import Limits
 from iscp_dagster.invocations.protocol.frames import Frame, encode, frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import Value
@@ -337,6 +338,32 @@ def test_rubbish_fails_the_attempt_with_what_came(tmp_path, server, case):
     error, journal = paused_by(tmp_path, script, server)
     assert told in error.message
     assert journal == ["Input"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        (Limits(journal_entries=3), "The journal has 4 entries, and 3 are allowed"),
+        # The Input has six bytes, each Run three.
+        (Limits(journal_bytes=12), "The journal has 15 bytes, and 12 are allowed"),
+    ],
+    ids=["entries", "bytes"],
+)
+def test_a_journal_is_limited_over_all_its_attempts(tmp_path, limits, told):
+    async def script(stream, number):
+        await stream.replay()
+        runs = [pb.RunEntryMessage(value=b"1")] * (2 if number == 1 else 1)
+        await stream.send(*runs, requires_ack=True)
+        await stream.send(pb.SuspensionMessage(entry_indexes=[2]))
+
+    async def work(driven):
+        found = await driven.until(await driven.submit("S/h"), Status.PAUSED)
+        return found.error, [each.frame.kind.name for each in driven.journal(found.id)]
+
+    once = RetryPolicy(attempts=1)
+    error, journal = driven(tmp_path, Scripted(script), work, policy=once, limits=limits)
+    assert (error.code, journal) == (413, ["Input", "Run", "Run"])
+    assert told in error.message
 
 
 def test_entries_before_a_breach_are_kept(tmp_path):

@@ -37,7 +37,8 @@ def opening(count):
 def sent(frames, *, more=(), whole=False):
     """The wire, and after how many pieces the replay was told."""
     wire, told = Wire(), []
-    out = Outgoing(frames, lambda: told.append(len(wire.sent)))
+    out = Outgoing(lambda: told.append(len(wire.sent)))
+    out.begin(frames)
     for each in more:
         out.put(each)
     out.end()
@@ -72,7 +73,8 @@ def test_a_long_replay_goes_in_pieces_and_is_over_with_the_last_one(monkeypatch,
 def test_what_is_put_later_is_sent_then():
     async def inside():
         wire = Wire()
-        out = Outgoing(opening(0), lambda: None)
+        out = Outgoing(lambda: None)
+        out.begin(opening(0))
         sending = asyncio.ensure_future(out.run(wire))
         for number in range(3):
             await asyncio.sleep(0)
@@ -85,3 +87,29 @@ def test_what_is_put_later_is_sent_then():
     wire = asyncio.run(inside())
     assert [each.message().entry_index for each in wire.frames[1:]] == [0, 1, 2]
     assert wire.ends[-1] is True
+
+
+def test_what_is_put_before_the_opening_follows_it_however_often_that_is_sent():
+    first, second = completion(0, EMPTY), completion(1, EMPTY)
+
+    async def inside():
+        out, wires = Outgoing(lambda: None), [Wire(), Wire()]
+        out.put(first)
+        for each in wires:
+            out.begin(opening(2))
+            await out.run_whole(each)
+        return [each.frames for each in wires]
+
+    assert asyncio.run(inside()) == [[*opening(2), first]] * 2
+
+    async def answered():
+        out, wire = Outgoing(lambda: None), Wire()
+        out.begin(opening(1))
+        out.put(first)
+        out.answered()
+        out.put(second)
+        out.begin(opening(1))
+        await out.run_whole(wire)
+        return wire.frames
+
+    assert asyncio.run(answered()) == opening(1)

@@ -60,7 +60,7 @@ class Attempt:
             notify=self._notify,
             abort=self._abort,
         )
-        self._outgoing = Outgoing((), self._replayed)
+        self._outgoing = Outgoing(self._replayed)
         self._exchange: Exchange | None = None
         self._heard = tools.monotonic()
         self._pieces = 0
@@ -132,8 +132,7 @@ class Attempt:
 
     async def _exchanged(self) -> None:
         claimed, tools = self.claimed, self._tools
-        frames = opening(claimed, version=self._version, now=tools.clock())
-        self._outgoing = Outgoing(frames, self._replayed)
+        self._outgoing.begin(opening(claimed, version=self._version, now=tools.clock()))
         address = Address.parsed(claimed.deployment.url)
         exchange = await tools.client.open(address, self._request(), claimed.deployment.http)
         self._exchange = exchange
@@ -167,6 +166,7 @@ class Attempt:
 
     async def _received(self, exchange: Exchange) -> None:
         head = await exchange.head()
+        self._outgoing.answered()
         self._heard = self._tools.monotonic()
         await self._check(head, exchange)
         decoder = self._decoder()

@@ -14,23 +14,39 @@ PIECE = 65_536
 
 
 class Outgoing:
-    """Frames in the order in which they are put; `replayed` is told before the last of the opening.
+    """An opening, then frames in the order in which they are put, also before it.
 
-    Belongs to one event loop.
+    `replayed` is told before the last of the opening. Belongs to one event loop.
     """
 
-    def __init__(self, opening: Sequence[Frame], replayed: Callable[[], None]) -> None:
-        self._frames = deque(opening)
-        self._replaying = len(opening)
+    def __init__(self, replayed: Callable[[], None]) -> None:
         self._replayed = replayed
+        self._replaying = 0
+        self._frames: deque[Frame] = deque()
+        self._kept: list[Frame] = []
+        """What was put, until the peer answers."""
+        self._answered = False
         self._news = asyncio.Event()
         self._ended = False
 
+    def begin(self, opening: Sequence[Frame]) -> None:
+        """Send the opening, then what was put; also again, where no peer looked at it."""
+        self._frames = deque((*opening, *self._kept))
+        self._replaying = len(opening)
+
+    def answered(self) -> None:
+        """The peer looks at what is sent: there is no other beginning."""
+        self._answered = True
+        self._kept.clear()
+
     def put(self, sent: Frame) -> None:
         """Send a frame after those before it; nothing after the end."""
-        if not self._ended:
-            self._frames.append(sent)
-            self._news.set()
+        if self._ended:
+            return
+        self._frames.append(sent)
+        if not self._answered:
+            self._kept.append(sent)
+        self._news.set()
 
     def end(self) -> None:
         """Send no more than what was put. Idempotent."""

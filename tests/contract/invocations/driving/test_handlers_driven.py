@@ -19,9 +19,12 @@ from iscp_dagster.invocations.runtime.http.exchange import DeploymentUnreachable
 from iscp_dagster.invocations.runtime.retries import RetryPolicy
 from iscp_dagster.invocations.runtime.store.operations import (
     Cancel,
+    Claim,
     CompleteAwakeable,
     Kill,
+    Pause,
     Register,
+    Resume,
 )
 from iscp_dagster.invocations.runtime.store.views import Status
 from iscp_dagster.invocations.runtime.timers import SteadyClock
@@ -273,6 +276,29 @@ def test_a_completion_whose_commit_the_database_did_not_tell_of_arrives(tmp_path
         return await driven.end(id_)
 
     assert driven(tmp_path, [urls[server]], work) == Value(value=b'"yes"')
+
+
+def test_a_completion_that_is_told_before_the_stream_is_opened_arrives(tmp_path, urls):
+    async def work(driven):
+        id_ = await driven.submit("Steps/asks")
+        (name,) = await until(asked)
+        run, do = driven.store.run, driven.runtime.do
+        answer = CompleteAwakeable(awakeable=name, result=Value(value=b'"early"'))
+
+        def answered(operations):
+            outcomes, changes = run(operations)
+            if any(isinstance(each, Claim) for each in operations) and any(outcomes[-1:]):
+                # The next transaction, which is told of in the same turn of the loop.
+                _, more = run([answer])
+                changes = replace(changes, news=(*changes.news, *more.news))
+            return outcomes, changes
+
+        await do(Pause(id=id_))
+        driven.store.run = answered
+        await do(Resume(id=id_))
+        return await driven.end(id_)
+
+    assert driven(tmp_path, [urls[hypercorn_of]], work) == Value(value=b'"early"')
 
 
 async def asked():

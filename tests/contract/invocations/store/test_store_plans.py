@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 
 import pytest
 import sqlalchemy as sa
@@ -10,7 +11,9 @@ from desk import Desk, value
 
 from iscp_dagster.invocations.protocol import awakeables, ids
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.runtime.sql.lives.claiming import MOST_EAGER
 from iscp_dagster.invocations.runtime.sql.store import SqlStore
+from iscp_dagster.invocations.runtime.sql.tables import ISCP_SERVICE_STATE
 from iscp_dagster.invocations.runtime.store import operations as op
 from iscp_dagster.invocations.runtime.store.views import Chosen
 from iscp_dagster.joblog.sql.engine import open_engine
@@ -94,3 +97,33 @@ def test_every_operation_finds_its_rows_by_an_index(plans):
         )
     }
     assert bad == {}
+
+
+def test_a_claim_looks_at_no_more_of_a_large_state_than_it_takes_along(plans):
+    engine, _ = plans
+    desk = Desk(engine)
+    claims = []
+    for key, count in (("some", 5_000), ("many", 40_000)):
+        row = {"service": "Cart", "key": key, "value": b"x" * 20}
+        rows = [row | {"name": b"%06d" % number} for number in range(count)]
+        with engine.begin() as connection:
+            connection.execute(sa.insert(ISCP_SERVICE_STATE), rows)
+        desk.submit(f"Cart/{key}/add")
+        with steps(engine) as counted:
+            (mine,) = desk.claim(eager_bytes=1_000_000)
+        assert mine.partial_state
+        assert len(mine.state) == MOST_EAGER
+        assert mine.state[-1] == (b"%06d" % (MOST_EAGER - 1), b"x" * 20)
+        claims.append(len(counted))
+    assert claims[1] < 1.1 * claims[0]
+
+
+@contextmanager
+def steps(engine):
+    """Gets one item for each thousand steps of SQLite's machine."""
+    counted = []
+    with engine.connect() as connection:
+        at = connection.connection.driver_connection
+        at.set_progress_handler(lambda: counted.append(1), 1_000)
+    yield counted
+    at.set_progress_handler(None, 0)

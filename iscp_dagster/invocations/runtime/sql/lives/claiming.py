@@ -18,6 +18,7 @@ from iscp_dagster.invocations.runtime.sql.tables import (
     ISCP_INVOCATIONS,
     ISCP_RUNTIMES,
     ISCP_SERVICE_DEPLOYMENTS,
+    ISCP_SERVICE_STATE,
     ISCP_SERVICES,
     JOURNAL,
     NEWS,
@@ -32,6 +33,8 @@ from iscp_dagster.invocations.runtime.store.outcomes import Claimed
 from iscp_dagster.invocations.runtime.store.views import Status
 from iscp_dagster.joblog.sql.given import insert_into
 
+MOST_EAGER = 4_096
+"""Names of a state that are taken along."""
 StateOf = tuple[tuple[tuple[bytes, bytes], ...], bool]
 """Names and values, and whether there are more."""
 
@@ -72,16 +75,23 @@ _ENTRIES = (
     .where(JOURNAL.invocation.in_(sa.bindparam("numbers", expanding=True)))
     .order_by(JOURNAL.invocation, JOURNAL.idx)
 )
+_AT = (STATE.service == sa.bindparam("of"), STATE.key == sa.bindparam("at"))
 _SIZE = sa.func.length(STATE.name) + sa.func.length(STATE.value)
-_SIZED = (
-    sa.select(STATE.name, STATE.value, sa.func.sum(_SIZE).over(order_by=STATE.name).label("total"))
-    .add_columns(_SIZE.label("size"))
-    .where(STATE.service == sa.bindparam("of"), STATE.key == sa.bindparam("at"))
+_FIRST = (
+    sa.select(STATE.name, _SIZE.label("size"))
+    .where(*_AT)
+    .order_by(STATE.name)
+    .limit(MOST_EAGER + 1)
     .subquery()
 )
+_SIZED = sa.select(
+    _FIRST, sa.func.sum(_FIRST.c.size).over(order_by=_FIRST.c.name).label("total")
+).subquery()
 _FITS = _SIZED.c.total <= sa.bindparam("bound")
+# Values are read of what is taken along, and not of the rest, which may be large.
 _STATE = (
-    sa.select(_SIZED.c.name, sa.case((_FITS, _SIZED.c.value)).label("value"))
+    sa.select(_SIZED.c.name, sa.case((_FITS, STATE.value)).label("value"))
+    .join(ISCP_SERVICE_STATE, sa.and_(*_AT, STATE.name == _SIZED.c.name))
     .where(_SIZED.c.total - _SIZED.c.size <= sa.bindparam("bound"))
     .order_by(_SIZED.c.name)
 )
@@ -186,7 +196,7 @@ def _state(work: Work, row: Any, bound: int) -> StateOf:
     of = {"of": row.service, "at": row.key, "bound": bound}
     pairs = work.connection.execute(_STATE, of).all()
     fitting = tuple((each.name, each.value) for each in pairs if each.value is not None)
-    return fitting, len(fitting) < len(pairs)
+    return fitting[:MOST_EAGER], len(fitting[:MOST_EAGER]) < len(pairs)
 
 
 def _failed(row: Any, length: int) -> int:

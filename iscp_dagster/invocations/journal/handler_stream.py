@@ -70,6 +70,8 @@ def _recorded(state: Attempt, known: int, got: Frame) -> Step:
             f"The runtime sent {got.kind} as entry {index} of a replay of {known}; a replay "
             "consists of entries, of which the first and no other is the Input."
         )
+    if got.kind.custom:
+        _ = got.name  # Raises for fields that custom entries must not use.
     state, out = added(state, got), Recorded(index=index, entry=got)
     if state.sent < known:
         return state, (out,)

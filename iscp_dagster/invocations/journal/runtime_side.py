@@ -119,6 +119,7 @@ def _received(state: Attempt, event: Received) -> Step:
     if got.code == kinds.SUSPENSION.code:
         return _last(state, _suspend(state, got.message().entry_indexes))
     if got.code == kinds.END.code:
+        _ = got.message()
         return _last(state, _finish(state))
     raise ProtocolError(f"The handler sent {got.kind}, which the runtime alone sends.")
 

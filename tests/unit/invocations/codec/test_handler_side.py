@@ -246,6 +246,10 @@ def test_what_a_runtime_may_not_send_after_the_replay(sent, said):
         ([frame(pb.StartMessage(known_entries=2)), SET], "as entry 0"),
         ([frame(pb.StartMessage(known_entries=2)), INPUT, INPUT], "as entry 1"),
         ([frame(pb.StartMessage(known_entries=2)), INPUT, completion(0, EMPTY)], "as entry 1"),
+        *(
+            ([frame(pb.StartMessage(known_entries=2)), INPUT, Frame(code=0xFC00, body=body)], said)
+            for body, said in ((b"\x72\x00", "uses the field 14"), (b"\xff", "no protobuf"))
+        ),
     ],
     ids=str,
 )

@@ -152,6 +152,7 @@ def test_an_invalid_entry_is_not_stored_and_ends_the_stream():
         ([OUTPUT, SET], {}, "after the Output"),
         ([SET], {"journal": (INPUT, OUTPUT)}, "after the Output"),
         ([END], {}, "without an Output"),
+        ([OUTPUT, Frame(code=END.code, body=b"\xff")], {}, "cannot be parsed"),
         ([suspension()], {}, "names no entry"),
         ([suspension(0)], {}, "names entry 0"),
         ([suspension(1)], {}, "names entry 1"),

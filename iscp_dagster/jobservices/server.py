@@ -144,6 +144,7 @@ def application(settings: Settings, store: SqlStore, clock: SteadyClock, address
             open_below=path if settings.token else "",
             # Dagster's pages lead people to an invocation.
             admission=Admission(hosts=allowed_hosts(settings.environ), links=True),
+            own=OWN,
             routes=own_services,
             lifespan=lifespan,
         )

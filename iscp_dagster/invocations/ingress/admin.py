@@ -59,6 +59,8 @@ class Admin:
     """Answers administration."""
 
     backend: Backend
+    own: str = ""
+    """The id of the deployment of the process's own services, whose names no other may take."""
 
     def answers(self) -> list[tuple[str, Mapping[str, Answer]]]:
         """The paths below `/admin`, each with what answers its methods."""
@@ -91,12 +93,26 @@ class Admin:
             found, services = await self.backend.discover(url)
         except IscpError as error:
             raise RefusedError(BAD_GATEWAY, str(error)) from error
-        if taken := sorted(RESERVED & {each.name for each in services}):
+        names = {each.name for each in services}
+        if taken := sorted(RESERVED & names):
             raise RefusedError(
                 UNPROCESSABLE,
                 f"A service may not be called {taken[0]!r}: paths of the server begin so.",
             )
+        if taken := sorted(await self._own_names(url) & names):
+            raise RefusedError(
+                UNPROCESSABLE,
+                f"A service may not be called {taken[0]!r}: the runtime serves one of that name "
+                "itself. Rename it.",
+            )
         return found, services
+
+    async def _own_names(self, url: str) -> set[str]:
+        """The names of the services that the server's process serves, for another address."""
+        deployments, services = await self._registered()
+        if any((each.id, each.url) == (self.own, url) for each in deployments):
+            return set()
+        return {each.name for each in services if each.deployment == self.own}
 
     async def _told(self, id_: str) -> dict[str, Any]:
         deployments, services = await self._registered()

@@ -49,6 +49,8 @@ class Settings:
     bounds: Bounds = field(default_factory=Bounds)
     open_below: str = ""
     """A path below which no token is asked for: it cannot be guessed."""
+    own: str = ""
+    """The id of the deployment of the process's own services, if there is one."""
     routes: Sequence[BaseRoute] = ()
     """Routes of others, such as services of the process's own."""
     lifespan: Lifespan[Starlette] | None = None
@@ -88,7 +90,7 @@ def _routes(settings: Settings) -> list[BaseRoute]:
         Route("/invocation/{rest:path}", outputs),
         Route("/workflow/{rest:path}", outputs),
     ]
-    admin = [_administering(*each) for each in Admin(backend=backend).answers()]
+    admin = [_administering(*each) for each in Admin(backend=backend, own=settings.own).answers()]
     return [
         _lines(Mount("/restate", routes=[*map(_lines, restate)])),
         Mount("/admin", routes=admin),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from asgiservers import uvicorn_of
 from runtimeserver import runtime_of
 
 from iscp_dagster.cli.checkup import invocations as checked
@@ -188,6 +189,23 @@ def test_the_own_services_are_registered_under_one_id_and_out_of_reach_of_others
         assert answer.status_code == status
     registered = client.register(own["uri"])
     assert registered["id"] == OWN
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_no_other_address_takes_the_own_services_over(client, force):
+    """A service of somebody else's that is called so, too, would get what is meant for them."""
+    other = Service("Desk")
+
+    @other.handler
+    async def double(_ctx: Context, number: int) -> str:
+        return "another's"
+
+    told = pytest.raises(InvocationRefusedError, match="may not be called 'Desk'")
+    with uvicorn_of(service_app(other)) as served, told as refused:
+        client.register(served.url, force=force)
+    assert refused.value.status == 422
+    assert client.call("Desk", "double", 2, seconds=DEADLINE) == 4
+    assert [each["id"] for each in client.deployments()] == [OWN]
 
 
 def test_each_of_two_runtimes_on_a_database_answers_for_the_other(client, log, tmp_path):

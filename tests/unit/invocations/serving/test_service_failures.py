@@ -374,6 +374,18 @@ def test_a_choice_among_other_operations_is_a_mismatch():
     assert f"line {chooses.__code__.co_firstlineno + 2}." in error.message
 
 
+def test_a_choice_of_what_is_not_done_is_a_mismatch():
+    async def choose(ctx: Context) -> str:
+        return (await ctx.select(a=ctx.sleep(1), b=ctx.sleep(2)))[0]
+
+    journal = journal_of(choose)
+    attempt(journal)
+    journal.entries.append(written(2))
+    error = failed(journal)
+    assert (error.code, error.related_entry_index) == (570, 3)
+    assert "chooses entry 2, which is not done" in error.message
+
+
 def test_a_handler_cannot_swallow_that_its_attempt_has_ended():
     after = []
 

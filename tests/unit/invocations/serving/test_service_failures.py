@@ -24,6 +24,7 @@ from iscp_dagster.invocations.protocol.decoding import Limits
 from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.frames import frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.serving.attempts.choices import written
 from iscp_dagster.model.errors import ConfigError
 
 NAMED = "inv_1test"

@@ -38,7 +38,7 @@ class Steps:
         """Register a job, or those of every tenant; it is the same whoever did it before."""
         with _told():
             jobs, job = self.jobs(), job_of(asked.job)
-            change = SpecUpdate.from_json(dict(asked.spec))
+            change = _change(asked)
             spec = _first(change.applied(jobs.plain_spec(job, change.type)))
             jobs.register_job(asked.tenant, job, spec)
         return {"tenant": asked.tenant, "job": shown(job), "registered": True}
@@ -46,7 +46,7 @@ class Steps:
     def update(self, asked: Updated) -> dict[str, Any]:
         """Change a job's spec."""
         with _told():
-            change = SpecUpdate.from_json(dict(asked.spec))
+            change = _change(asked)
             done = self.jobs().update_job_spec(
                 asked.tenant, asked.job, change, interrupt=asked.interrupt
             )
@@ -115,6 +115,18 @@ class Steps:
             return [jobs.get_job(asked.tenant, asked.job)]
         name = job_of(asked.job)
         return [each for each in jobs.list_jobs(EVERY) if each.name == name]
+
+
+def _change(asked: Specified) -> SpecUpdate:
+    """The change that is asked for. Raises ConfigError, also for a consumer by its import path."""
+    change = SpecUpdate.from_json(dict(asked.spec))
+    if ":" in str(change.type):
+        raise ConfigError(
+            f"The consumer type {change.type!r} is an import path, which is not taken here, since "
+            "whoever reaches the runtime could have any code imported. Register the job by "
+            "`iscp job register`, or have a package offer the consumer by a name."
+        )
+    return change
 
 
 def _first(spec: JobSpec) -> JobSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import get_args
@@ -85,6 +86,24 @@ def test_a_job_is_registered_changed_paused_and_looked_at(client, jobs):
     told = client.call("Iscp", "status", {"job": MIRROR, "tenant": "*"})
     assert [each["tenant"] for each in told] == [EU, "us"]
     assert [each.key.tenant for each in jobs.list_jobs()] == [EU, "us"]
+
+
+def test_no_code_is_imported_because_a_request_names_it(client, jobs):
+    """Whoever reaches the runtime could else have any module imported, and any object called."""
+    client.call("Iscp", "register", {"job": MIRROR, "tenant": EU})
+    spec = {"spec": {"detail": {"consumer": {"type": "antigravity:geohash"}}}}
+    calls = [
+        ("Iscp", {"job": "shop.orders/other", "tenant": EU, **spec}, {}),
+        ("Iscp", {"job": MIRROR, "tenant": EU, **spec}, {}),
+        ("Index", spec, {"key": f"{MIRROR}/{EU}"}),
+    ]
+    for service, argument, named in calls:
+        for handler in ("register", "update"):
+            status, reason = failed(client, service, handler, argument, **named)
+            assert (status, "is an import path, which is not taken" in reason) == (400, True)
+    assert "antigravity" not in sys.modules
+    (job,) = jobs.list_jobs()
+    assert job.spec.detail.consumer.type == "mirror"
 
 
 def test_an_index_is_named_by_its_key_also_of_a_tenant_with_a_slash(client, jobs):

@@ -118,14 +118,15 @@ class Steps:
 
 
 def _change(asked: Specified) -> SpecUpdate:
-    """The change that is asked for. Raises ConfigError, also for a consumer by its import path."""
+    """The change that is asked for. Raises ConfigError, also for code by its import path."""
     change = SpecUpdate.from_json(dict(asked.spec))
-    if ":" in str(change.type):
-        raise ConfigError(
-            f"The consumer type {change.type!r} is an import path, which is not taken here, since "
-            "whoever reaches the runtime could have any code imported. Register the job by "
-            "`iscp job register`, or have a package offer the consumer by a name."
-        )
+    for what, named in (("consumer", change.type), ("trigger", change.job_type)):
+        if ":" in str(named):
+            raise ConfigError(
+                f"The {what} {named!r} is an import path, which is not taken here, since whoever "
+                "reaches the runtime could have any code imported. Register the job by "
+                f"`iscp job register`, or have a package offer the {what} by a name."
+            )
     return change
 
 

@@ -88,10 +88,18 @@ def test_a_job_is_registered_changed_paused_and_looked_at(client, jobs):
     assert [each.key.tenant for each in jobs.list_jobs()] == [EU, "us"]
 
 
-def test_no_code_is_imported_because_a_request_names_it(client, jobs):
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"detail": {"consumer": {"type": "antigravity:geohash"}}},
+        {"trigger": {"job_type": "antigravity:geohash"}},
+    ],
+    ids=["consumer", "trigger"],
+)
+def test_no_code_is_imported_because_a_request_names_it(client, jobs, spec):
     """Whoever reaches the runtime could else have any module imported, and any object called."""
     client.call("Iscp", "register", {"job": MIRROR, "tenant": EU})
-    spec = {"spec": {"detail": {"consumer": {"type": "antigravity:geohash"}}}}
+    spec = {"spec": spec}
     calls = [
         ("Iscp", {"job": "shop.orders/other", "tenant": EU, **spec}, {}),
         ("Iscp", {"job": MIRROR, "tenant": EU, **spec}, {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from contextlib import AsyncExitStack
 
@@ -220,3 +221,31 @@ def test_who_waits_for_what_another_runtime_ended_and_forgot_is_told(tmp_path):
         return await waiting
 
     assert together(tmp_path, script, work, {}, {}) is None
+
+
+def test_a_runtime_forgets_what_ended_once_its_retention_is_over_and_nothing_else(tmp_path):
+    days = [0.0]
+    clock = SteadyClock(wall=lambda: time.time() + days[0] * 86_400)
+
+    async def script(stream, _):
+        _, entries = await stream.replay()
+        if entries[0].message().value != b'"ends"':
+            await stream.send(pb.AwakeableEntryMessage())
+            assert await stream.next() is None
+        await stream.output()
+
+    async def forgotten(driven, id_):
+        return await driven.runtime.read(driven.store.invocation, id_) is None or None
+
+    async def work(app, one):
+        kept = await one.submit("S/h", "waits", idempotency_key="waits")
+        ended = await one.submit("S/h", "ends", idempotency_key="ends")
+        await one.end(ended)
+        days[0] = 0.999
+        assert await one.submit("S/h", "ends", idempotency_key="ends") == ended
+        days[0] = 1.001
+        await until(lambda: forgotten(one, ended))
+        assert await one.submit("S/h", "waits", idempotency_key="waits") == kept
+        assert await one.submit("S/h", "ends", idempotency_key="ends") != ended
+
+    together(tmp_path, script, work, {"clock": clock, "prune": 0.05})

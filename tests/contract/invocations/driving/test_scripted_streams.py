@@ -421,6 +421,32 @@ def test_a_stream_is_broken_off_at_what_is_invalid(tmp_path, monkeypatch, sent):
     assert seen == [(None, True)]
 
 
+@pytest.mark.parametrize("last", ["End", "Suspension", "Error"])
+def test_the_runtime_ends_its_side_after_the_last_message(tmp_path, monkeypatch, last):
+    """At once, and not because the stream stays open after its end."""
+    monkeypatch.setattr(attempts, "LINGER_SECONDS", 60.0)
+    messages = {
+        "End": [pb.OutputEntryMessage(value=b""), pb.EndMessage()],
+        "Suspension": [pb.AwakeableEntryMessage(), pb.SuspensionMessage(entry_indexes=[1])],
+        "Error": [pb.ErrorMessage(code=500, message="no")],
+    }
+    seen, over = [], threading.Event()
+
+    async def script(stream, _):
+        await stream.replay()
+        await stream.send(*messages[last])
+        with anyio.move_on_after(5):
+            seen.append((await stream.next(), stream.broken))
+        over.set()
+
+    async def work(driven):
+        await driven.submit("S/h")
+        await asyncio.to_thread(over.wait, 10)
+
+    driven(tmp_path, Scripted(script), work, policy=RetryPolicy(attempts=1))
+    assert seen == [(None, False)]
+
+
 def test_a_suspension_behind_a_refused_entry_is_no_suspension(tmp_path):
     async def script(stream, _):
         await stream.replay()

@@ -137,8 +137,22 @@ def test_ids_are_read_as_they_were_written(invocation, index):
     assert ids.parsed(ids.shown(ids.new_id()))
 
 
+def test_ids_are_safe_in_a_url():
+    assert awakeables.awakeable_id(b"\xfb\xef\xff", 2**32 - 1) == "prom_1--_______w"
+    assert ids.shown(b"\xfb" * 15 + b"\xff") == "inv_1-_v7-_v7-_v7-_v7-_v7_w"
+
+
 @pytest.mark.parametrize(
-    "text", ["", "prom_1", "prom_1AAAA", "prom_2AAAAAAAAAA", "prom_1é", "prom_1AAAAAAB="]
+    "text",
+    [
+        "",
+        "prom_1",
+        "prom_1AAAA",
+        "prom_2AAAAAAAAAA",
+        "prom_1é",
+        "prom_1AAAAAAB=",
+        "prom_1++///////w",
+    ],
 )
 def test_what_is_no_awakeables_id_is_refused(text):
     with pytest.raises(ConfigError, match="no awakeable's id"):

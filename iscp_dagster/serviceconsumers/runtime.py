@@ -92,7 +92,7 @@ class RuntimeServices:
 
     def _known(self, url: str, service: str, handler: str) -> Mapping[str, Any] | None:
         """The service, if the runtime knows it with that handler at that address."""
-        address = str(Address.parsed(url))
+        address = Address.parsed(url).url
         for each in self.client.services():
             names = {one["name"] for one in each["handlers"]}
             if (each["name"], each["uri"]) == (service, address) and handler in names:

@@ -27,7 +27,7 @@ def registered(found: Discovered) -> tuple[Deployment, tuple[Service, ...]]:
     """What a Register of a discovered deployment tells, under a new id."""
     deployment = Deployment(
         id=f"dp_{secrets.token_hex(8)}",
-        url=str(found.address),
+        url=found.address.url,
         mode=Mode.FULL_DUPLEX if found.duplex else Mode.REQUEST_RESPONSE,
         http=found.http,
         versions=(found.manifest.min_protocol_version, found.manifest.max_protocol_version),

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from asgiservers import uvicorn_of
 from runtimeserver import runtime_of
+from starlette.responses import PlainTextResponse
 
 from iscp_dagster.cli.checkup import invocations as checked
 from iscp_dagster.invocations import Context, Service, TerminalError, VirtualObject, service_app
@@ -233,6 +234,23 @@ def test_what_the_own_services_began_goes_on_at_another_port_and_token(tmp_path)
         assert client.resolve(awakeable, "at last")
         assert client.attach(id_, seconds=DEADLINE) == "at last"
     assert not second.startswith(first)
+
+
+def test_what_stands_for_the_token_in_the_own_services_path_is_not_told(tmp_path, caplog):
+    log, own = f"sqlite:///{tmp_path}/log.sqlite", service_app(desk)
+
+    async def failing(scope, receive, send):
+        app = PlainTextResponse("busy", 503) if "/invoke/" in scope["path"] else own
+        await app(scope, receive, send)
+
+    secret = services_path(TOKEN).rpartition("/")[2]
+    with runtime_of(log, token=TOKEN, services=failing) as url, Client(url, TOKEN) as client:
+        until(client.services)
+        sent = client.send("Desk", "double", 2)
+        error = until(lambda: client.invocation(sent.id)["error"])
+    assert "/services/… answers /invoke/Desk/double with status 503" in error["message"]
+    assert "status 503" in caplog.text
+    assert secret not in error["message"] + caplog.text
 
 
 def test_what_is_not_registered_is_not_asked(client):

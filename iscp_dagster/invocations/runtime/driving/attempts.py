@@ -114,7 +114,9 @@ class Attempt:
             if idle > LINGER_SECONDS:
                 self._abort("it stayed open after its last message")
         elif idle > settings.inactivity + settings.abort:
-            told = f"{self.claimed.deployment.url} sent no message for {idle:.0f} s."
+            told = (
+                f"{Address.parsed(self.claimed.deployment.url)} sent no message for {idle:.0f} s."
+            )
             self._course.broken(ErrorReport(message=told))
             self._abort(told)
         elif idle > settings.inactivity:
@@ -191,7 +193,7 @@ class Attempt:
 
     async def _check(self, head: Head, exchange: Exchange) -> None:
         deployment = self.claimed.deployment
-        where = f"{deployment.url} answers {self._request().path}"
+        where = f"{Address.parsed(deployment.url)} answers {self._request().path}"
         if head.status != _OK:
             said = (await exchange.receive())[:_EXCERPT].decode(errors="replace").strip()
             then = _GONE if head.status == _NOT_FOUND else ""

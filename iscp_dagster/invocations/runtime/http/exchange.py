@@ -15,6 +15,8 @@ MOST_HEAD = 65_536
 """Bytes of a response's status line and headers."""
 _PORTS = {"http": 80, "https": 443}
 _PLAIN = re.compile(r"[!-~]+")
+_SECRET = re.compile(r"[0-9a-f]{32,}")
+"""A digest in a path, which stands for a token there."""
 
 
 class DeploymentUnreachableError(UnavailableError):
@@ -81,8 +83,13 @@ class Address:
         origin = Origin(host=host, port=port or _PORTS[scheme], tls=scheme == "https")
         return cls(origin=origin, prefix=parts.path.rstrip("/"))
 
-    def __str__(self) -> str:
+    @property
+    def url(self) -> str:
         return f"{self.origin}{self.prefix}"
+
+    def __str__(self) -> str:
+        """As messages and logs have it: without what only who may invoke knows."""
+        return f"{self.origin}{_SECRET.sub('…', self.prefix)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,6 +170,13 @@ def test_an_address_that_is_none_is_refused(url):
     assert "secret" not in str(caught.value)
 
 
+def test_a_digest_in_a_path_is_kept_and_not_told():
+    """It stands for the token where the runtime's own services are."""
+    url = f"http://a:1/services/{'0f' * 32}/more"
+    found = Address.parsed(url)
+    assert (found.url, str(found)) == (url, "http://a:1/services/…/more")
+
+
 @pytest.mark.parametrize(
     ("url", "authority", "shown"),
     [

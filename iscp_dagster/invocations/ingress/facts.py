@@ -20,6 +20,7 @@ from iscp_dagster.invocations.runtime.store.views import (
     Invocation,
     JournalEntry,
     Status,
+    target,
 )
 from iscp_dagster.model.errors import ConfigError
 
@@ -40,7 +41,7 @@ def invocation(each: Invocation) -> dict[str, Any]:
     return {
         "id": each.id,
         "number": each.number,
-        "target": target(each),
+        "target": target(each.service, each.key, each.handler),
         "service": each.service,
         "handler": each.handler,
         "key": each.key or None,
@@ -68,11 +69,6 @@ def whole(each: Invocation, journal: Iterable[JournalEntry]) -> dict[str, Any]:
     if each.error is not None and each.error.description:
         told["error"]["description"] = each.error.description
     return told | {"journal": [entry(each.id, its) for its in journal]}
-
-
-def target(each: Invocation) -> str:
-    """The handler as one text: `Service/handler` or `Object/key/handler`."""
-    return "/".join(filter(None, (each.service, each.key, each.handler)))
 
 
 def entry(invocation_id: str, each: JournalEntry) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from iscp_dagster.invocations.protocol.frames import Frame
 from iscp_dagster.invocations.protocol.results import Result
 from iscp_dagster.invocations.runtime.store.deployments import Deployment
+from iscp_dagster.invocations.runtime.store.views import target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +70,8 @@ class Claimed:
 
     @property
     def target(self) -> str:
-        """The handler as one text: `Service/handler` or `Object/key/handler`."""
-        return "/".join(filter(None, (self.service, self.key, self.handler)))
+        """The handler as one text."""
+        return target(self.service, self.key, self.handler)
 
 
 @dataclass(frozen=True, kw_only=True)

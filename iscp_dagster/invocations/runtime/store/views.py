@@ -31,6 +31,11 @@ class Status(IntEnum):
         return self.name.lower().replace("_", " ")
 
 
+def target(service: str, key: str, handler: str) -> str:
+    """A handler as one text: `Service/handler` or `Object/key/handler`."""
+    return "/".join(filter(None, (service, key, handler)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Invocation:
     """An invocation; times are milliseconds since 1970."""

@@ -22,7 +22,7 @@ def found(
     return connection.execute(_SAME, {"same": same}).scalar_one_or_none()
 
 
-def result_of_id(connection: sa.Connection, id_: str | None) -> tuple[bool, Result | None]:
+def result_of_id(connection: sa.Connection, id_: str) -> tuple[bool, Result | None]:
     """Whether the invocation is known, and its result if it has ended."""
     row = connection.execute(_RESULT, {"the_id": id_}).one_or_none()
     if row is None:

@@ -46,9 +46,9 @@ def one_way_call(work: Work, driven: Driven, message: Any) -> Acted | Refused:
 def get_id(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     """Complete a GetCallInvocationId at once."""
     called = _called(work, driven, message.call_entry_index)
-    if isinstance(called, Refused):
-        return called
-    return Acted(result=Value(value=called.encode()) if isinstance(called, str) else called)
+    if isinstance(called, str):
+        return Acted(result=Value(value=called.encode()))
+    return called if isinstance(called, Refused) else Acted(result=called)
 
 
 def cancel(work: Work, driven: Driven, message: Any) -> Acted | Refused:
@@ -64,12 +64,10 @@ def cancel(work: Work, driven: Driven, message: Any) -> Acted | Refused:
 def attach(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     """Complete an AttachInvocation when its target ends; with a failure if there is none."""
     target = _target(work, driven, message)
-    if isinstance(target, Refused):
-        return target
-    if isinstance(target, Failure):
-        return Acted(result=target)
+    if not isinstance(target, str):
+        return _without(target, message)
     known, held = result_of_id(work.connection, target)
-    if known and held is None and target is not None:
+    if known and held is None:
         wait(work, target, (driven.number, driven.length))
         return ACTED
     return Acted(result=held or _no_target(message))
@@ -78,10 +76,8 @@ def attach(work: Work, driven: Driven, message: Any) -> Acted | Refused:
 def output(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     """Complete a GetInvocationOutput at once: empty if the target has not ended."""
     target = _target(work, driven, message)
-    if isinstance(target, Refused):
-        return target
-    if isinstance(target, Failure):
-        return Acted(result=target)
+    if not isinstance(target, str):
+        return _without(target, message)
     known, held = result_of_id(work.connection, target)
     return Acted(result=(held or EMPTY) if known else _no_target(message))
 
@@ -133,6 +129,11 @@ def _called(work: Work, driven: Driven, index: int) -> str | Failure | Refused:
     if isinstance(held, Failure):
         return held
     return violation(driven, f"entry {index} is no call that made an invocation.")
+
+
+def _without(found: Failure | Refused | None, message: Any) -> Acted | Refused:
+    """What becomes of an entry that means no invocation."""
+    return found if isinstance(found, Refused) else Acted(result=found or _no_target(message))
 
 
 def _no_target(message: Any) -> Result:

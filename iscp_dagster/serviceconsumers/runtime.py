@@ -35,12 +35,23 @@ class RuntimeServices:
                     self.client.register(url, force=True)
                     found = self._known(url, service, handler)
                 self._keyed[asked] = _is_keyed(found, *asked)
-        return self._keyed[asked]
+            return self._keyed[asked]
 
     def send(
         self, service: str, handler: str, body: bytes, *, key: str | None, idempotency_key: str
     ) -> Invoked:
-        sent = self.client.send(service, handler, body, key=key, idempotency_key=idempotency_key)
+        try:
+            sent = self.client.send(
+                service, handler, body, key=key, idempotency_key=idempotency_key
+            )
+        except InvocationRefusedError as error:
+            if error.status != _GONE:
+                raise
+            self._forget(service, handler)
+            raise InvocationGoingError(
+                f"The runtime no longer knows {service}/{handler} as it did: {error.reason} The "
+                "next iteration looks for it anew."
+            ) from error
         return Invoked(
             id=sent.id,
             status="accepted",
@@ -81,6 +92,11 @@ class RuntimeServices:
                 "next iteration invokes the handler anew."
             ) from error
         return replace(invoked, status=ENDED)
+
+    def _forget(self, service: str, handler: str) -> None:
+        with self._registering:
+            for asked in [each for each in self._keyed if each[1:] == (service, handler)]:
+                del self._keyed[asked]
 
     def _described(self, invoked: Invoked) -> Invoked:
         told = self.client.invocation(invoked.id)

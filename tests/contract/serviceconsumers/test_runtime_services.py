@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import httpx
 import pytest
 from invoked import retriever_of
 from liveruntime import running
@@ -199,6 +200,21 @@ def test_an_address_may_be_written_otherwise_than_the_runtime_has_it(live, endpo
         assert RuntimeServices(live.client).keyed(f"{other}/", "Trades", "booked") is False
     known = {each["uri"] for each in live.client.services() if each["name"] == "Trades"}
     assert known == {other.lower()}
+
+
+def test_a_handler_that_the_runtime_forgot_is_looked_for_anew_by_the_next_iteration(live, endpoint):
+    services, tenants = RuntimeServices(live.client), ["acme", "globex"]
+    consumer(services, endpoint, table_id="before").consume(retriever_of(CHANGES, tenants))
+    for each in live.client.deployments():
+        httpx.delete(f"{live.url}/admin/deployments/{each['id']}?force=true", trust_env=False)
+    forgotten = retriever_of(CHANGES, tenants)
+    consumer(services, endpoint, table_id="after").consume(forgotten)
+    assert [error.permanent for error in forgotten.refused.values()] == [False] * 2
+    told = str(forgotten.refused["acme"])
+    assert "no longer knows Trades/booked as it did" in told
+    again = retriever_of(CHANGES, tenants)
+    consumer(services, endpoint, table_id="after").consume(again)
+    assert not again.refused
 
 
 def test_a_purged_invocation_is_invoked_anew_by_the_next_iteration(live, endpoint):

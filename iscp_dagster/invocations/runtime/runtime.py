@@ -98,12 +98,14 @@ class Runtime:
             each.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._drives.close()
+        await self._client.close()
+        released = self._put(Release(owner=self._settings.owner))
+        # It waits for no database that is away: what is asked for is tried once more.
+        await self._writer.__aexit__(kind, error, trace)
         try:
-            await self.do(Release(owner=self._settings.owner))
+            await released
         except UnavailableError as missing:
             logger.warning("others take this runtime's invocations over later: %s", missing)
-        await self._client.close()
-        await self._writer.__aexit__(kind, error, trace)
 
     # What others ask.
 

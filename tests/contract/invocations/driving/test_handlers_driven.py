@@ -390,6 +390,21 @@ def test_an_attempt_that_breaks_by_itself_has_failed(tmp_path, urls, caplog):
     assert "its attempt broke" in caplog.text
 
 
+def test_a_runtime_stops_though_its_database_is_away(tmp_path, caplog):
+    def away(_operations):
+        raise UnavailableError("away")
+
+    async def inside():
+        async with running(tmp_path, patience=60.0) as driven:
+            driven.store.run = away
+            waiting = asyncio.ensure_future(driven.runtime.do(Cancel(id="x")))
+        with pytest.raises(UnavailableError, match="away"):
+            await waiting
+
+    run(inside(), 20)
+    assert "others take this runtime's invocations over later: away" in caplog.text
+
+
 def test_an_unknown_invocation_has_no_end(tmp_path, urls):
     work = lambda driven: driven.end("inv_1unknown")  # noqa: E731
     assert driven(tmp_path, [], work) is None

@@ -260,6 +260,21 @@ def test_they_show_also_if_the_next_range_cannot_be_read(location, source, runti
     assert "Spark is gone" in shown["error"]
 
 
+def test_they_show_also_if_the_job_was_taken_meanwhile(location, source, runtime):
+    commit(source, "eu")
+
+    def taken(_):
+        held = {each.key: each.seq for each in location.deployment.log.jobs()}
+        location.deployment.log.cancel(held)
+
+    runtime.handler = taken
+    ended = materialized(location, "eu")
+    assert not ended.success
+    shown = observed(location, ended)["eu"]
+    assert rows_of(shown) == ["| (-1, 0] | 0 | 1 | [inv_0](http://here/inv_0) | succeeded |"]
+    assert "by another writer; this run publishes nothing more for it" in shown["error"]
+
+
 def test_an_asset_that_loads_its_rows_is_told_that_there_are_none():
     context = dg.build_input_context(asset_key=KEY)
     with pytest.raises(

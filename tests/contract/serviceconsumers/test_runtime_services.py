@@ -209,9 +209,10 @@ def test_a_handler_that_the_runtime_forgot_is_looked_for_anew_by_the_next_iterat
         httpx.delete(f"{live.url}/admin/deployments/{each['id']}?force=true", trust_env=False)
     forgotten = retriever_of(CHANGES, tenants)
     consumer(services, endpoint, table_id="after").consume(forgotten)
-    assert [error.permanent for error in forgotten.refused.values()] == [False] * 2
-    told = str(forgotten.refused["acme"])
-    assert "no longer knows Trades/booked as it did" in told
+    # Whichever tenant comes first; the other one may look for it anew already.
+    (first, *_) = forgotten.refused.values()
+    assert "no longer knows Trades/booked as it did" in str(first)
+    assert not any(each.permanent for each in forgotten.refused.values())
     again = retriever_of(CHANGES, tenants)
     consumer(services, endpoint, table_id="after").consume(again)
     assert not again.refused

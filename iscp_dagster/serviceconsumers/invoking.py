@@ -160,7 +160,7 @@ class Invoking:
 
 
 def _shown(chunk: Chunk, invoked: Invoked) -> dict[str, Any]:
-    ended = "failed" if invoked.failed else "succeeded"
+    ended = "failed" if invoked.failed else "completed"
     return {
         "versions": f"({chunk.part.from_}, {chunk.part.to}]",
         "chunk": chunk.number,

@@ -115,7 +115,7 @@ def test_each_side_effect_is_there_once_after_a_kill(table, live, endpoint, tmp_
     assert once == BOOKED
     assert [told[tenant]["invocations"] for tenant in TENANTS] == [4, 4]
     assert told["a"]["attached"] == 2
-    assert told["a"]["invoked"].value.count("succeeded, was there already |") == 2
+    assert told["a"]["invoked"].value.count("completed, was there already |") == 2
     assert {job.watermark.version for job in table.jobs()} == {table.version}
     assert {job.status.counts["invocations"] for job in table.jobs()} == {4}
 

@@ -134,7 +134,7 @@ def test_a_run_shows_its_invocations_with_status_and_link(location, source, runt
     (made,) = ended.get_asset_materialization_events()
     shown = made.materialization.metadata
     assert (shown["invocations"].value, shown["attached"].value) == (1, 0)
-    row = "| (-1, 0] | 0 | 1 | [inv_0](http://here/inv_0) | succeeded |"
+    row = "| (-1, 0] | 0 | 1 | [inv_0](http://here/inv_0) | completed |"
     assert shown["invoked"].value.splitlines()[2:] == [row]
     assert observed(location, ended) == {}
     assert runtime.bodies[0]["rows"] == [
@@ -239,7 +239,7 @@ def test_they_show_also_if_the_next_range_fails(location, source, runtime):
     runtime.handler = lambda body: "422 no" if body["to"] == 2 else None
     ended = materialized(location, "eu")
     shown = observed(location, ended)["eu"]
-    assert [row.split("|")[-2].strip() for row in rows_of(shown)] == ["succeeded", "failed"]
+    assert [row.split("|")[-2].strip() for row in rows_of(shown)] == ["completed", "failed"]
     assert shown["invocations"] == 2
 
 
@@ -256,7 +256,7 @@ def test_they_show_also_if_the_next_range_cannot_be_read(location, source, runti
     ended = materialized(location, "eu")
     assert not ended.success
     shown = observed(location, ended)["eu"]
-    assert rows_of(shown) == ["| (0, 1] | 0 | 1 | [inv_1](http://here/inv_1) | succeeded |"]
+    assert rows_of(shown) == ["| (0, 1] | 0 | 1 | [inv_1](http://here/inv_1) | completed |"]
     assert "Spark is gone" in shown["error"]
 
 
@@ -271,7 +271,7 @@ def test_they_show_also_if_the_job_was_taken_meanwhile(location, source, runtime
     ended = materialized(location, "eu")
     assert not ended.success
     shown = observed(location, ended)["eu"]
-    assert rows_of(shown) == ["| (-1, 0] | 0 | 1 | [inv_0](http://here/inv_0) | succeeded |"]
+    assert rows_of(shown) == ["| (-1, 0] | 0 | 1 | [inv_0](http://here/inv_0) | completed |"]
     assert "by another writer; this run publishes nothing more for it" in shown["error"]
 
 

@@ -357,8 +357,8 @@ def test_the_invocations_are_shown_with_status_and_link():
     shown = told_metadata(retriever.told["acme"])
     assert (shown["invocations"], shown["attached"]) == (2, 0)
     assert shown["invoked"].value.splitlines()[2:] == [
-        "| (1, 5] | 0 | 2 | [inv_0](http://here/inv_0) | succeeded |",
-        "| (1, 5] | 1 | 1 | [inv_1](http://here/inv_1) | succeeded |",
+        "| (1, 5] | 0 | 2 | [inv_0](http://here/inv_0) | completed |",
+        "| (1, 5] | 1 | 1 | [inv_1](http://here/inv_1) | completed |",
     ]
     again = retriever_of(CHANGES[:3], ["acme"])
     consumer(runtime).consume(again)
@@ -374,7 +374,7 @@ def test_of_many_invocations_the_latest_are_shown_of_which_the_last_one_failed()
     assert retriever.refused.keys() == {"acme"}
     assert told["invocations"] == 60
     assert [each["chunk"] for each in told["invoked"]] == list(range(10, 60))
-    assert [each["status"] for each in told["invoked"]] == ["succeeded"] * 49 + ["failed"]
+    assert [each["status"] for each in told["invoked"]] == ["completed"] * 49 + ["failed"]
 
 
 def test_what_was_begun_before_the_runtime_went_down_is_shown_too():

@@ -103,11 +103,26 @@ class Told(dict[str, Any]):
             raise no_runtime(self._url)
         return list(found)
 
+    def shaped(self, shape: Mapping[str, Any]) -> Told:
+        """Itself, where its fields are of these types, or lists or objects of such."""
+        if not _fits(self, shape):
+            raise no_runtime(self._url)
+        return self
+
     def _of(self, name: str, kind: type) -> Any:
         found = self[name]
         if not isinstance(found, kind):
             raise no_runtime(self._url)
         return found
+
+
+def _fits(found: Any, shape: Any) -> bool:
+    if isinstance(shape, list):
+        return isinstance(found, list) and all(_fits(each, shape[0]) for each in found)
+    if isinstance(shape, Mapping):
+        named = isinstance(found, Told) and shape.keys() <= found.keys()
+        return named and all(_fits(found[name], each) for name, each in shape.items())
+    return isinstance(found, shape)
 
 
 def read(url: str, response: httpx.Response, clock: Callable[[], float]) -> Answer:

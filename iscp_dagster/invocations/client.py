@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -31,6 +31,8 @@ NOT_READY = 470
 _HERE = {"localhost", "127.0.0.1", "::1"}
 _SECONDS = 30.0
 """How long one request may take; what takes longer is asked for again."""
+_SERVICE = {"name": str, "ty": str, "handlers": [{"name": str}]}
+_DEPLOYMENT = {"id": str, "uri": str, "registered": str, "services": [_SERVICE]}
 _OVERLOADED = {408, 429, 502, 503, 504}
 
 
@@ -184,15 +186,18 @@ class Client:
 
     def register(self, uri: str, *, force: bool = False) -> Mapping[str, Any]:
         """Register the services at an address; a second time nothing changes, unless `force`."""
-        return self._told("POST", path("admin", "deployments"), json={"uri": uri, "force": force})
+        asked = {"uri": uri, "force": force}
+        return self._told("POST", path("admin", "deployments"), json=asked).shaped(_DEPLOYMENT)
 
     def deployments(self) -> list[Mapping[str, Any]]:
         """The registered addresses and their services."""
-        return self._told("GET", path("admin", "deployments")).objects("deployments")
+        told = self._told("GET", path("admin", "deployments"))
+        return told.shaped({"deployments": [_DEPLOYMENT]}).objects("deployments")
 
     def services(self) -> list[Mapping[str, Any]]:
         """The services that can be invoked, with their handlers."""
-        return self._told("GET", path("admin", "services")).objects("services")
+        told = self._told("GET", path("admin", "services"))
+        return told.shaped({"services": [{**_SERVICE, "uri": (str, NoneType)}]}).objects("services")
 
     def invocations(self, limit: int = 100, **chosen: str | None) -> list[Mapping[str, Any]]:
         """The latest invocations, by `service`, `handler`, `key` or `status`."""

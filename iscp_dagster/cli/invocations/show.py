@@ -150,5 +150,9 @@ def _short(text: str) -> str:
 def _time(at: str | None, form: str) -> str:
     if at is None:
         return ""
-    shown = datetime.fromisoformat(at).strftime(form)
+    try:
+        shown = datetime.fromisoformat(at).strftime(form)
+    except ValueError:
+        # Of a runtime that is none; it is printed as it is told.
+        return at
     return shown[:-3] if form == _FINE else shown

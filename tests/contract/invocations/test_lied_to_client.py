@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import json
 import socket
 import threading
 from contextlib import contextmanager, suppress
@@ -30,6 +31,7 @@ ASKED = {
     "register": lambda client: client.register("http://127.0.0.1:1")["id"],
     "keyed": lambda client: RuntimeServices(client).keyed("http://127.0.0.1:1", "A", "b"),
 }
+DEPLOYED = {"id": "a", "uri": "b", "registered": "c"}
 LIES = {
     "a page": b"<html>hello</html>",
     "nothing": b"",
@@ -90,6 +92,20 @@ def test_what_is_no_answer_of_a_runtime_is_told_so(lie):
     with lied_to(http(LIES[lie])) as client:
         for ask in ASKED.values():
             with pytest.raises(UnavailableError, match=r"none of a runtime.*ISCP_INVOCATIONS_URL"):
+                ask(client)
+
+
+@pytest.mark.parametrize(
+    "services",
+    [5, [5], [{"name": "A"}], [{"name": "A", "ty": 7, "handlers": []}],
+     [{"name": "A", "ty": "SERVICE", "handlers": [{"name": None}]}]],
+)  # fmt: skip
+def test_what_is_within_an_answer_is_looked_at_too(services):
+    deployed = {**DEPLOYED, "services": services}
+    body = json.dumps({**deployed, "deployments": [deployed], "services": services}).encode()
+    with lied_to(http(body)) as client:
+        for ask in (ASKED["services"], ASKED["deployments"], ASKED["register"]):
+            with pytest.raises(UnavailableError, match="none of a runtime"):
                 ask(client)
 
 

@@ -117,7 +117,9 @@ def test_recorded_entries_are_not_sent_again_and_their_results_are_told():
     assert side.state.phase is Phase.REPLAYING
     assert side.begin() == [Resolve(index=1, result=Value(value=b"1"))]
     assert side.do(SLEEP) == [Resolve(index=2, result=EMPTY)]
-    assert side.do(AWAKEABLE, SET) == []
+    assert side.do(AWAKEABLE) == []
+    assert side.state.phase is Phase.REPLAYING
+    assert side.do(SET) == []
     assert side.state.phase is Phase.PROCESSING
     assert side.do(OUTPUT) == [Send(frame=OUTPUT)]
 
@@ -217,6 +219,8 @@ def test_the_first_result_of_an_entry_stands():
         (completion(1, Value(value=b"x")), "entry 1 with value"),
         (completion(2, EMPTY), "entry 2 with empty"),
         (completion(0, EMPTY), "entry 0"),
+        (completion(0, Value(value=b"")), "entry 0"),
+        (completion(0, Failure(code=500, message="")), "entry 0"),
         (completion(3, EMPTY), "entry 3"),
         (completion(2**32 - 1, EMPTY), "entry 4294967295"),
         (ack(3), "entry 3, of 3"),

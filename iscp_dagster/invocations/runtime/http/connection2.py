@@ -158,7 +158,7 @@ class Http2Connection(asyncio.Protocol):
         except h2.exceptions.ProtocolError as error:
             self.flush()
             kind = DeploymentUnreachableError if self._settled.done() else NotHttp2Error
-            self._lost(kind(f"{self.origin} broke HTTP/2: {error}."))
+            self._lost(kind(f"{self.origin} broke HTTP/2: {str(error).rstrip('.')}."))
             return
         self._owe(self._wrote())
 

@@ -183,7 +183,7 @@ class Http2Exchange:
 
     def _refuse(self, error: h2.exceptions.ProtocolError) -> NoReturn:
         raise DeploymentUnreachableError(
-            f"{self._carrier.origin} takes no data: {error}."
+            f"{self._carrier.origin} takes no data: {str(error).rstrip('.')}."
         ) from None
 
 

@@ -7,9 +7,16 @@ from contextlib import asynccontextmanager
 
 import h2.events
 import h2.settings
+import hpack
 import pytest
 from asgiservers import run
-from hyperframe.frame import PingFrame, SettingsFrame
+from hyperframe.frame import (
+    ContinuationFrame,
+    HeadersFrame,
+    PingFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
 from scripted import answered, asked, h2_peer, raw_peer
 
 from iscp_dagster.invocations.runtime.http.client import HTTP_2, HttpClient
@@ -105,6 +112,46 @@ def test_a_peer_that_reads_nothing_is_given_up_before_its_answers_fill_the_memor
             return True
 
     assert run(inside())
+
+
+def continued():
+    """A head that never ends."""
+    return HeadersFrame(1, b"\x88").serialize() + ContinuationFrame(1, b"\0" * 99).serialize() * 99
+
+
+def packed():
+    """A head that is small until it is unpacked."""
+    encoded = hpack.Encoder().encode([(":status", "200"), ("x", "y" * 4_000)])
+    return HeadersFrame(1, encoded + b"\xbe" * 9_000, flags=["END_HEADERS"]).serialize()
+
+
+def windowed():
+    """A window beyond what the protocol has."""
+    return WindowUpdateFrame(0, window_increment=2**31 - 1).serialize() * 2
+
+
+@pytest.mark.parametrize("flood", [continued, packed, windowed])
+def test_a_peer_that_floods_is_given_up(flood):
+    async def talk(reader, writer):
+        writer.write(SETTINGS)
+        got = b""
+        while len(got) < 190:
+            got += await reader.read(65_536)
+        writer.write(flood())
+        while await reader.read(65_536):
+            pass
+
+    async def inside():
+        long = Request(method="POST", path=f"/{'x' * 150}")
+        async with raw_peer(talk) as url, asking(Http2()) as pool:
+            exchange = await pool.open(Address.parsed(url), long)
+            await exchange.send(b"x", end=True)
+            with pytest.raises(DeploymentUnreachableError, match=r"broke HTTP/2: .*[^.]\.$"):
+                await exchange.head()
+            await exchange.close()
+            return True
+
+    assert run(inside(), 20)
 
 
 @pytest.mark.parametrize("stale", [b"early", b"late"])

@@ -28,9 +28,9 @@ class Drives:
         return max(0, self._tools.settings.most - len(self._tasks))
 
     @property
-    def held(self) -> Collection[str]:
-        """The invocations that are driven."""
-        return tuple(self._attempts)
+    def held(self) -> Collection[tuple[str, int]]:
+        """The invocations that are driven, each with the fence of its claim."""
+        return tuple((each.claimed.id, each.claimed.fence) for each in self._tasks)
 
     def start(self, claimed: Iterable[Claimed]) -> None:
         """Drive what was claimed; an older attempt at the same invocation is over already."""

@@ -207,10 +207,13 @@ class Fail(Operation[Done | Refused]):
 
 @dataclass(frozen=True, kw_only=True)
 class Release(Operation[int]):
-    """Make ready what `owner` claimed, but for `held`; how many. For claims that were lost."""
+    """Make ready what `owner` claimed, but for `held`; how many. For claims that were lost.
+
+    An id is held with the fence of its claim: a later claim of it may be lost, too.
+    """
 
     owner: str
-    held: Collection[str] = ()
+    held: Collection[tuple[str, int]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -176,7 +176,7 @@ def test_a_claim_takes_the_oldest_and_fences_others_off(desk, other):
     assert {each.fence for each in (*mine, *theirs)} == {1}
     assert desk.store.invocation(ids_[0]).owner == "one"
     assert desk.store.beats().keys() == {"one", "two"}
-    assert desk.do(op.Release(owner="one", held=[ids_[0]])) == 1
+    assert desk.do(op.Release(owner="one", held=[(ids_[0], 1)])) == 1
     again = {each.id: each for each in other.claim()}
     assert again.keys() == {ids_[1], ids_[4]}
     assert again[ids_[1]].fence == 2
@@ -188,6 +188,18 @@ def test_a_claim_takes_the_oldest_and_fences_others_off(desk, other):
     assert desk.do(op.Pause(id=zombie.id, fence=zombie.fence, error=ERROR)).fenced
     assert len(desk.store.journal(zombie.id)) == 1
     assert other.commit(again[ids_[1]], pb.RunEntryMessage(value=b"x")).index == 1
+
+
+def test_a_claim_that_was_lost_is_freed_though_an_older_attempt_is_still_held(desk):
+    mine = desk.begun()
+    desk.commit(mine, pb.RunEntryMessage(value=b"x"), requires_ack=True)
+    desk.suspend(mine, 1)
+    (lost,) = desk.claim()
+    assert (lost.id, lost.fence) == (mine.id, mine.fence + 1)
+    held = [(mine.id, mine.fence)]
+    assert desk.do(op.Release(owner="one", held=[*held, (lost.id, lost.fence)])) == 0
+    assert desk.do(op.Release(owner="one", held=held)) == 1
+    assert [each.id for each in desk.claim()] == [mine.id]
 
 
 def test_a_begun_invocation_stays_with_its_deployment(desk):

@@ -137,10 +137,10 @@ def is_claimable(connection: sa.Connection) -> bool:
 
 def release(work: Work, asked: Release) -> int:
     """See the operation."""
-    driven = sa.select(INVOCATIONS.number, INVOCATIONS.id)
+    driven = sa.select(*(INVOCATIONS[name] for name in ("number", "id", "fence")))
     rows = work.connection.execute(driven.where(IS_RUNNING, INVOCATIONS.owner == asked.owner))
     held = set(asked.held)
-    return _free(work, [row.number for row in rows if row.id not in held])
+    return _free(work, [row.number for row in rows if (row.id, row.fence) not in held])
 
 
 def beat(work: Work, asked: Beat) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from iscp_dagster.invocations.protocol import kinds
@@ -43,7 +43,7 @@ class Claims:
         self._pending: asyncio.Future[tuple[Claimed, ...]] | None = None
         self._again = False
         self.crowded = False
-        """Whether invocations wait for a place."""
+        """Whether invocations may wait for a place."""
 
     def drive(self, drives: Drives) -> None:
         """Begin to claim, for these places; None are claimed before."""
@@ -59,10 +59,10 @@ class Claims:
         if self._pending is not None:
             self._again = True
         elif self._drives is not None:
-            most = min(self._drives.free, AT_ONCE)
-            self.crowded = not most
+            most, full = min(self._drives.free, AT_ONCE), self._drives.full
+            self.crowded = not most or bool(full)
             if most:
-                self._claim(most)
+                self._claim(most, full)
 
     def behind(self, operation: Operation[Any]) -> None:
         """Claim in the same transaction what an operation that was just put makes ready.
@@ -81,9 +81,9 @@ class Claims:
         if self.crowded:
             self.wanted()
 
-    def _claim(self, most: int) -> None:
+    def _claim(self, most: int, full: Collection[str]) -> None:
         self._again = False
-        self._pending = self._put(Claim(owner=self._owner, most=most))
+        self._pending = self._put(Claim(owner=self._owner, most=most, without=full))
         self._pending.add_done_callback(lambda future: self._claimed(most, future))
 
     def _claimed(self, most: int, future: asyncio.Future[tuple[Claimed, ...]]) -> None:

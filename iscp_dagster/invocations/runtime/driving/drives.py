@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from iscp_dagster.invocations.runtime.driving.attempts import Attempt
+from iscp_dagster.invocations.runtime.driving.places import Places
 from iscp_dagster.invocations.runtime.driving.tools import Tools
 from iscp_dagster.invocations.runtime.store.outcomes import Claimed, News
 
@@ -21,11 +22,17 @@ class Drives:
         self._tools, self._freed = tools, freed
         self._attempts: dict[str, Attempt] = {}
         self._tasks: dict[Attempt, asyncio.Task[None]] = {}
+        self._places = Places(tools.settings.most)
 
     @property
     def free(self) -> int:
-        """How many more may begin."""
-        return max(0, self._tools.settings.most - len(self._tasks))
+        """How many more may begin, whichever deployments they are of but the full ones."""
+        return self._places.free
+
+    @property
+    def full(self) -> Collection[str]:
+        """The deployments of which no more may begin."""
+        return self._places.full
 
     @property
     def held(self) -> Collection[tuple[str, int]]:
@@ -39,6 +46,7 @@ class Drives:
             task = asyncio.ensure_future(attempt.run())
             self._attempts[each.id] = attempt
             self._tasks[attempt] = task
+            self._places.take(each.deployment.id)
             task.add_done_callback(partial(self._ended, attempt))
 
     def told(self, news: Iterable[News]) -> None:
@@ -70,6 +78,7 @@ class Drives:
 
     def _ended(self, attempt: Attempt, _task: asyncio.Task[None]) -> None:
         del self._tasks[attempt]
+        self._places.leave(attempt.claimed.deployment.id)
         if self._attempts.get(attempt.claimed.id) is attempt:
             del self._attempts[attempt.claimed.id]
         self._freed()

@@ -154,6 +154,8 @@ class Claim(Operation[tuple[Claimed, ...]]):
 
     owner: str
     most: int
+    without: Collection[str] = ()
+    """Deployments whose invocations are left."""
     eager_bytes: int = 64 * 1024
     """State beyond is left out, and `partial_state` set."""
 

@@ -12,6 +12,7 @@ from asgiservers import hypercorn_of, run, uvicorn_of
 from running import AT_ONCE, running
 from scriptedservice import Scripted
 
+from iscp_dagster.invocations import Context, Service, service_app
 from iscp_dagster.invocations.protocol import ids, kinds
 from iscp_dagster.invocations.protocol.awakeables import awakeable_id
 from iscp_dagster.invocations.protocol.decoding import Limits
@@ -686,3 +687,34 @@ def test_a_long_message_may_take_longer_than_silence(tmp_path, server):
     settings = {"inactivity": 0.1, "abort": 0.1}
     result, _, shown = ended_by(tmp_path, Scripted(script), server, **settings)
     assert (result, shown.attempts) == (Value(value=text), 1)
+
+
+def test_a_deployment_whose_handlers_hang_holds_up_no_other(tmp_path, quick_service):
+    let_go = threading.Event()
+
+    async def script(stream, _):
+        await stream.replay()
+        await asyncio.get_running_loop().run_in_executor(None, let_go.wait, SLOW_SECONDS)
+        await stream.output()
+
+    async def work(driven):
+        await driven.runtime.register(quick_service)
+        hanging = [await driven.submit("S/h") for _ in range(8)]
+        answer = await driven.call("Quick/echo", 7)
+        let_go.set()
+        return answer, [await driven.end(each) for each in hanging]
+
+    result = driven(tmp_path, Scripted(script), work, uvicorn_of, most=4)
+    assert result == (7, [OK] * 8)
+
+
+@pytest.fixture
+def quick_service():
+    quick = Service("Quick")
+
+    @quick.handler
+    async def echo(_: Context, number: int) -> int:
+        return number
+
+    with uvicorn_of(service_app(quick)) as served:
+        yield served.url

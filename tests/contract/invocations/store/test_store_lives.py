@@ -217,6 +217,13 @@ def test_a_begun_invocation_stays_with_its_deployment(desk):
     assert claimed[fresh].deployment.versions == (2, 3)
 
 
+def test_a_claim_leaves_what_is_of_a_deployment_that_it_is_told(desk):
+    id_ = desk.submit().id
+    assert desk.claim(without=["first"]) == ()
+    assert desk.status(id_) == "ready"
+    assert [each.id for each in desk.claim(without=["second"])] == [id_]
+
+
 def test_it_may_wait_for_more_entries_than_a_statement_takes(desk, engine):
     mine = desk.begun()
     desk.commit(mine, pb.AwakeableEntryMessage())

@@ -47,7 +47,7 @@ _READY = (
     )
     .outerjoin(ISCP_SERVICES, SERVICES.name == INVOCATIONS.service)
     .join(ISCP_SERVICE_DEPLOYMENTS, DEPLOYMENTS.id == _CHOSEN)
-    .where(IS_READY)
+    .where(IS_READY, DEPLOYMENTS.id.not_in(sa.bindparam("without", expanding=True)))
     .order_by(INVOCATIONS.number)
     .limit(sa.bindparam("most"))
 )
@@ -99,8 +99,9 @@ _STATE = (
 
 def claim(work: Work, asked: Claim) -> tuple[Claimed, ...]:
     """See the operation."""
-    rows = work.connection.execute(_READY, {"most": asked.most}).all()
-    if len(rows) < asked.most:
+    chosen = {"most": asked.most, "without": sorted(asked.without)}
+    rows = work.connection.execute(_READY, chosen).all()
+    if len(rows) < asked.most and not asked.without:
         # All that this transaction made ready is taken.
         work.ready = False
     if not rows:
@@ -132,7 +133,7 @@ def claim(work: Work, asked: Claim) -> tuple[Claimed, ...]:
 
 def is_claimable(connection: sa.Connection) -> bool:
     """Whether there is something that a claim would take."""
-    return connection.execute(_READY, {"most": 1}).first() is not None
+    return connection.execute(_READY, {"most": 1, "without": []}).first() is not None
 
 
 def release(work: Work, asked: Release) -> int:

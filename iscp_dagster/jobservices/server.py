@@ -45,6 +45,7 @@ OWN = "dp_iscp"
 SERVICES = "/services"
 _END_SECONDS = 2
 _AGAIN_SECONDS = 0.5
+_LEAST_PRUNE_SECONDS = 1.0
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -77,11 +78,14 @@ def settings_of(
         )
     token = checked(environ.get(INVOCATIONS_TOKEN, ""))
     check_host(host, token)
+    driven = runtime or RuntimeSettings()
+    # Else an idempotency key would count for a minute longer than it is kept.
+    prune = min(driven.prune, max(_LEAST_PRUNE_SECONDS, retention.total_seconds()))
     return Settings(
         environ=environ,
         log_url=environ[LOG_URL],
         token=token,
-        runtime=runtime or RuntimeSettings(),
+        runtime=replace(driven, prune=prune),
         retention=retention,
         services=services,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
@@ -304,6 +305,12 @@ def test_an_address_that_is_none_is_a_mistake_in_the_settings(url):
     assert "secret" not in str(wrong.value)
     with pytest.raises(ConfigError, match=r'INVOCATIONS_URL is not set.*`eval "\$\(iscp env\)"`'):
         Client.of({})
+
+
+@pytest.mark.parametrize(("kept", "prune"), [(0.1, 1.0), (5, 5.0), (86_400, 60.0)])
+def test_what_is_kept_shortly_is_forgotten_as_soon(kept, prune):
+    settings = settings_of({LOG_URL: "sqlite:///x"}, "127.0.0.1", retention=timedelta(seconds=kept))
+    assert settings.runtime.prune == prune
 
 
 def test_another_address_than_loopback_needs_a_token():

@@ -257,14 +257,17 @@ class InvocationsMachine(RuleBasedStateMachine):
         if holds:
             known.driver = None
 
-    @rule(at=which)
-    def complete_an_awakeable(self, at):
-        some = [
+    def made_awakeables(self):
+        return [
             (id_, index)
             for id_, known in self.known.items()
             for index, entry in enumerate(known.entries)
             if entry == ("open", None)
         ]
+
+    @rule(at=which)
+    def complete_an_awakeable(self, at):
+        some = self.made_awakeables()
         if some:
             id_, index = some[at % len(some)]
             name = awakeables.awakeable_id(ids.parsed(id_), index)
@@ -360,7 +363,7 @@ class InvocationsMachine(RuleBasedStateMachine):
             if self.results.keys() == self.known.keys():
                 return
             self.wait(5)
-            for at in range(8):
+            for at in range(len(self.made_awakeables())):
                 self.complete_an_awakeable(at)
             self.claim("one", 3)
             for claimed in self.claims[-3:]:

@@ -66,7 +66,7 @@ class Writer:
         self._closing.set()
         self._asked.put(None)
         await asyncio.to_thread(self._thread.join)
-        self._readers.shutdown()
+        await asyncio.to_thread(self._readers.shutdown)
 
     def do(self, operation: Operation[T]) -> asyncio.Future[T]:
         """The operation's outcome, when it is durable; it is done even if nobody awaits it.

@@ -29,10 +29,10 @@ from iscp_dagster.invocations.runtime.timers import SteadyClock
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, LOG_URL
-from iscp_dagster.serve.web.connections import options
 from iscp_dagster.serve.web.following import following
 from iscp_dagster.serve.web.server import listening
 from iscp_dagster.web.admission import Admission, allowed_hosts, is_loopback
+from iscp_dagster.web.connections import options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

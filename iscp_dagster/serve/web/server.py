@@ -25,8 +25,8 @@ from iscp_dagster.serve.graph.schemas import Loader, Schemas
 from iscp_dagster.serve.live.service import Live
 from iscp_dagster.serve.live.transport.socket import Sockets
 from iscp_dagster.serve.web.app import PATH, Beside, Settings, check_host, create_app
-from iscp_dagster.serve.web.connections import options
 from iscp_dagster.serve.web.following import following
+from iscp_dagster.web.connections import options
 from iscp_dagster.webhooks.service import SenderService, beside
 
 if TYPE_CHECKING:

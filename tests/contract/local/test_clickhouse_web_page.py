@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import httpx
@@ -91,6 +92,16 @@ def test_it_is_refused_before_its_body_is_read(server):
         head = f"POST / HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nOrigin: {EVIL}\r\n"
         line.sendall(f"{head}Content-Length: 1000000000\r\n\r\n".encode())
         assert line.recv(1 << 16).startswith(b"HTTP/1.1 403 ")
+
+
+def test_a_head_without_end_is_refused(server, http):
+    with socket.create_connection((server.host, server.port), 30) as connection:
+        connection.sendall(b"GET /?query=SELECT+1 HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        with suppress(OSError):
+            for each in range(3 << 7):
+                connection.sendall(b"x%d: %s\r\n" % (each, b"y" * 8_192))
+            pytest.fail("all was read")
+    assert http.get("/", params={"query": "SELECT 1"}).text == "1\n"
 
 
 def test_two_hosts_are_none(server):

@@ -102,7 +102,7 @@ def _hide_environment() -> None:
 def _python() -> list[Path]:
     """Where this Python's modules are, those of this package included."""
     libraries = [Path(each) for each in sys.path if each.endswith("-packages")]
-    package = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parents[3]
     return [Path(sys.prefix), Path(sys.base_prefix), package, *libraries]
 
 

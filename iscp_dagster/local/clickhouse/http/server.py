@@ -20,6 +20,7 @@ from iscp_dagster.local.clickhouse.http.exchange import Exchange
 from iscp_dagster.local.clickhouse.http.handler import QueryHandler
 from iscp_dagster.model.errors import SetupError
 from iscp_dagster.web.admission import Admission
+from iscp_dagster.web.connections import options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from iscp_dagster.local.clickhouse.http.auth import Account
 
 _GRACE_SECONDS = 2
-_KEEP_ALIVE_SECONDS = 30
-_MAX_URL_BYTES = 1 << 21
+_MOST_HEAD_BYTES = 1 << 21
+"""Queries and settings come in the URL."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -104,14 +105,11 @@ class _Server(uvicorn.Server):
     ) -> None:
         config = uvicorn.Config(
             app,
+            **options(_MOST_HEAD_BYTES),
             log_config=None,
-            access_log=False,
             lifespan="off",
             ws="none",
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_GRACE_SECONDS,
-            h11_max_incomplete_event_size=_MAX_URL_BYTES,
         )
         super().__init__(config)
         self._listener = listener

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from asgiservers import uvicorn_of
 
-from iscp_dagster.serve.web.heads import MOST_HEAD, bounded
+from iscp_dagster.web.heads import MOST_HEAD, bounded
 
 PIECE = b"y" * 16_384
 LIMIT = {"h11_max_incomplete_event_size": MOST_HEAD}

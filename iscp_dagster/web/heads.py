@@ -8,11 +8,14 @@ if TYPE_CHECKING:
     import asyncio
 
 MOST_HEAD = 64 * 1024
-"""Bytes of a request's line and headers; also for `h11_max_incomplete_event_size`."""
+"""Bytes of a request's line and headers, unless a server has other bounds."""
 
 
-def bounded() -> type[asyncio.Protocol] | str:
-    """What `uvicorn.Config(http=…)` takes: a parser with bounds, whichever is installed."""
+def bounded(most: int = MOST_HEAD) -> type[asyncio.Protocol] | str:
+    """What `uvicorn.Config(http=…)` takes: a parser with bounds, whichever is installed.
+
+    `most` is what `h11_max_incomplete_event_size` has, too.
+    """
     try:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
     except ImportError:
@@ -29,7 +32,7 @@ def bounded() -> type[asyncio.Protocol] | str:
         def data_received(self, data: bytes) -> None:
             self._unheard += len(data)
             super().data_received(data)
-            if self._unheard > MOST_HEAD and not self.transport.is_closing():
+            if self._unheard > most and not self.transport.is_closing():
                 self.send_400_response("The request's head is too large.")
 
         def on_message_begin(self) -> None:
@@ -39,7 +42,7 @@ def bounded() -> type[asyncio.Protocol] | str:
         def on_header(self, name: bytes, value: bytes) -> None:
             self._unheard = 0
             self._head += len(name) + len(value)
-            if self._head > MOST_HEAD:
+            if self._head > most:
                 raise ValueError("the head is too large")
             super().on_header(name, value)
 

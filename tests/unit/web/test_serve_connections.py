@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from iscp_dagster.serve.web.connections import options
+from iscp_dagster.web.connections import options
 
 
 def test_clients_give_up_an_idle_connection_before_the_server_does():

@@ -88,9 +88,9 @@ class Claims:
 
     def _claimed(self, most: int, future: asyncio.Future[tuple[Claimed, ...]]) -> None:
         self._pending = None
+        error = None if future.cancelled() else future.exception()
         if future.cancelled() or self._drives is None:
             return
-        error = future.exception()
         if error is not None:
             logger.warning("nothing could be claimed: %s", error)
             asyncio.get_running_loop().call_later(AFTER_ERROR_SECONDS, self.wanted)

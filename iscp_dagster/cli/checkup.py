@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import command, command_for, listed, shown, titled
 from iscp_dagster.clickhouse.connect.endpoint import urls_of
-from iscp_dagster.invocations.client import Client
+from iscp_dagster.invocations.client.client import Client
 from iscp_dagster.local.services.clickhouse_health import problem as clickhouse_problem
 from iscp_dagster.local.services.dagster_health import (
     DEAF_SECONDS,

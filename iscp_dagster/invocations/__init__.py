@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from iscp_dagster.invocations.client import Client
-    from iscp_dagster.invocations.refused import InvocationFailedError, InvocationRefusedError
+    from iscp_dagster.invocations.client.client import Client
+    from iscp_dagster.invocations.client.errors import InvocationFailedError, InvocationRefusedError
     from iscp_dagster.invocations.serving.app import service_app
     from iscp_dagster.invocations.serving.attempts.running import RunRetry
     from iscp_dagster.invocations.serving.calls import KeyedRequest, WorkflowRun
@@ -40,10 +40,10 @@ __all__ = [
 # The rooms below import this package, and need none of these.
 _PLACES = {
     "BYTES": "serving.declared.serde",
-    "Client": "client",
+    "Client": "client.client",
     "Context": "serving.context",
-    "InvocationFailedError": "refused",
-    "InvocationRefusedError": "refused",
+    "InvocationFailedError": "client.errors",
+    "InvocationRefusedError": "client.errors",
     "KeyedRequest": "serving.calls",
     "RetryableError": "serving.errors",
     "RunRetry": "serving.attempts.running",

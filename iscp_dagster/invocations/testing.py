@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
 
-from iscp_dagster.invocations.client import Client
+from iscp_dagster.invocations.client.client import Client
 from iscp_dagster.model.imports import need
 
 if TYPE_CHECKING:

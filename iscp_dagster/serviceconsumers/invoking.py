@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from iscp_dagster.invocations.refused import InvocationFailedError, shown
+from iscp_dagster.invocations.client.errors import InvocationFailedError, shown
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serviceconsumers.chunks import Chunk, Owner

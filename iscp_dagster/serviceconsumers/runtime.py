@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from iscp_dagster.invocations.client import Client
-from iscp_dagster.invocations.refused import InvocationFailedError, InvocationRefusedError
+from iscp_dagster.invocations.client.client import Client
+from iscp_dagster.invocations.client.errors import InvocationFailedError, InvocationRefusedError
 from iscp_dagster.invocations.runtime.http.exchange import Address
 from iscp_dagster.invocations.runtime.store.deployments import ServiceKind
 from iscp_dagster.model.errors import ConfigError, WaitError

@@ -20,7 +20,7 @@ from iscp_dagster.cli.jobs.options import AsJson
 from iscp_dagster.cli.parts.group import Group
 
 if TYPE_CHECKING:
-    from iscp_dagster.invocations.client import Client
+    from iscp_dagster.invocations.client.client import Client
 
 invocations = typer.Typer(
     add_completion=False,
@@ -170,7 +170,7 @@ def _changed(id_: str, verb: str, how: str, *, as_json: bool) -> None:
 
 
 def _client() -> Client:
-    from iscp_dagster.invocations.client import Client
+    from iscp_dagster.invocations.client.client import Client
     from iscp_dagster.local.stack.environment import with_stack
 
     return Client.of(with_stack(os.environ))

@@ -25,7 +25,7 @@ from tradeflow import QUIET, Key, Sent, Told, Trades
 
 from iscp_dagster.dedup import Newest
 from iscp_dagster.invocations import Context, Service, service_app
-from iscp_dagster.invocations.client import Client
+from iscp_dagster.invocations.client.client import Client
 from iscp_dagster.local.services import credentials
 from iscp_dagster.local.services.settings import GRAPHQL, INVOCATIONS
 from iscp_dagster.model.states import Event

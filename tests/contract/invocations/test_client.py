@@ -16,12 +16,8 @@ from starlette.responses import PlainTextResponse
 
 from iscp_dagster.cli.checkup import invocations as checked
 from iscp_dagster.invocations import Context, Service, TerminalError, VirtualObject, service_app
-from iscp_dagster.invocations.client import (
-    Client,
-    InvocationFailedError,
-    InvocationRefusedError,
-    Sent,
-)
+from iscp_dagster.invocations.client.client import Client, Sent
+from iscp_dagster.invocations.client.errors import InvocationFailedError, InvocationRefusedError
 from iscp_dagster.invocations.protocol.ids import new_id, shown
 from iscp_dagster.jobservices.server import OWN, SERVICES, check_host, services_path, settings_of
 from iscp_dagster.model.errors import ConfigError, UnavailableError, WaitError

@@ -21,7 +21,7 @@ from places import DOCS, ROOT
 from runtimeserver import runtime_of
 
 from iscp_dagster.cli.main import COMMANDS, load
-from iscp_dagster.invocations.client import Client
+from iscp_dagster.invocations.client.client import Client
 from iscp_dagster.invocations.ingress import refusals, tokens
 from iscp_dagster.invocations.ingress.admin import CHANGES
 from iscp_dagster.invocations.ingress.invoking import Bounds

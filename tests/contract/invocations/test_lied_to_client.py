@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 import pytest
 from asgiservers import bound
 
-from iscp_dagster.invocations.client import Client, InvocationRefusedError
+from iscp_dagster.invocations.client.client import Client
+from iscp_dagster.invocations.client.errors import InvocationRefusedError
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN
 from iscp_dagster.serviceconsumers.runtime import RuntimeServices
@@ -146,7 +147,7 @@ def test_an_answer_is_not_unpacked():
 
 
 def test_an_answer_that_is_too_large_is_given_up(monkeypatch):
-    monkeypatch.setattr("iscp_dagster.invocations.answers.MOST_BYTES", 1_000)
+    monkeypatch.setattr("iscp_dagster.invocations.client.answers.MOST_BYTES", 1_000)
     large = http(b"1" * 2_000)
     with lied_to(large) as client, pytest.raises(UnavailableError, match="larger than 1,000 bytes"):
         client.output("inv_1x")

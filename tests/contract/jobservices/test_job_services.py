@@ -18,7 +18,7 @@ from stackfixture import wait_for
 from iscp_dagster import Mirror
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.invocations import service_app
-from iscp_dagster.invocations.client import InvocationFailedError
+from iscp_dagster.invocations.client.errors import InvocationFailedError
 from iscp_dagster.invocations.runtime.retries import RetryPolicy
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.jobservices import arguments

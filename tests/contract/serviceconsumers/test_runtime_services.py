@@ -20,7 +20,7 @@ from iscp_dagster.invocations import (
     Workflow,
     service_app,
 )
-from iscp_dagster.invocations.client import InvocationFailedError
+from iscp_dagster.invocations.client.errors import InvocationFailedError
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
 from iscp_dagster.serviceconsumers.runtime import RuntimeServices, runtime_at

@@ -10,7 +10,7 @@ from typing import Any
 
 from asgiservers import uvicorn_of
 
-from iscp_dagster.invocations.client import Client
+from iscp_dagster.invocations.client.client import Client
 from iscp_dagster.invocations.ingress.app import Settings, create_app
 from iscp_dagster.invocations.runtime.retries import RetryPolicy
 from iscp_dagster.invocations.runtime.runtime import Runtime

@@ -12,7 +12,7 @@ from byhand import SERVICES, URL, ByHand
 from starlette.testclient import TestClient
 
 from iscp_dagster.cli import main as cli
-from iscp_dagster.invocations.client import Client
+from iscp_dagster.invocations.client.client import Client
 from iscp_dagster.invocations.ingress.app import Settings, create_app
 from iscp_dagster.invocations.protocol import ids
 from iscp_dagster.invocations.protocol.awakeables import awakeable_id

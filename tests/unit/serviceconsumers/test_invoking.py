@@ -14,7 +14,7 @@ from logs import T0
 from onetable import Clock
 
 from iscp_dagster import ServiceConsumer, SourceTable
-from iscp_dagster.invocations.client import InvocationFailedError
+from iscp_dagster.invocations.client.errors import InvocationFailedError
 from iscp_dagster.joblog import lifecycle
 from iscp_dagster.location.assets.metadata import told_metadata
 from iscp_dagster.model.consumers import together

@@ -12,8 +12,13 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from iscp_dagster.invocations.answers import ID_HEADER, JSON, Answer, Told, read
-from iscp_dagster.invocations.asking import (
+from iscp_dagster.invocations.client.answers import ID_HEADER, JSON, Answer, Told, read
+from iscp_dagster.invocations.client.errors import (
+    InvocationFailedError,
+    InvocationRefusedError,
+    shown,
+)
+from iscp_dagster.invocations.client.requests import (
     authorization,
     checked_url,
     encoded,
@@ -22,7 +27,6 @@ from iscp_dagster.invocations.asking import (
     path,
     written,
 )
-from iscp_dagster.invocations.refused import InvocationFailedError, InvocationRefusedError, shown
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError, WaitError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL
 

@@ -8,7 +8,7 @@ import re
 from typing import Any
 from urllib.parse import quote
 
-from iscp_dagster.invocations.refused import InvocationRefusedError
+from iscp_dagster.invocations.client.errors import InvocationRefusedError
 from iscp_dagster.model.declared.addresses import http_address
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL

@@ -1,0 +1,1 @@
+"""The client of the runtime of invocations: requests, answers and errors."""

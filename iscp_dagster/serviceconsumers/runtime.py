@@ -10,8 +10,8 @@ from typing import Any
 
 from iscp_dagster.invocations.client.client import Client
 from iscp_dagster.invocations.client.errors import InvocationFailedError, InvocationRefusedError
+from iscp_dagster.invocations.protocol.services import ServiceKind
 from iscp_dagster.invocations.runtime.http.exchange import Address
-from iscp_dagster.invocations.runtime.store.deployments import ServiceKind
 from iscp_dagster.model.errors import ConfigError, WaitError
 from iscp_dagster.serviceconsumers.services import ENDED, InvocationGoingError, Invoked
 

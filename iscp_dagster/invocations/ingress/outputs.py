@@ -22,7 +22,8 @@ from iscp_dagster.invocations.ingress.refusals import (
 from iscp_dagster.invocations.ingress.targets import segments
 from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.results import Result, Value
-from iscp_dagster.invocations.runtime.store.deployments import Handler, HandlerKind
+from iscp_dagster.invocations.protocol.services import HandlerKind
+from iscp_dagster.invocations.runtime.store.deployments import Handler
 from iscp_dagster.invocations.runtime.store.operations import CompleteAwakeable
 from iscp_dagster.invocations.runtime.store.outcomes import Refused
 from iscp_dagster.invocations.runtime.store.views import Invocation

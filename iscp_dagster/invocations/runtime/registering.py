@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import secrets
 
+from iscp_dagster.invocations.protocol.services import HandlerKind, Mode, ServiceKind
 from iscp_dagster.invocations.runtime.http import manifest
 from iscp_dagster.invocations.runtime.http.discovery import Discovered
-from iscp_dagster.invocations.runtime.store.deployments import (
-    Deployment,
-    Handler,
-    HandlerKind,
-    Mode,
-    Service,
-    ServiceKind,
-)
+from iscp_dagster.invocations.runtime.store.deployments import Deployment, Handler, Service
 
 USUAL = {
     ServiceKind.SERVICE: HandlerKind.SHARED,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.protocol.services import ServiceKind
 from iscp_dagster.invocations.serving.attempts.operations import Operation, nothing, valued
-from iscp_dagster.invocations.serving.declared.services import ServiceKind
 from iscp_dagster.invocations.serving.errors import ContextError
 
 if TYPE_CHECKING:

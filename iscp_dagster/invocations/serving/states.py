@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.protocol.services import ServiceKind
 from iscp_dagster.invocations.serving.attempts.operations import Operation, keys, valued
 from iscp_dagster.invocations.serving.declared.serde import JSON, serde_for
-from iscp_dagster.invocations.serving.declared.services import ServiceKind
 from iscp_dagster.invocations.serving.errors import ContextError
 
 if TYPE_CHECKING:

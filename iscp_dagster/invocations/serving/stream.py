@@ -14,9 +14,10 @@ import anyio
 from iscp_dagster.invocations.journal.handler_events import InputClosed
 from iscp_dagster.invocations.protocol.decoding import DEFAULT, Decoder, Limits
 from iscp_dagster.invocations.protocol.failures import JOURNAL_MISMATCH, ErrorReport, ProtocolError
+from iscp_dagster.invocations.protocol.services import ServiceKind
 from iscp_dagster.invocations.serving.attempts.attempt import Attempt
 from iscp_dagster.invocations.serving.calling import handled
-from iscp_dagster.invocations.serving.declared.services import Handler, ServiceKind
+from iscp_dagster.invocations.serving.declared.services import Handler
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -22,13 +22,9 @@ from iscp_dagster.invocations.protocol.awakeables import awakeable_id
 from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.ids import new_id, parsed, shown
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.protocol.services import ServiceKind
 from iscp_dagster.invocations.runtime.sql.store import SqlStore
-from iscp_dagster.invocations.runtime.store.deployments import (
-    Deployment,
-    Handler,
-    Service,
-    ServiceKind,
-)
+from iscp_dagster.invocations.runtime.store.deployments import Deployment, Handler, Service
 from iscp_dagster.invocations.runtime.store.operations import Pause, Register
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.errors import ConfigError, UnavailableError

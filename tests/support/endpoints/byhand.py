@@ -9,14 +9,9 @@ from typing import Any
 from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.frames import Frame, frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.protocol.services import HandlerKind, ServiceKind
 from iscp_dagster.invocations.runtime.sql.store import SqlStore
-from iscp_dagster.invocations.runtime.store.deployments import (
-    Deployment,
-    Handler,
-    HandlerKind,
-    Service,
-    ServiceKind,
-)
+from iscp_dagster.invocations.runtime.store.deployments import Deployment, Handler, Service
 from iscp_dagster.invocations.runtime.store.operations import Claim, Commit, Finish, Suspend
 
 URL = "http://127.0.0.1:9080"

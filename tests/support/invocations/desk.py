@@ -9,15 +9,10 @@ from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure
 from iscp_dagster.invocations.protocol.frames import frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import Value
+from iscp_dagster.invocations.protocol.services import HandlerKind, ServiceKind
 from iscp_dagster.invocations.runtime.sql.store import SqlStore
 from iscp_dagster.invocations.runtime.store import operations as op
-from iscp_dagster.invocations.runtime.store.deployments import (
-    Deployment,
-    Handler,
-    HandlerKind,
-    Service,
-    ServiceKind,
-)
+from iscp_dagster.invocations.runtime.store.deployments import Deployment, Handler, Service
 from iscp_dagster.joblog.sql.tables import METADATA
 
 TABLES = [

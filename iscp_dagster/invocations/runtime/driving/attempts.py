@@ -10,6 +10,7 @@ from iscp_dagster.invocations.protocol import versions
 from iscp_dagster.invocations.protocol.decoding import Decoder
 from iscp_dagster.invocations.protocol.failures import ErrorReport, ProtocolError
 from iscp_dagster.invocations.protocol.frames import Frame
+from iscp_dagster.invocations.protocol.services import Mode
 from iscp_dagster.invocations.runtime.driving.course import Course
 from iscp_dagster.invocations.runtime.driving.opening import opening
 from iscp_dagster.invocations.runtime.driving.outgoing import PIECE, Outgoing
@@ -22,7 +23,6 @@ from iscp_dagster.invocations.runtime.http.exchange import (
     Request,
     StaleError,
 )
-from iscp_dagster.invocations.runtime.store.deployments import Mode
 from iscp_dagster.invocations.runtime.store.outcomes import Claimed, News
 
 STALE_TRIES = 3

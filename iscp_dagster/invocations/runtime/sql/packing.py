@@ -14,7 +14,8 @@ from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure
 from iscp_dagster.invocations.protocol.frames import COMPLETED, REQUIRES_ACK, Frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import Result, completion, result_of
-from iscp_dagster.invocations.runtime.store.deployments import Deployment, Mode
+from iscp_dagster.invocations.protocol.services import Mode
+from iscp_dagster.invocations.runtime.store.deployments import Deployment
 
 
 def fields(result: Result) -> bytes:

@@ -8,14 +8,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from iscp_dagster.invocations.protocol.services import HandlerKind, ServiceKind
 from iscp_dagster.invocations.runtime.sql.tables import ISCP_SERVICES, SERVICES, Role
 from iscp_dagster.invocations.runtime.sql.work import BAD, NOT_FOUND, Work
-from iscp_dagster.invocations.runtime.store.deployments import (
-    Handler,
-    HandlerKind,
-    Service,
-    ServiceKind,
-)
+from iscp_dagster.invocations.runtime.store.deployments import Handler, Service
 from iscp_dagster.invocations.runtime.store.outcomes import Refused
 
 _ROLES = {

@@ -43,7 +43,7 @@ ISCP_SERVICES = sa.Table(
     "iscp_services",
     METADATA,
     sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("kind", sa.Text, nullable=False, comment="store.deployments.ServiceKind"),
+    sa.Column("kind", sa.Text, nullable=False, comment="protocol.services.ServiceKind"),
     sa.Column("deployment_id", sa.Text, nullable=False, comment="serves its new invocations"),
     sa.Column("handlers", sa.Text, nullable=False, comment="JSON"),
 )

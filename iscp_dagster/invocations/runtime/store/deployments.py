@@ -3,35 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
-
-class ServiceKind(str, Enum):
-    """As in the manifest."""
-
-    SERVICE = "SERVICE"
-    OBJECT = "VIRTUAL_OBJECT"
-    WORKFLOW = "WORKFLOW"
-
-    @property
-    def keyed(self) -> bool:
-        return self is not ServiceKind.SERVICE
-
-
-class HandlerKind(str, Enum):
-    """As in the manifest; a plain service's handlers are SHARED."""
-
-    EXCLUSIVE = "EXCLUSIVE"
-    SHARED = "SHARED"
-    WORKFLOW = "WORKFLOW"
-
-
-class Mode(str, Enum):
-    """As in the manifest."""
-
-    FULL_DUPLEX = "BIDI_STREAM"
-    REQUEST_RESPONSE = "REQUEST_RESPONSE"
+from iscp_dagster.invocations.protocol.services import HandlerKind, Mode, ServiceKind
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,13 +16,14 @@ from iscp_dagster.invocations.protocol.failures import ErrorReport, ProtocolErro
 from iscp_dagster.invocations.protocol.frames import frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import EMPTY, Result, put, result_of
+from iscp_dagster.invocations.protocol.services import ServiceKind
 from iscp_dagster.invocations.serving.attempts import choices
 from iscp_dagster.invocations.serving.attempts.journaling import Journaling
 from iscp_dagster.invocations.serving.attempts.operations import Operation, nothing, valued
 from iscp_dagster.invocations.serving.attempts.reports import report
 from iscp_dagster.invocations.serving.attempts.running import Action, Tried
 from iscp_dagster.invocations.serving.attempts.steps import Steps, check_all, undone, where
-from iscp_dagster.invocations.serving.declared.services import Handler, ServiceKind
+from iscp_dagster.invocations.serving.declared.services import Handler
 from iscp_dagster.model.errors import IscpError
 
 T = TypeVar("T")

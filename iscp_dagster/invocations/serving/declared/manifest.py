@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from types import NoneType
 from typing import Any
 
+from iscp_dagster.invocations.protocol.services import Mode
 from iscp_dagster.invocations.serving.declared.serde import Json, Serde
-from iscp_dagster.invocations.serving.declared.services import AnyService, Handler, HandlerKind
+from iscp_dagster.invocations.serving.declared.services import AnyService, Handler
 
 FIRST_WITH_DOCUMENTATION = 2
 
@@ -17,7 +18,7 @@ def manifest(
 ) -> dict[str, Any]:
     """The manifest in `version` of its schema; `protocols` are the lowest and highest served."""
     return {
-        "protocolMode": "BIDI_STREAM" if duplex else "REQUEST_RESPONSE",
+        "protocolMode": (Mode.FULL_DUPLEX if duplex else Mode.REQUEST_RESPONSE).value,
         "minProtocolVersion": protocols[0],
         "maxProtocolVersion": protocols[1],
         "services": [_service(each, version) for each in services],
@@ -28,14 +29,14 @@ def _service(service: AnyService, version: int) -> dict[str, Any]:
     told: dict[str, Any] = {
         "name": service.name,
         "ty": service.kind.value,
-        "handlers": [_handler(each, version) for each in service.handlers.values()],
+        "handlers": [_handler(service, each, version) for each in service.handlers.values()],
     }
     return told | _documented(version, service.documentation, service.metadata)
 
 
-def _handler(handler: Handler, version: int) -> dict[str, Any]:
+def _handler(service: AnyService, handler: Handler, version: int) -> dict[str, Any]:
     told: dict[str, Any] = {"name": handler.name}
-    if handler.kind is not HandlerKind.PLAIN:
+    if service.kind.keyed:
         told["ty"] = handler.kind.value
     told["input"] = _input(handler)
     told["output"] = _output(handler.output)

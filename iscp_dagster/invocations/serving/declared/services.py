@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from inspect import Parameter, getdoc, iscoroutinefunction, signature
 from typing import Any
 
+from iscp_dagster.invocations.protocol.services import HandlerKind, ServiceKind
 from iscp_dagster.invocations.serving.declared.decorators import Decorator, Function, decorator
 from iscp_dagster.invocations.serving.declared.serde import (
     JSON,
@@ -22,26 +22,6 @@ from iscp_dagster.model.errors import ConfigError
 # Both patterns are the manifest schema's.
 _SERVICE = re.compile(r"([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9._-]*")
 _HANDLER = re.compile(r"([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9_]*")
-
-
-class ServiceKind(Enum):
-    SERVICE = "SERVICE"
-    VIRTUAL_OBJECT = "VIRTUAL_OBJECT"
-    WORKFLOW = "WORKFLOW"
-
-
-class HandlerKind(Enum):
-    """How invocations of one key stand to each other; a service has no keys."""
-
-    PLAIN = ""
-    EXCLUSIVE = "EXCLUSIVE"
-    SHARED = "SHARED"
-    WORKFLOW = "WORKFLOW"
-
-    @property
-    def writes(self) -> bool:
-        """Whether the handler may change the state of its key."""
-        return self in {HandlerKind.EXCLUSIVE, HandlerKind.WORKFLOW}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +95,13 @@ class Service(_Declared):
     @property
     def handler(self) -> Decorator:
         """Declare a handler of the function's name, or of the `name` in parentheses."""
-        return self._declares(HandlerKind.PLAIN)
+        return self._declares(HandlerKind.SHARED)
 
 
 class VirtualObject(_Declared):
     """Handlers with a key, and state of that key."""
 
-    kind = ServiceKind.VIRTUAL_OBJECT
+    kind = ServiceKind.OBJECT
 
     @property
     def handler(self) -> Decorator:

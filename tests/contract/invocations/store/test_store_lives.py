@@ -11,14 +11,9 @@ from desk import ERROR, FIRST, SERVICES, TABLES, value
 from iscp_dagster.invocations.protocol import awakeables, ids
 from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.protocol.services import HandlerKind, ServiceKind
 from iscp_dagster.invocations.runtime.store import operations as op
-from iscp_dagster.invocations.runtime.store.deployments import (
-    Deployment,
-    Handler,
-    HandlerKind,
-    Service,
-    ServiceKind,
-)
+from iscp_dagster.invocations.runtime.store.deployments import Deployment, Handler, Service
 from iscp_dagster.invocations.runtime.store.outcomes import Done, Refused, Submitted
 
 

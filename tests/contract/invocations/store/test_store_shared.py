@@ -13,8 +13,9 @@ from desk import FIRST, SERVICES, Desk, value
 from iscp_dagster.invocations.protocol import awakeables, ids
 from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.protocol.services import Mode, ServiceKind
 from iscp_dagster.invocations.runtime.store import operations as op
-from iscp_dagster.invocations.runtime.store.deployments import Deployment, Mode, ServiceKind
+from iscp_dagster.invocations.runtime.store.deployments import Deployment
 from iscp_dagster.invocations.runtime.store.outcomes import Changes, Done, News, Registered
 from iscp_dagster.invocations.runtime.store.views import Chosen, Status
 

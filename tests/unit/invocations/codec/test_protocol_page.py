@@ -18,10 +18,10 @@ from iscp_dagster.invocations.protocol.failures import (
 )
 from iscp_dagster.invocations.protocol.frames import COMPLETED, REQUIRES_ACK
 from iscp_dagster.invocations.protocol.kinds import KINDS
+from iscp_dagster.invocations.protocol.services import Mode
 from iscp_dagster.invocations.protocol.table import DOES, lines
 from iscp_dagster.invocations.protocol.versions import MANIFESTS, manifest_type, negotiated
 from iscp_dagster.invocations.runtime.settings import Settings
-from iscp_dagster.invocations.runtime.store.deployments import Mode
 from iscp_dagster.invocations.runtime.store.views import Status
 from iscp_dagster.invocations.serving.app import DISCOVERIES, SERVER
 

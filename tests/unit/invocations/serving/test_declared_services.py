@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from iscp_dagster.invocations import Context, Service, VirtualObject, Workflow, service_app
+from iscp_dagster.invocations.protocol.services import HandlerKind
 from iscp_dagster.invocations.serving.declared.manifest import manifest
-from iscp_dagster.invocations.serving.declared.services import HandlerKind
 from iscp_dagster.model.errors import ConfigError
 
 SCHEMA = json.loads(
@@ -126,7 +126,7 @@ def test_a_declared_handler_is_still_the_function():
 
     handler = orders.handlers["place"]
     assert handler.function is place
-    assert handler.kind is HandlerKind.PLAIN
+    assert handler.kind is HandlerKind.SHARED
     assert handler.line.endswith(f"test_declared_services.py, line {place.__code__.co_firstlineno}")
     assert handler.arguments(b'{"id": 1, "lines": []}') == (Order(1, []),)
     with pytest.raises(ValueError, match="id: Field required"):
@@ -149,7 +149,7 @@ async def look(ctx: Context) -> str:
 
 
 WAYS_TO_DECLARE = {
-    "Service.handler": (Service, "handler", HandlerKind.PLAIN),
+    "Service.handler": (Service, "handler", HandlerKind.SHARED),
     "VirtualObject.handler": (VirtualObject, "handler", HandlerKind.EXCLUSIVE),
     "VirtualObject.shared": (VirtualObject, "shared", HandlerKind.SHARED),
     "Workflow.run": (Workflow, "run", HandlerKind.WORKFLOW),

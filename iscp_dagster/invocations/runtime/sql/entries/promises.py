@@ -8,13 +8,13 @@ import sqlalchemy as sa
 
 from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.results import EMPTY, Result, Value
+from iscp_dagster.invocations.protocol.services import ServiceKind
 from iscp_dagster.invocations.runtime.sql.entries.driven import Acted, Action, Driven, violation
 from iscp_dagster.invocations.runtime.sql.lives.completing import complete_waiting, wait
 from iscp_dagster.invocations.runtime.sql.packing import fields, promise, result
 from iscp_dagster.invocations.runtime.sql.services import learn
 from iscp_dagster.invocations.runtime.sql.tables import ISCP_PROMISES, PROMISES
 from iscp_dagster.invocations.runtime.sql.work import CONFLICT, LONGEST, Work
-from iscp_dagster.invocations.runtime.store.deployments import ServiceKind
 from iscp_dagster.invocations.runtime.store.outcomes import Refused
 from iscp_dagster.joblog.sql.given import insert_into
 

@@ -83,6 +83,8 @@ def test_the_names_of_entries_are_read_from_any_entry():
     named = {held(digits).name for _, _, text, digits in BLOCKS if 'name: "' in f" {text}"[1:]}
     assert {"charge", "nap"} <= named
     assert held("fc000000000000066204" + "6e6f7465").name == "note"
+    # Another field with text, behind it.
+    assert held("fc0000000000000a6204" + "6e6f7465" + "8a010178").name == "note"
     assert held("0005 0000 00000000").name == ""
 
 

@@ -198,7 +198,7 @@ class InvocationsMachine(RuleBasedStateMachine):
                 service_name=service, handler_name=handler, key="".join(key)
             )
             entry = "call"
-        cancelled = self.store.invocation(claimed.id).cancelled
+        canceled = self.store.invocation(claimed.id).canceled
         asked = op.Commit(id=claimed.id, fence=claimed.fence, index=index, frame=frame(message))
         outcome = self.do(asked, self.owner_of(known))
         assert isinstance(outcome, Refused) != holds
@@ -213,7 +213,7 @@ class InvocationsMachine(RuleBasedStateMachine):
             waited = entry == "call"
             self.add(child, what if waited else "Plain/go", 0, holds=waited and known.holds)
             entry = ("call", child) if entry == "call" else entry
-        if cancelled and what not in {"run", "send"}:
+        if canceled and what not in {"run", "send"}:
             assert outcome.result.code == 409
             entry = "run"
         known.entries.append(entry)

@@ -56,7 +56,7 @@ def invocation(each: Invocation) -> dict[str, Any]:
         "idempotency_key": each.idempotency_key,
         "deployment": each.deployment or None,
         "called_by": each.parent or None,
-        "canceled": each.cancelled,
+        "canceled": each.canceled,
         "driven_by": each.owner or None,
         "error": _error(each.error, each.error_at),
         "result": result(each.result),

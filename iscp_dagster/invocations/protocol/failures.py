@@ -12,7 +12,7 @@ INTERNAL = 500
 TOO_LARGE = 413
 JOURNAL_MISMATCH = 570
 PROTOCOL_VIOLATION = 571
-CANCELLED = 409
+CANCELED = 409
 _CODES = range(1 << 32)
 WITH_DELAY = 2
 """The first version of the protocol whose errors say when to try again."""

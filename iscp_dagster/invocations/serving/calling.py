@@ -25,7 +25,7 @@ async def handled(attempt: Attempt, *, tracebacks: bool) -> None:
     try:
         attempt.end(await _output(attempt))
     except asyncio.CancelledError:
-        attempt.journal.fail(ErrorReport(message="The handler was cancelled."))
+        attempt.journal.fail(ErrorReport(message="The handler was canceled."))
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001
         attempt.log_failure("failed", error)

@@ -37,7 +37,7 @@ class Options:
     drain: float = 60.0
     """How long the runtime may leave its side open once the attempt has ended."""
     grace: float = 5.0
-    """How long a handler may go on once it is cancelled, before that is logged."""
+    """How long a handler may go on once it is canceled, before that is logged."""
 
 
 class Stream:
@@ -190,7 +190,7 @@ class Stream:
         while left:
             _, left = await asyncio.wait(left, timeout=self._options.grace)
             if left:
-                logger.error("%s goes on after it was cancelled", self._attempt)
+                logger.error("%s goes on after it was canceled", self._attempt)
         for each in tasks:
             if not each.cancelled() and (error := each.exception()) is not None:
                 raise error

@@ -69,7 +69,7 @@ def _signal(pid: int, number: int) -> None:
 async def start(service: Service, lock: int, *, warm: bool = False) -> Warded:
     """Start the service, or its `warm` command, under a ward that keeps the `lock` file open.
 
-    If this is cancelled, nothing is left running.
+    If this is canceled, nothing is left running.
     """
     starting = asyncio.create_task(_start(service, lock, warm=warm))
     try:

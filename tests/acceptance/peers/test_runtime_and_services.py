@@ -75,7 +75,7 @@ def test_runtime_does_the_entries_of_version_3(endpoint, engine, http):
 
 @WAYS
 @SERVED
-def test_what_waits_in_a_service_is_cancelled(url, engine, http):
+def test_what_waits_in_a_service_is_canceled(url, engine, http):
     async def scene():
         async with running(engine, url, http=http) as caller:
             id_ = await caller.send("Steps", "nap", 3_600)
@@ -87,7 +87,7 @@ def test_what_waits_in_a_service_is_cancelled(url, engine, http):
             answer = await caller.http.patch(f"/admin/invocations/{id_}/cancel")
             assert answer.status_code in {200, 202}, answer.text
             ended = await caller.http.get(f"/restate/invocation/{id_}/attach")
-            assert (ended.status_code, ended.json()["message"]) == (409, "cancelled")
+            assert (ended.status_code, ended.json()["message"]) == (409, "canceled")
 
     asyncio.run(scene())
 

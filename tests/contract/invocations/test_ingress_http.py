@@ -388,7 +388,7 @@ def test_a_body_that_does_not_come_whole_invokes_nothing(hand, monkeypatch, ends
 
 
 def test_a_client_that_goes_leaves_nobody_waiting_and_the_invocation_as_it_is(hand):
-    """A cancelled wait is seen by the backend, whose coroutine ends."""
+    """A canceled wait is seen by the backend, whose coroutine ends."""
     gone, ended = asyncio.Event(), []
 
     async def waits(_id):
@@ -532,7 +532,7 @@ def test_an_invocation_is_told_with_its_journal(http, hand):
     assert http.get(f"/admin/invocations/{child}").json()["called_by"] == id_
 
 
-def test_an_invocation_is_paused_resumed_cancelled_killed_and_purged(http, hand):
+def test_an_invocation_is_paused_resumed_canceled_killed_and_purged(http, hand):
     id_ = sent(http)
 
     def changed(verb):

@@ -37,7 +37,7 @@ SERVICES = (
     ),
 )
 FIRST = Deployment(id="first", url="http://127.0.0.1:9080")
-CANCELLED, KILLED = Failure(code=409, message="cancelled"), Failure(code=409, message="killed")
+CANCELED, KILLED = Failure(code=409, message="canceled"), Failure(code=409, message="killed")
 ERROR = ErrorReport(code=500, message="broke", description="in line 1")
 
 

@@ -85,7 +85,7 @@ def done_errand(name: str) -> dict[str, Any]:
     """What the handler of version 3's entries returns."""
     return {
         "greetings": [f"hello {name}"] * 5,
-        "cancelled": ["not yet", 409],
+        "canceled": ["not yet", 409],
         "picked": "soon",
     }
 

@@ -251,11 +251,11 @@ async def errand(ctx: Context, name: str) -> dict[str, Any]:
     try:
         await held
     except TerminalError as error:
-        cancelled = error.status
+        canceled = error.status
     picked = await ctx.select(never=ctx.awakeable()[1], soon=ctx.sleep(0.01))
     return {
         "greetings": [hello, *attached, ended],
-        "cancelled": [unended, cancelled],
+        "canceled": [unended, canceled],
         "picked": picked[0],
     }
 

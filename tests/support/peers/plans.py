@@ -57,7 +57,7 @@ class Invocation:
     """Failed attempts since an entry was stored."""
     suspended: list[tuple[int, ...]] = field(default_factory=list)
     children: dict[int, Invocation] = field(default_factory=dict)
-    cancelled: bool = False
+    canceled: bool = False
     told: Callable[[int], None] = lambda _: None
     """Hears of each entry that is completed while a stream lives."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)

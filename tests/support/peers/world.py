@@ -14,7 +14,7 @@ from wire import Packet, Result, result_of, write
 
 EMPTY: Result = ("empty", {})
 GONE = {"code": 404, "message": "not found"}
-CANCELLED = {"code": 409, "message": "cancelled"}
+CANCELED = {"code": 409, "message": "canceled"}
 Submit = Callable[..., Invocation]
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
@@ -37,7 +37,7 @@ class World:
         action = getattr(self, f"_{name}", None)
         if action is not None:
             action(of, index, entry)
-        if of.cancelled:
+        if of.canceled:
             self._fail_open(of)
 
     def stored(self, of: Invocation) -> dict[bytes, bytes]:
@@ -142,7 +142,7 @@ class World:
 
     def cancel(self, target: Invocation) -> None:
         """Let every entry that it waits for, or will, fail."""
-        target.cancelled = True
+        target.canceled = True
         self._fail_open(target)
         for child in target.children.values():
             self.cancel(child)
@@ -151,7 +151,7 @@ class World:
         for index, entry in enumerate(target.journal):
             shape = shapes().get(entry.name)
             if shape and shape.completable and not entry.completed:
-                target.complete(index, ("failure", CANCELLED))
+                target.complete(index, ("failure", CANCELED))
 
     def _get_call_invocation_id(self, of: Invocation, index: int, entry: Packet) -> None:
         of.complete(index, ("value", of.children[entry.message["call_entry_index"]].name.encode()))

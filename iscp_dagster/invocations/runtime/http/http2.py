@@ -94,7 +94,7 @@ class Http2:
         try:
             return await self._connected(origin)
         except asyncio.CancelledError:
-            # By `close`: whoever waits is not cancelled.
+            # By `close`: whoever waits is not canceled.
             raise _stops(origin) from None
 
     async def _connected(self, origin: Origin) -> Http2Connection:

@@ -125,7 +125,7 @@ def _invocation(row: sa.Row[Any]) -> Invocation:
         entries=row.entries,
         waits=tuple(json.loads(row.waits)) if row.waits else (),
         owner=row.owner or "",
-        cancelled=row.cancelled,
+        canceled=row.canceled,
         error=reported(row.error),
         error_at=row.error_at,
         result=None if row.result is None else result(row.result),

@@ -74,7 +74,7 @@ ISCP_INVOCATIONS = sa.Table(
     sa.Column("waits", sa.Text, comment="JSON: the entries that a suspended one waits for"),
     sa.Column("owner", sa.Text, comment="the runtime that drives it"),
     sa.Column("fence", sa.BigInteger, nullable=False, comment="grows with each claim; 0: none"),
-    sa.Column("cancelled", sa.Boolean, nullable=False, comment="the next entry that waits fails"),
+    sa.Column("canceled", sa.Boolean, nullable=False, comment="the next entry that waits fails"),
     sa.Column("error", sa.Text, comment="JSON: of the last attempt that failed"),
     sa.Column("error_at", sa.BigInteger),
     sa.Column("result", sa.LargeBinary, comment="fields 13 to 15 of a message"),

@@ -38,7 +38,7 @@ _LENGTH = (
 )
 _HEAD = sa.select(
     *(INVOCATIONS[name] for name in ("number", "id", "service", "handler", "key", "role")),
-    *(INVOCATIONS[name] for name in ("status", "owner", "fence", "cancelled", "parent", "waits")),
+    *(INVOCATIONS[name] for name in ("status", "owner", "fence", "canceled", "parent", "waits")),
     *(INVOCATIONS[name] for name in ("deployment_id", "known", "retries")),
 )
 _BY_ID = _HEAD.add_columns(_LENGTH.label("length")).where(

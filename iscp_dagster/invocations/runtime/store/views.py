@@ -65,7 +65,7 @@ class Invocation:
     """The entries that a suspended one waits for."""
     owner: str
     """The runtime that drives it; empty: none."""
-    cancelled: bool
+    canceled: bool
     """A cancellation that no entry has met yet."""
     error: ErrorReport | None
     """Of the last attempt that failed."""

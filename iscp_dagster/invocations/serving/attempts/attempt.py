@@ -138,7 +138,7 @@ class Attempt(Steps):
         task.add_done_callback(self.actions.discard)
 
     async def _acted(self, index: int, action: Action) -> None:
-        """Execute a run, and tell the journal how it ended; it ends also when it is cancelled."""
+        """Execute a run, and tell the journal how it ended; it ends also when it is canceled."""
         try:
             message = await action.done(self._tried(index), time.monotonic, self)
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001

@@ -69,7 +69,7 @@ class Exchange:
         """Run an insert with the rows that follow it.
 
         When the client goes away or sends broken rows nothing more is written: the statement is
-        cancelled before its pipe is closed, which would look like the end of the rows.
+        canceled before its pipe is closed, which would look like the end of the rows.
         """
         query, rows = await _as_stream(query, rows)
         pipe = Pipe()
@@ -126,7 +126,7 @@ class Exchange:
             await _ended(future, _ASK_AGAIN_SECONDS)
 
     async def _doom(self, query: Query, future: Future[Outcome]) -> None:
-        """Mark the statement as cancelled; it ends when its pipe does."""
+        """Mark the statement as canceled; it ends when its pipe does."""
         while not future.done():
             if await asyncio.wrap_future(self.engine.kill(query.options.query_id)):
                 return

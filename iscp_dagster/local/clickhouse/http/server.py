@@ -54,7 +54,7 @@ def serve(config: ServerConfig, announce: Callable[[str, int], None]) -> None:
     """Serve until SIGTERM or SIGINT; `announce(host, port)` is called when it is ready.
 
     Raises `SetupError` when the port or the data is not available. Statements that still run at
-    the end are cancelled after a short grace.
+    the end are canceled after a short grace.
     """
     _allow_files()
     with _bind(config.host, config.port) as listener:

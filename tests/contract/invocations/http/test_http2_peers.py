@@ -373,7 +373,7 @@ def test_a_peer_that_allows_no_exchange_is_told():
     talked(lambda connection, event: None, work, none)
 
 
-def test_an_exchange_that_waits_ends_when_its_task_is_cancelled():
+def test_an_exchange_that_waits_ends_when_its_task_is_canceled():
     def answer(connection, event):
         del connection, event
 

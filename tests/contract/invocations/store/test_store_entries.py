@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import sqlalchemy as sa
-from desk import CANCELLED, value
+from desk import CANCELED, value
 
 from iscp_dagster.invocations.protocol import awakeables, ids
 from iscp_dagster.invocations.protocol.failures import Failure
@@ -410,7 +410,7 @@ def test_an_invocation_is_canceled_by_id_or_call(desk):
     assert desk.commit(mine, by_id) == Committed(index=2)
     by_call = pb.CancelInvocationEntryMessage(call_entry_index=1)
     assert desk.commit(mine, by_call) == Committed(index=3)
-    assert desk.result(child) == CANCELLED
+    assert desk.result(child) == CANCELED
     (again,) = desk.claim()
     assert again.journal[1].message().failure.code == 409
     unknown = pb.CancelInvocationEntryMessage(invocation_id=NOBODY)
@@ -423,7 +423,7 @@ def test_an_invocation_that_cancels_itself_meets_it_at_the_next_wait(desk):
     mine = desk.begun()
     desk.commit(mine, pb.CancelInvocationEntryMessage(invocation_id=mine.id))
     sleep = pb.SleepEntryMessage(wake_up_time=desk.now + 1_000)
-    assert desk.commit(mine, sleep).result == CANCELLED
+    assert desk.commit(mine, sleep).result == CANCELED
     assert desk.commit(mine, sleep).result is None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from desk import CANCELLED, KILLED, value
+from desk import CANCELED, KILLED, value
 
 from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.frames import frame
@@ -34,15 +34,15 @@ def test_cancelling_fails_every_entry_that_waits_and_cancels_calls(desk):
     child = child_of(desk, mine, 2)
     desk.suspend(mine, 1)
     assert desk.do(op.Cancel(id=mine.id)) == Done()
-    assert desk.result(child) == CANCELLED
+    assert desk.result(child) == CANCELED
     (again,) = desk.claim()
     failures = [Failure.read(each.message().failure) for each in again.journal[1:]]
-    assert failures == [CANCELLED] * 5
+    assert failures == [CANCELED] * 5
     # Nothing of it completes them again.
     desk.watch.move(1)
     desk.fire()
     desk.finish(target)
-    assert desk.commit(again, sleep, index=1).result == CANCELLED
+    assert desk.commit(again, sleep, index=1).result == CANCELED
     # Later steps, such as compensations, go on.
     assert desk.commit(again, CALL).result is None
     assert desk.result(target.id) == value(b"done")
@@ -53,11 +53,11 @@ def test_a_cancellation_that_nothing_waits_for_meets_the_next_that_would(desk, m
     mine = desk.begun("Signup/me/run")
     assert desk.do(op.Cancel(id=mine.id)) == Done()
     assert desk.do(op.Cancel(id=mine.id)) == Done(changed=False)
-    assert desk.store.invocation(mine.id).cancelled
+    assert desk.store.invocation(mine.id).canceled
     desk.commit(mine, pb.RunEntryMessage(value=b"x"))
-    assert desk.commit(mine, pb.GetStateEntryMessage(key=b"n")).result != CANCELLED
-    assert desk.commit(mine, message).result == CANCELLED
-    assert not desk.store.invocation(mine.id).cancelled
+    assert desk.commit(mine, pb.GetStateEntryMessage(key=b"n")).result != CANCELED
+    assert desk.commit(mine, message).result == CANCELED
+    assert not desk.store.invocation(mine.id).canceled
     assert len(desk.store.invocations()) == 1
     assert desk.commit(mine, AWAKEABLE).result is None
 
@@ -65,12 +65,12 @@ def test_a_cancellation_that_nothing_waits_for_meets_the_next_that_would(desk, m
 def test_what_is_asked_of_a_call_that_a_cancellation_met_is_answered_by_that(desk):
     mine = desk.begun()
     desk.do(op.Cancel(id=mine.id))
-    assert desk.commit(mine, CALL).result == CANCELLED
+    assert desk.commit(mine, CALL).result == CANCELED
     for of in (
         *(pb.GetCallInvocationIdEntryMessage, pb.AttachInvocationEntryMessage),
         pb.GetInvocationOutputEntryMessage,
     ):
-        assert desk.commit(mine, of(call_entry_index=1)).result == CANCELLED
+        assert desk.commit(mine, of(call_entry_index=1)).result == CANCELED
     cancels = pb.CancelInvocationEntryMessage(call_entry_index=1)
     assert desk.commit(mine, cancels) == Committed(index=5)
 
@@ -83,14 +83,14 @@ def test_a_cancellation_meets_what_is_committed_in_the_same_transaction(desk):
         op.Commit(id=other.id, fence=other.fence, index=1, frame=frame(AWAKEABLE)),
     ]
     outcomes, _ = desk.store.run(both)
-    assert [each.result for each in outcomes] == [None, CANCELLED]
+    assert [each.result for each in outcomes] == [None, CANCELED]
 
 
 def test_a_cancellation_reaches_who_drives_the_invocation(desk, other):
     mine = desk.begun()
     desk.commit(mine, AWAKEABLE)
     _, changes = desk.store.run([op.Cancel(id=mine.id)])
-    told = News(id=mine.id, fence=mine.fence, index=1, result=CANCELLED)
+    told = News(id=mine.id, fence=mine.fence, index=1, result=CANCELED)
     assert changes.news == (told,)
     theirs = desk.begun()
     desk.commit(theirs, AWAKEABLE)
@@ -99,7 +99,7 @@ def test_a_cancellation_reaches_who_drives_the_invocation(desk, other):
     assert desk.store.look("one").news
     assert not desk.store.look("two").news
     assert desk.do(op.TakeNews(owner="one")) == (
-        News(id=theirs.id, fence=theirs.fence, index=1, result=CANCELLED),
+        News(id=theirs.id, fence=theirs.fence, index=1, result=CANCELED),
     )
     assert desk.do(op.TakeNews(owner="one")) == ()
     assert not desk.store.look("one").news
@@ -118,8 +118,8 @@ def test_cancelling_goes_down_through_calls_and_their_ends_up(desk):
     again = {each.id: each for each in desk.claim()}
     assert again.keys() == {top.id, middle.id, bottom.id}
     for each in again.values():
-        assert Failure.read(each.journal[1].message().failure) == CANCELLED
-        desk.finish(each, failure=CANCELLED)
+        assert Failure.read(each.journal[1].message().failure) == CANCELED
+        desk.finish(each, failure=CANCELED)
     assert desk.claim() == ()
 
 
@@ -167,7 +167,7 @@ def test_what_another_called_first_is_not_stopped_with_who_attached(desk, way):
     assert child_of(desk, top, 1) == shared
     desk.do(way(id=top.id))
     assert desk.result(shared) is None
-    assert not desk.store.invocation(shared).cancelled
+    assert not desk.store.invocation(shared).canceled
     desk.finish(target, b"ok")
     assert desk.result(shared) == value(b"ok")
 

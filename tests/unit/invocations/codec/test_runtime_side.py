@@ -114,7 +114,7 @@ def test_a_suspension_may_cross_a_completion():
 
 
 def test_a_completion_is_told_once_and_in_full_duplex_only():
-    ready = CompletionReady(index=1, result=Failure(code=409, message="cancelled"))
+    ready = CompletionReady(index=1, result=Failure(code=409, message="canceled"))
     told = Notify(frame=completion(1, ready.result))
     assert run(ready, ready, journal=(INPUT, SLEEP)) == [told]
     assert run(ready, journal=(INPUT, SLEEP), duplex=False) == []

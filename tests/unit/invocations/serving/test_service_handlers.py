@@ -225,7 +225,7 @@ def test_promises_of_a_workflow():
     assert journal.output.value == b'["none",1,"kept before"]'
 
 
-def test_other_invocations_are_attached_to_cancelled_and_asked():
+def test_other_invocations_are_attached_to_canceled_and_asked():
     async def look(ctx: Context) -> list:
         ctx.cancel("inv_1other")
         done = await ctx.output("inv_1other", default="going on")

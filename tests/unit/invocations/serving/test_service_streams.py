@@ -171,9 +171,9 @@ def test_a_failure_reaches_the_handler():
         made.say(ack(1))
         await made.hear()
         await made.hear()
-        made.say(told(2, Failure(code=409, message="cancelled")), more=False)
+        made.say(told(2, Failure(code=409, message="canceled")), more=False)
         output, end = await made.rest()
-        assert output.message().failure == pb.Failure(code=409, message="cancelled")
+        assert output.message().failure == pb.Failure(code=409, message="canceled")
         assert names([end]) == ["End"]
 
     scene("steps")
@@ -301,7 +301,7 @@ def test_a_handler_that_will_not_end_is_named_in_the_log(caplog):
             await asyncio.wait_for(made.task, 5)
 
     asyncio.run(scene())
-    assert "(S.lingers) goes on after it was cancelled" in caplog.text
+    assert "(S.lingers) goes on after it was canceled" in caplog.text
 
 
 def test_a_handler_that_waits_no_longer_is_not_suspended():

@@ -78,7 +78,7 @@ class _Committing:
                 service=head.service,
                 key=head.key,
                 length=head.length,
-                cancelled=head.cancelled,
+                canceled=head.canceled,
             )
             for head in self._heads.values()
         }
@@ -119,9 +119,9 @@ class _Committing:
         message = frame.message()
         # Actions look at the journal, and may complete entries of it.
         self._flush()
-        if driven.cancelled and frame.code in WAITING:
-            change(self._work, driven.number, cancelled=False)
-            driven.cancelled = False
+        if driven.canceled and frame.code in WAITING:
+            change(self._work, driven.number, canceled=False)
+            driven.canceled = False
             return Acted(result=CANCEL)
         acted = action(self._work, driven, message)
         if frame.code == kinds.CANCEL_INVOCATION.code:
@@ -131,7 +131,7 @@ class _Committing:
     def _look_again(self) -> None:
         """A cancellation may be of others whose entries are committed here."""
         for head in self._work.heads(self._driven).values():
-            self._driven[head.id].cancelled = head.cancelled
+            self._driven[head.id].canceled = head.canceled
 
     def _again(self, driven: Driven, asked: Commit) -> Committed | Refused:
         """The outcome of an entry that is committed already."""

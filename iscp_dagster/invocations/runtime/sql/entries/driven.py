@@ -20,7 +20,7 @@ class Driven:
     service: str
     key: str
     length: int
-    cancelled: bool
+    canceled: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,7 +35,7 @@ _END = (
         owner=None,
         waits=None,
         next_at=None,
-        cancelled=False,
+        canceled=False,
     )
 )
 _NUMBERS: sa.BindParameter[Any] = sa.bindparam("numbers", expanding=True)

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from iscp_dagster.invocations.protocol import kinds
-from iscp_dagster.invocations.protocol.failures import CANCELLED, Failure
+from iscp_dagster.invocations.protocol.failures import CANCELED, Failure
 from iscp_dagster.invocations.runtime.sql.lives.completing import complete, take_away
 from iscp_dagster.invocations.runtime.sql.lives.ending import end
 from iscp_dagster.invocations.runtime.sql.packing import report
@@ -23,8 +23,8 @@ from iscp_dagster.invocations.runtime.store.operations import Cancel, Kill, Paus
 from iscp_dagster.invocations.runtime.store.outcomes import Done, Refused
 from iscp_dagster.invocations.runtime.store.views import Status
 
-CANCEL = Failure(code=CANCELLED, message="cancelled")
-KILL = Failure(code=CANCELLED, message="killed")
+CANCEL = Failure(code=CANCELED, message="canceled")
+KILL = Failure(code=CANCELED, message="killed")
 
 AT_ONCE = 1_000
 """Invocations for a statement."""
@@ -122,8 +122,8 @@ def _cancel(work: Work, head: sa.Row[Any]) -> tuple[bool, list[str]]:
     children = _open_calls(work, head)
     indexes = list(work.connection.scalars(_OPEN, {"the_number": head.number}))
     if not indexes:
-        change(work, head.number, cancelled=True)
-        return not head.cancelled, []
+        change(work, head.number, canceled=True)
+        return not head.canceled, []
     complete(work, {(head.number, index): CANCEL for index in indexes})
     return True, children
 

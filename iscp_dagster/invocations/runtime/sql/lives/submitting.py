@@ -166,7 +166,7 @@ def _columns(work: Work, new: _New, parent: str | None) -> dict[str, Any]:
         "retries": 0,
         "known": 0,
         "fence": 0,
-        "cancelled": False,
+        "canceled": False,
     }
 
 

@@ -173,8 +173,8 @@ def test_an_asset_invokes_once_for_a_run_and_its_retries(shell, monkeypatch):
     monkeypatch.delenv("ISCP_INVOCATIONS_TOKEN", raising=False)
     space = {}
     exec(compile(code, "greetings.py", "exec", dont_inherit=True), space)
-    greeting, instance = space["greeting"], dg.DagsterInstance.ephemeral()
-    run = dg.materialize([greeting], instance=instance)
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = dg.materialize([space["greeting"]], instance=instance)
     assert run.output_for_node("greeting") == "Hello Ada"
     with Client(shell.url) as client:
         made = client.send("Greeter", "greet", "Ada", idempotency_key=run.run_id)

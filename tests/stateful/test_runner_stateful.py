@@ -395,8 +395,8 @@ def real(clickhouse_url):
 def _rules_fire(real):
     RunnerMachine.fired.clear()
     yield
-    # Random runs always cause these; rarer ones have their own test below.
-    assert all(RunnerMachine.fired[name] for name in ("unregistered", "canceled", "stood by"))
+    # Random runs cause these some fifty times or more; rarer ones have their own test below.
+    assert all(RunnerMachine.fired[name] for name in ("unregistered", "stood by"))
 
 
 @pytest.mark.parametrize("machine", [RunnerMachine, SqlRunnerMachine])

@@ -169,6 +169,17 @@ def test_a_failure_is_explained_in_one_line(launcher, said: str, told: str) -> N
     assert "\n" not in explained
 
 
+def test_progress_stays_in_one_line_of_the_terminal(launcher, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    progress = launcher.Progress("installing")
+    progress.terminal = True
+    progress.hear("Downloading clickhouse_connect-1.12.0-cp313-cp313-" + "manylinux" * 9)
+    shown = capsys.readouterr().err.rpartition("\x1b[K")[2]
+    assert len(shown) == 79
+    assert shown.startswith("downloading clickhouse_connect-1.12.0")
+    assert shown.endswith(" (0 packages, 0 s)")
+
+
 def test_progress_is_plain_lines_when_it_is_not_on_a_terminal(launcher, capfd) -> None:
     progress = launcher.Progress("installing")
     progress.terminal = False

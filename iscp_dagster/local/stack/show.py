@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -65,7 +65,7 @@ class StartUp:
     def update(self, now: StackState) -> None:
         """Show a state; print no line for a service whose condition is unchanged."""
         if self._status:
-            self._status.update("  ".join(_coloured(service) for service in now.services))
+            self._status.update(coming_up(now.services))
             return
         for service in now.services:
             if self._seen.get(service.name) is not service.condition:
@@ -73,9 +73,20 @@ class StartUp:
                 line(f"{service.name}: {service.condition.value}")
 
 
-def _coloured(service: ServiceState) -> str:
-    colour = _COLOURS.get(service.condition, "yellow")
-    return f"{service.name} [{colour}]{service.condition.value}[/]"
+def coming_up(services: Iterable[ServiceState]) -> str:
+    """Name the services by condition, in markup; count the ready ones, to fit into 80 columns."""
+    names: dict[Condition, list[str]] = {}
+    for service in services:
+        names.setdefault(service.condition, []).append(service.name)
+    ready = len(names.pop(Condition.READY, ()))
+    parts = [f"[{_colour(each)}]{each.value}[/] {' '.join(names[each])}" for each in names]
+    if ready:
+        parts.insert(0, f"{ready} [{_colour(Condition.READY)}]ready[/]")
+    return "  ".join(parts)
+
+
+def _colour(condition: Condition) -> str:
+    return _COLOURS.get(condition, "yellow")
 
 
 def addresses(now: StackState) -> None:
@@ -93,7 +104,7 @@ def table(now: StackState) -> None:
     """Print every service's condition, address, process and log file."""
     console = _console()
     for service in now.services:
-        colour = _COLOURS.get(service.condition, "yellow")
+        colour = _colour(service.condition)
         restarts = f", restarts: {service.restarts}" if service.restarts else ""
         process = f"pid {service.pid}{restarts}" if service.pid else ""
         place = "  ".join(filter(None, (service.address, process)))

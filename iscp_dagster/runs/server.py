@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -234,7 +235,7 @@ def _leave(*_: object) -> NoReturn:
 def forked(work: Callable[[], None], *inherited: socket.socket) -> int:
     """Fork a process that does the work without these sockets; on Linux it dies with this one."""
     parent = os.getpid()
-    pid = os.fork()
+    pid = _fork()
     if pid:
         return pid
     code = 1
@@ -254,6 +255,14 @@ def forked(work: Callable[[], None], *inherited: socket.socket) -> int:
             sys.stderr.flush()
         # As multiprocessing does: the parent's exit handlers must not run in the child.
         os._exit(code)
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Newer Pythons count native threads, too; those of Arrow's jemalloc are prepared for forks.
+        if threading.active_count() == 1:
+            warnings.filterwarnings("ignore", ".* is multi-threaded", DeprecationWarning)
+        return os.fork()
 
 
 def _begin(parent: int) -> None:

@@ -550,6 +550,24 @@ for _ in range(2):
     assert len(set(run.stdout.split())) == 2
 
 
+@pytest.mark.parametrize(("alone", "warnings"), [(True, 0), (False, sys.version_info >= (3, 12))])
+def test_a_fork_is_warned_of_for_threads_of_python_and_not_for_those_of_arrow(alone, warnings):
+    code = """
+import os, sys, threading
+import pyarrow
+from iscp_dagster.runs.server import forked
+pyarrow.array(range(1000))
+assert len(os.listdir("/proc/self/task")) > 1
+if sys.argv[1:]:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+os.waitpid(forked(lambda: print("forked")), 0)
+"""
+    command = [sys.executable, "-W", "always", "-c", code, *([] if alone else ["thread"])]
+    run = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert run.stdout == "forked\n"
+    assert run.stderr.count("multi-threaded") == warnings
+
+
 def _children(pid: int) -> set[int]:
     with suppress(FileNotFoundError):
         return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))

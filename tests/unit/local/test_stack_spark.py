@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import stat
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -230,6 +231,22 @@ def server_at(home: Path) -> SparkServer:
 
 def test_daemons_of_python_workers_are_those_that_end(tmp_path: Path) -> None:
     assert f"spark.python.daemon.module={daemon.__name__}" in server_at(tmp_path).command()
+
+
+def test_the_ends_of_idle_daemons_are_no_warnings_of_the_server_and_each_logger_is_a_class() -> (
+    None
+):
+    lines = (Path(daemon.__file__).parent / "log4j2.properties").read_text().splitlines()
+    settings = dict(line.split(" = ", 1) for line in lines if not line.startswith("#"))
+    levels = {
+        name: settings[key.removesuffix("name") + "level"]
+        for key, name in settings.items()
+        if key.startswith("logger.") and key.endswith(".name")
+    }
+    assert levels["org.apache.spark.api.python.PythonWorkerFactory"] == "error"
+    jars_of_spark = (pyspark_folder() / "jars").glob("*.jar")
+    classes = {name for jar in jars_of_spark for name in ZipFile(jar).namelist()}
+    assert {f"{name.replace('.', '/')}.class" for name in levels} <= classes
 
 
 def test_the_server_keeps_everything_under_its_home(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def cancel(id_: InvocationId, *, as_json: AsJson = False) -> None:
 
 @invocations.command()
 def kill(id_: InvocationId, *, as_json: AsJson = False) -> None:
-    """End an invocation and those that it called at once; its handler learns nothing of it."""
+    """End an invocation at once, and the calls that it waits for; its handler learns nothing."""
     _changed(id_, "kill", "is killed", as_json=as_json)
 
 

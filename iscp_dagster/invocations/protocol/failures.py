@@ -61,7 +61,9 @@ class Failure:
 
     def written(self) -> FailureMessage:
         """The message; a code that it cannot have is INTERNAL."""
-        code = self.code if self.code in _CODES else INTERNAL
+        # Handlers are not always type-checked, and a range is searched for what is no integer.
+        fits = isinstance(self.code, int) and self.code in _CODES
+        code = self.code if fits else INTERNAL
         return FailureMessage(code=code, message=sayable(self.message))
 
 

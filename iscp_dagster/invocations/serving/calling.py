@@ -9,7 +9,7 @@ from typing import Any
 from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.serving.attempts.attempt import Attempt
-from iscp_dagster.invocations.serving.attempts.reports import report
+from iscp_dagster.invocations.serving.attempts.reports import report, said
 from iscp_dagster.invocations.serving.context import Context
 from iscp_dagster.invocations.serving.declared.services import Handler
 from iscp_dagster.invocations.serving.errors import TerminalError
@@ -41,7 +41,7 @@ async def _output(attempt: Attempt) -> pb.OutputEntryMessage:
         arguments = _arguments(attempt.handler, given.value)
         result = await attempt.handler.function(context, *arguments)
     except TerminalError as error:
-        failure = Failure(code=error.status, message=str(error))
+        failure = Failure(code=error.status, message=said(error))
         return pb.OutputEntryMessage(failure=failure.written())
     return pb.OutputEntryMessage(value=attempt.handler.output.dumps(result))
 
@@ -50,5 +50,5 @@ def _arguments(handler: Handler, body: bytes) -> tuple[Any, ...]:
     try:
         return handler.arguments(body)
     except ValueError as error:
-        said = f"The argument of {handler.called} does not fit: {error}"
-        raise TerminalError(said, BAD_REQUEST) from None
+        why = f"The argument of {handler.called} does not fit: {error}"
+        raise TerminalError(why, BAD_REQUEST) from None

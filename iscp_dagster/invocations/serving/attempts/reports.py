@@ -26,9 +26,9 @@ def report(
     Every error has one: an attempt whose failure cannot be told would never end.
     """
     retryable = isinstance(error, RetryableError)
-    said = _said(error)
+    text = said(error)
     return ErrorReport(
-        message=said if retryable else f"{type(error).__name__}: {said}",
+        message=text if retryable else f"{type(error).__name__}: {text}",
         description=description[:MOST_SAID],
         index=index,
         name=name,
@@ -37,7 +37,8 @@ def report(
     )
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
+    """The text of any error, cut where no message could have it."""
     try:
         return str(error)[:MOST_SAID]
     except Exception as other:  # noqa: BLE001 - its class is not ours

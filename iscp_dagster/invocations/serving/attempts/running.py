@@ -13,6 +13,7 @@ from anyio import to_thread
 
 from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
+from iscp_dagster.invocations.serving.attempts.reports import said
 from iscp_dagster.invocations.serving.declared.serde import Serde
 from iscp_dagster.invocations.serving.errors import RetryableError, TerminalError
 from iscp_dagster.model.errors import ConfigError
@@ -84,13 +85,13 @@ class Action:
             value = await self._called()
             return pb.RunEntryMessage(name=self.name, value=self.serde.dumps(value))
         except TerminalError as error:
-            return self._failed(str(error), error.status)
+            return self._failed(said(error), error.status)
         except Exception as error:
             if self.retry is None or isinstance(error, RetryableError):
                 raise
             spent = tried.seconds + clock() - begun
             delay = self.retry.delay(tried.count + 1, spent)
-            told = f"{type(error).__name__}: {error}"
+            told = f"{type(error).__name__}: {said(error)}"
             if delay is None:
                 logger.warning("%s: the run %r failed for good", of, self.name, exc_info=error)
                 return self._failed(told, 500)

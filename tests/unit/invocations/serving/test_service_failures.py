@@ -161,6 +161,54 @@ def test_an_error_without_end_is_cut():
         assert error.ByteSize() < 1_000_000
 
 
+class MuteTerminalError(TerminalError):
+    __str__ = MuteError.__str__
+
+
+def terminal() -> None:
+    raise TerminalError("m" * 40_000_000, 404)
+
+
+def mute_terminal() -> None:
+    raise MuteTerminalError("", 404)
+
+
+def without_end() -> None:
+    raise KeyError("m" * 40_000_000)
+
+
+def mute_error() -> None:
+    raise MuteError
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "begins"),
+    [
+        (terminal, 404, "mmm"),
+        (mute_terminal, 404, "its text raises RuntimeError"),
+        (without_end, 500, "KeyError: 'mmm"),
+        (mute_error, 500, "MuteError: its text raises RuntimeError"),
+    ],
+)
+def test_a_failure_for_good_ends_whatever_its_error_says(function, code, begins):
+    """Else it would be tried for ever: its text raises, or is larger than a message may be."""
+
+    async def in_a_run(ctx: Context) -> None:
+        await ctx.run("fails", function, retry=RunRetry(attempts=1))
+
+    async def itself(ctx: Context) -> None:
+        function()
+
+    for handler in (in_a_run, itself) if code == 404 else (in_a_run,):
+        journal = journal_of(handler)
+        while (ended := attempt(journal))[-1] == "Suspension":
+            pass
+        assert ended[-1] == "End"
+        assert journal.output.failure.code == code
+        assert journal.output.failure.message.startswith(begins)
+        assert journal.output.ByteSize() < 1_000_000
+
+
 def test_a_terminal_failure_that_no_message_can_have_is_written_out():
     async def refuse(ctx: Context) -> None:
         raise TerminalError("no \udcff", 404)
@@ -181,7 +229,7 @@ def test_a_terminal_failure_that_no_message_can_have_is_written_out():
     assert attempt(journal)[-1] == "End"
 
 
-@pytest.mark.parametrize("status", [-1, 2**32])
+@pytest.mark.parametrize("status", [-1, 2**32, 404.0, "404"])
 def test_a_status_that_no_message_can_have_is_500(status):
     async def refuse(ctx: Context) -> None:
         raise TerminalError("no", status)

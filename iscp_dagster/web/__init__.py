@@ -1,1 +1,1 @@
-"""Guards servers on this machine against foreign web pages."""
+"""What servers on this machine have in common: guards against foreign web pages, and bounds."""

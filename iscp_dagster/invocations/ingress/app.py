@@ -79,7 +79,7 @@ def _guard(settings: Settings) -> Middleware:
 
 def _routes(settings: Settings) -> list[BaseRoute]:
     backend, bounds = settings.backend, settings.bounds
-    waiting = Waiting(backend, bounds.waiting)
+    waiting = Waiting(backend, bounds.waiting, bounds.still)
     outputs = _careful(Outputs(backend=backend, waiting=waiting))
     catalog = Catalog(backend)
     invoking = Invoking(backend=backend, waiting=waiting, bounds=bounds, catalog=catalog)

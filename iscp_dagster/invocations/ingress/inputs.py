@@ -19,6 +19,7 @@ from iscp_dagster.invocations.ingress.refusals import (
 from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.results import Result, Value
 from iscp_dagster.invocations.runtime.store.deployments import Handler
+from iscp_dagster.web.sending import Sending
 
 ID_HEADER = "x-restate-id"
 _OWN = {
@@ -61,7 +62,7 @@ def kept_headers(request: Request) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in found if name.lower() not in _OWN)
 
 
-def answer(handler: Handler | None, id_: str, result: Result) -> Response:
+def answer(handler: Handler | None, id_: str, result: Result, sending: Sending) -> Response:
     """How an invocation ended: its output as its manifest says, or its failure's code."""
     headers = {ID_HEADER: id_}
     if isinstance(result, Failure):
@@ -71,7 +72,7 @@ def answer(handler: Handler | None, id_: str, result: Result) -> Response:
     type_ = shape.get("contentType")
     if type_ and (content or shape.get("setContentTypeIfEmpty")):
         headers["Content-Type"] = type_
-    return Response(content, 200, {**PLAIN, **headers})
+    return sending.response(id_, content, {**PLAIN, **headers})
 
 
 def _described(handler: Handler, what: str, otherwise: Mapping[str, Any]) -> Mapping[str, Any]:

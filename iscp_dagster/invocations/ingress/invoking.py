@@ -28,6 +28,7 @@ from iscp_dagster.invocations.protocol.results import Result
 from iscp_dagster.invocations.runtime.store.deployments import Handler, Service
 from iscp_dagster.invocations.runtime.store.operations import Submit
 from iscp_dagster.invocations.runtime.store.outcomes import Refused, Submitted
+from iscp_dagster.web.sending import STILL_SECONDS, Sending
 
 _LONGEST_KEY = 1_024
 _ACCEPTED, _OK = 202, 200
@@ -41,13 +42,16 @@ class Bounds:
     """Bytes of an input."""
     waiting: int = 10_000
     """Requests that wait for an output at the same time."""
+    still: float = STILL_SECONDS
+    """Seconds for which a client may take nothing of a large output."""
 
 
 class Waiting:
-    """Waits for the ends of invocations on behalf of requests, within bounds."""
+    """Waits for the ends of invocations on behalf of requests, within bounds, and sends outputs."""
 
-    def __init__(self, backend: Backend, most: int) -> None:
+    def __init__(self, backend: Backend, most: int, still: float) -> None:
         self._backend, self._most, self.count = backend, most, 0
+        self.sending = Sending(still)
 
     def check(self) -> None:
         """Raises RefusedError (429) if no more requests may wait."""
@@ -159,7 +163,7 @@ class Invoking:
         result = made.result
         if result is None:
             result = await self.waiting.result(request, made.id)
-        return answer(handler, made.id, result)
+        return answer(handler, made.id, result, self.waiting.sending)
 
 
 def _delay(request: Request, *, send: bool) -> int:

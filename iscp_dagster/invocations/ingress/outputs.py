@@ -48,19 +48,23 @@ class Outputs:
         """The output; 470 from `output` while there is none."""
         what, *named, verb = segments(raw_path(request))
         id_ = await self._found(what, tuple(named))
-        found: Invocation | None = await self.backend.read(self.backend.store.invocation, id_)
         if verb not in {"attach", "output"}:
             raise RefusedError(NOT_FOUND, f"There is no {verb!r} here; use attach or output.")
-        if found is None:
-            raise unknown(id_)
-        result = found.result
-        if result is None and verb == "output":
+        # One after the other, so that many who ask for one large output hold up nobody else.
+        async with self.waiting.sending.turn(id_):
+            found: Invocation | None = await self.backend.read(self.backend.store.invocation, id_)
+            if found is None:
+                raise unknown(id_)
+            if found.result is not None:
+                return await self._answer(found, found.result)
+        if verb == "output":
             message = f"The invocation {id_} has not ended: it is {found.status.label}."
             return told(NOT_READY, NOT_READY, message)
-        if result is None:
-            self.waiting.check()
-            result = await self.waiting.result(request, id_)
-        return answer(await self._handler(found), id_, result)
+        self.waiting.check()
+        return await self._answer(found, await self.waiting.result(request, id_))
+
+    async def _answer(self, found: Invocation, result: Result) -> Response:
+        return answer(await self._handler(found), found.id, result, self.waiting.sending)
 
     async def _found(self, what: str, named: tuple[str, ...]) -> str:
         if what == "invocation" and len(named) == _BY_ID:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -31,6 +32,7 @@ from iscp_dagster.model.errors import ConfigError, UnavailableError
 
 JSON = {"content-type": "application/json"}
 BOUNDS = Bounds(body=1_000, waiting=2)
+LARGE = b"[" + b"1," * 100_000 + b"1]"
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +109,29 @@ def test_a_terminal_failure_is_the_status_of_the_answer(http, hand):
     assert answer.status_code == 418
     assert answer.json() == {"code": 418, "message": "I am a teapot"}
     assert answer.headers["x-restate-id"] == id_
+
+
+def test_many_who_ask_for_one_output_read_it_one_after_the_other(http, hand):
+    """Else a large one takes up all threads that read, and much memory."""
+    id_ = sent(http)
+    hand.claim()
+    hand.finish(id_, LARGE)
+    reading, together, read = [], threading.Event(), hand.store.invocation
+
+    def read_slowly(asked):
+        reading.append(asked)
+        if len(reading) > 1:
+            together.set()
+        together.wait(0.1)
+        found = read(asked)
+        reading.remove(asked)
+        return found
+
+    hand.store.invocation = read_slowly
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(http.get, [f"/restate/invocation/{id_}/attach"] * 3))
+    assert {(each.status_code, each.content) for each in answers} == {(200, LARGE)}
+    assert not together.is_set()
 
 
 def test_services_are_read_anew_when_they_may_have_changed(hand):

@@ -16,6 +16,7 @@ from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.results import EMPTY, Value
 from iscp_dagster.invocations.runtime.store.deployments import Handler
 from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.web.sending import Sending
 
 TOKEN = "a-token-of-sixteen"
 JSON_IN = {"required": True, "contentType": "application/json"}
@@ -172,7 +173,7 @@ def test_an_output_has_the_type_that_the_manifest_says():
         (takes(output={}), Value(value=b"1"), None),
         (None, Value(value=b"1"), "application/json"),
     ):
-        shown = answer(handler, "inv_1x", result)
+        shown = answer(handler, "inv_1x", result, Sending())
         assert shown.headers.get("content-type") == type_
         assert shown.status_code == 200
         assert shown.headers["x-restate-id"] == "inv_1x"
@@ -182,7 +183,7 @@ def test_an_output_has_the_type_that_the_manifest_says():
     ("code", "status"), [(404, 404), (409, 409), (599, 599), (200, 500), (600, 500), (0, 500)]
 )
 def test_a_failures_code_is_the_status_where_http_has_it(code, status):
-    shown = answer(takes(), "inv_1x", Failure(code=code, message="no"))
+    shown = answer(takes(), "inv_1x", Failure(code=code, message="no"), Sending())
     assert shown.status_code == status
     assert bytes(shown.body) == b'{"code":%d,"message":"no"}' % code
 

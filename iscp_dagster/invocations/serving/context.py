@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
 from functools import cached_property
 from hashlib import sha256
-from math import isfinite
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 from uuid import UUID
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
     from iscp_dagster.invocations.serving.attempts.attempt import Attempt
 
 Seconds = float | timedelta
+_LONGEST = 100 * 366 * 86_400
+"""Seconds in a century, beyond which the runtime takes no delay either."""
 T = TypeVar("T")
 
 
@@ -218,8 +219,11 @@ class Context:
         """When `duration` from now has passed, in ms since 1970."""
         # Handlers are not always type-checked.
         seconds: Any = duration.total_seconds() if isinstance(duration, timedelta) else duration
-        if not isinstance(seconds, Real) or not isfinite(seconds):
-            raise ContextError(f"{duration!r} is no time; give seconds, or a timedelta.")
+        # Compared as it is: a float has not every integer, and NaN compares with none.
+        if not isinstance(seconds, Real) or not abs(seconds) <= _LONGEST:
+            raise ContextError(
+                f"{duration!r} is no time; give seconds up to a century, or a timedelta."
+            )
         return round((self._attempt.clock() + max(0.0, float(seconds))) * 1000)
 
 

@@ -539,12 +539,22 @@ async def sends_without_end(ctx: Context) -> None:
     ctx.send("T", "h", delay=float("inf"))
 
 
+async def sleeps_for_ages(ctx: Context) -> None:
+    await ctx.sleep(1e18)
+
+
+async def sleeps_beyond_numbers(ctx: Context) -> None:
+    await ctx.sleep(10**400)
+
+
 @pytest.mark.parametrize(
     ("handler", "told"),
     [
+        (sleeps_for_ages, "1e+18 is no time; give seconds up to a century, or a timedelta."),
+        (sleeps_beyond_numbers, "is no time; give seconds up to a century, or a timedelta."),
         (runs_a_result, "The run 'charge' gets int in place of a function; give it the function"),
         (runs_a_coroutine, "The run 'charge' gets coroutine in place of a function"),
-        (sleeps_a_text, "'3' is no time; give seconds, or a timedelta."),
+        (sleeps_a_text, "'3' is no time; give seconds up to a century, or a timedelta."),
         (sends_without_end, "inf is no time"),
         (reads_state, "S.reads_state has no state"),
         (promises, "S.promises has no promises"),

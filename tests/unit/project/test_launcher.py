@@ -60,7 +60,8 @@ def test_a_python_that_is_too_old_is_one_line(launcher, monkeypatch: pytest.Monk
 
 def test_the_oldest_python_is_what_the_project_and_each_of_its_packages_ask_for(launcher) -> None:
     oldest = "{}.{}".format(*launcher.OLDEST)
-    asked = {each.metadata["Name"]: each.metadata.get("Requires-Python") for each in ours_and_theirs()}
+    theirs = [each.metadata for each in ours_and_theirs()]
+    asked = {each["Name"]: each.get("Requires-Python") for each in theirs}
     assert asked["iscp_dagster"] == f">={oldest}"
     assert f"Python {oldest} or newer" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert not {

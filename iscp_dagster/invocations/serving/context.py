@@ -220,7 +220,8 @@ class Context:
         # Handlers are not always type-checked.
         seconds: Any = duration.total_seconds() if isinstance(duration, timedelta) else duration
         # Compared as it is: a float has not every integer, and NaN compares with none.
-        if not isinstance(seconds, Real) or not abs(seconds) <= _LONGEST:
+        number = isinstance(seconds, Real)
+        if not (number and abs(seconds) <= _LONGEST):
             raise ContextError(
                 f"{duration!r} is no time; give seconds up to a century, or a timedelta."
             )

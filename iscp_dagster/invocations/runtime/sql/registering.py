@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
+from iscp_dagster.invocations.runtime.sql.lives.changing import follow
 from iscp_dagster.invocations.runtime.sql.lives.stopping import kill_all
 from iscp_dagster.invocations.runtime.sql.services import packed, service
 from iscp_dagster.invocations.runtime.sql.tables import (
@@ -27,13 +28,14 @@ from iscp_dagster.joblog.sql.given import insert_into
 
 def register(work: Work, asked: Register) -> Registered | Refused:
     """See the operation."""
-    if not asked.force and (refused := _conflict(work, asked.services)):
+    known = _known(work, asked.services)
+    if not asked.force and (refused := _conflict(known, asked.services)):
         return refused
     given = asked.deployment
     same = sa.or_(DEPLOYMENTS.id == given.id, DEPLOYMENTS.url == given.url)
-    known = set(work.connection.scalars(sa.select(DEPLOYMENTS.id).where(same)))
-    id_ = given.id if given.id in known else next(iter(known), given.id)
-    for other in known - {id_}:
+    there = set(work.connection.scalars(sa.select(DEPLOYMENTS.id).where(same)))
+    id_ = given.id if given.id in there else next(iter(there), given.id)
+    for other in there - {id_}:
         _join(work, other, id_)
     _put(
         work,
@@ -44,9 +46,10 @@ def register(work: Work, asked: Register) -> Registered | Refused:
     work.connection.execute(sa.delete(ISCP_SERVICES).where(SERVICES.deployment_id == id_))
     for each in asked.services:
         _put(work, ISCP_SERVICES, packed(each, id_))
+    follow(work, known, tuple(asked.services))
     work.services.clear()
     work.ready = True
-    return Registered(id=id_, is_new=not known)
+    return Registered(id=id_, is_new=not there)
 
 
 def unregister(work: Work, asked: Unregister) -> Done | Refused:
@@ -65,9 +68,13 @@ def unregister(work: Work, asked: Unregister) -> Done | Refused:
     return Done(changed=work.connection.execute(gone).rowcount > 0)
 
 
-def _conflict(work: Work, services: Collection[Service]) -> Refused | None:
+def _known(work: Work, services: Collection[Service]) -> dict[str, Service]:
+    """The services of these names as they were registered last."""
     named = sa.select(ISCP_SERVICES).where(SERVICES.name.in_([each.name for each in services]))
-    known = {row.name: service(row) for row in work.connection.execute(named)}
+    return {row.name: service(row) for row in work.connection.execute(named)}
+
+
+def _conflict(known: Mapping[str, Service], services: Collection[Service]) -> Refused | None:
     for each in services:
         if each.name in known and known[each.name].kind is not each.kind:
             return Refused(

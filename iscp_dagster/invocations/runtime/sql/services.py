@@ -14,11 +14,12 @@ from iscp_dagster.invocations.runtime.sql.work import BAD, NOT_FOUND, Work
 from iscp_dagster.invocations.runtime.store.deployments import Handler, Service
 from iscp_dagster.invocations.runtime.store.outcomes import Refused
 
-_ROLES = {
+ROLES = {
     HandlerKind.SHARED: Role.SHARED,
     HandlerKind.EXCLUSIVE: Role.EXCLUSIVE,
     HandlerKind.WORKFLOW: Role.RUN,
 }
+"""How an invocation of a handler treats its key."""
 _NAMED = sa.select(ISCP_SERVICES).where(SERVICES.name.in_(sa.bindparam("names", expanding=True)))
 
 
@@ -76,4 +77,4 @@ def role(work: Work, name: str, handler: str, key: str) -> Role | Refused:
     if held.kind.keyed != bool(key):
         what = "needs a key" if held.kind.keyed else f"has no keys, but {key!r} is given"
         return Refused(code=BAD, message=f"Service {name!r} is a {held.kind.value}: it {what}.")
-    return _ROLES[found.kind]
+    return ROLES[found.kind]

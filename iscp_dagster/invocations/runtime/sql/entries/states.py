@@ -32,7 +32,7 @@ def keyed(action: Action) -> Action:
 
     def act(work: Work, driven: Driven, message: Any) -> Acted | Refused:
         if not driven.key:
-            return violation(driven, f"service {driven.service!r} has no keys, hence no state.")
+            return violation(driven, "it was invoked without a key, hence it has no state.")
         if len(getattr(message, "key", b"")) > LONGEST:
             return violation(driven, f"the name of a state is longer than {LONGEST:,} bytes.")
         return action(work, driven, message)

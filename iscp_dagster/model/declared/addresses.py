@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 _PRINTABLE = re.compile(r"[!-~]+")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def http_address(url: Any) -> SplitResult | None:
@@ -22,7 +23,13 @@ def http_address(url: Any) -> SplitResult | None:
 
 
 def without_secrets(url: Any) -> str:
-    """What a message may show of an address that is wrong: neither user, query nor fragment."""
-    plain = re.split(r"[?#]", str(url), maxsplit=1)[0]
-    scheme, mark, rest = plain.rpartition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
+    """What a message may show of an address that is wrong: neither user, query nor fragment.
+
+    A password may have any of their marks in it: where they contradict each other, nothing is
+    shown.
+    """
+    text = str(url)
+    scheme = found[0] if (found := _SCHEME.match(text)) else ""
+    plain, *hidden = re.split(r"[?#]", text[len(scheme) :], maxsplit=1)
+    unclear = any("@" in each for each in hidden)
+    return f"{scheme}{'…' if unclear else plain.rpartition('@')[2]}"

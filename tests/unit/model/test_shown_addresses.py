@@ -1,0 +1,27 @@
+"""What messages show of addresses that are wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from iscp_dagster.model.declared.addresses import without_secrets
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("http://host:1/path", "http://host:1/path"),
+        ("http://host/a?b=secret#secret", "http://host/a"),
+        ("http://me:secret@host/path", "http://host/path"),
+        ("me:secret@host", "host"),
+        ("http://me:secret@proxy/https://host", "http://proxy/https://host"),
+        ("http://me:sec://ret@host", "http://host"),
+        ("http://me:secret?secret@host", "http://…"),
+        ("http://me:secret#secret@host", "http://…"),
+        ("http://host?token=secret@secret", "http://…"),
+        ("me:secret#secret@host", "…"),
+        (7, "7"),
+    ],
+)
+def test_an_address_is_shown_without_what_may_be_secret(address, shown):
+    assert without_secrets(address) == shown

@@ -72,7 +72,7 @@ class Http2:
         while (found := self._with_room(origin)) is None:
             made = await asyncio.shield(self._connecting.get(origin) or self._connect(origin))
             if not made.open:
-                raise StaleError(f"{origin} closed the connection.")
+                raise _closed(origin)
         return found
 
     def _with_room(self, origin: Origin) -> Http2Connection | None:
@@ -113,11 +113,15 @@ class Http2:
         return connection
 
     async def _settled(self, transport: asyncio.Transport, connection: Http2Connection) -> None:
-        """Wait until it takes exchanges. Raises NotHttp2Error, DeploymentUnreachableError."""
+        """Wait until it takes exchanges. Raises NotHttp2Error, DeploymentUnreachableError, and
+        StaleError if the peer goes away at once, as while it is restarted.
+        """
         chosen = transport.get_extra_info("ssl_object")
         if chosen is not None and chosen.selected_alpn_protocol() != "h2":
             raise NotHttp2Error(f"{connection.origin} does not offer HTTP/2 over TLS.")
         await connection.settled(self._seconds)
+        if not connection.open:
+            raise _closed(connection.origin)
         if not connection.has_room:
             raise DeploymentUnreachableError(f"{connection.origin} allows no HTTP/2 requests.")
 
@@ -125,6 +129,10 @@ class Http2:
         if origin.tls and self._context is None:
             self._context = tls_context(("h2", "http/1.1"), self._trusted)
         return self._context if origin.tls else None
+
+
+def _closed(origin: Origin) -> StaleError:
+    return StaleError(f"{origin} closed the connection; check that it runs.")
 
 
 def _stops(origin: Origin) -> DeploymentUnreachableError:

@@ -110,6 +110,26 @@ def test_a_goaway_lets_exchanges_before_it_end_and_tells_that_others_were_not_be
     assert seen == [1, 3, 1]
 
 
+def test_a_peer_that_goes_away_at_once_has_closed_the_connection():
+    """It is restarted, say: another connection may be opened at once."""
+
+    async def talk(reader, writer):
+        connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+        connection.initiate_connection()
+        writer.write(connection.data_to_send() + GoAwayFrame(0).serialize())
+        await reader.read()
+
+    async def inside():
+        async with raw_peer(talk) as told:
+            client = HttpClient()
+            with pytest.raises(StaleError, match="closed the connection"):
+                await client.open(Address.parsed(told), POST, HTTP_2)
+            await client.close()
+            return True
+
+    assert run(inside())
+
+
 def test_a_goaway_with_an_error_ends_every_exchange():
     def answer(connection, event):
         if asked(event):

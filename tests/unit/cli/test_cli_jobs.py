@@ -1015,8 +1015,10 @@ def test_flush_says_how_many_watermarks_moved(iscp, jobs, source, clock):
 
 
 @pytest.fixture
-def dagster(monkeypatch):
+def dagster(monkeypatch, tmp_path):
     """Run a webserver that gives the set answers, and a ClickHouse that answers."""
+    # A stack of this clone, which may be up, answers for what is not set.
+    monkeypatch.setenv("ISCP_HOME", str(tmp_path))
     with answering_server() as webserver, answering_server() as clickhouse:
         monkeypatch.setenv("DAGSTER_URL", webserver.url)
         monkeypatch.setenv("CLICKHOUSE_URL", clickhouse.url)

@@ -20,6 +20,7 @@ from iscp_dagster.invocations.client.errors import (
 )
 from iscp_dagster.invocations.client.requests import (
     authorization,
+    checked,
     checked_url,
     encoded,
     idempotency,
@@ -190,7 +191,7 @@ class Client:
 
     def register(self, uri: str, *, force: bool = False) -> Mapping[str, Any]:
         """Register the services at an address; a second time nothing changes, unless `force`."""
-        asked = {"uri": uri, "force": force}
+        asked = {"uri": checked(uri), "force": force}
         return self._told("POST", path("admin", "deployments"), json=asked).shaped(_DEPLOYMENT)
 
     def deployments(self) -> list[Mapping[str, Any]]:
@@ -205,7 +206,7 @@ class Client:
 
     def invocations(self, limit: int = 100, **chosen: str | None) -> list[Mapping[str, Any]]:
         """The latest invocations, by `service`, `handler`, `key` or `status`."""
-        params = {name: value for name, value in chosen.items() if value is not None}
+        params = {name: checked(value) for name, value in chosen.items() if value is not None}
         asked = {"limit": str(limit), **params}
         told = self._told("GET", path("admin", "invocations"), params=asked)
         return told.objects("invocations")

@@ -50,6 +50,11 @@ def path(*parts: str) -> str:
     return "".join(f"/{_UPWARDS.get(each) or quote(encoded(each), safe='')}" for each in parts)
 
 
+def checked(text: str) -> str:
+    """The text. Raises InvocationRefusedError for what is none."""
+    return encoded(text).decode()
+
+
 def encoded(text: str) -> bytes:
     """The text in UTF-8. Raises InvocationRefusedError for what is no text."""
     try:

@@ -215,5 +215,9 @@ def test_a_name_that_is_no_text_is_refused():
                 ask("\udcff")
         with pytest.raises(InvocationRefusedError, match="no text"):
             client.reject("prom_1x", "\udcff")
+        with pytest.raises(InvocationRefusedError, match="no text"):
+            client.invocations(handler="\udcff")
+        with pytest.raises(InvocationRefusedError, match="no text"):
+            client.register("http://\udcff")
         with pytest.raises(InvocationRefusedError, match="no JSON"):
             client.send("Greeter", "greet", object())

@@ -16,6 +16,7 @@ from iscp_dagster.invocations.client.answers import ID_HEADER, JSON, Answer, Tol
 from iscp_dagster.invocations.client.errors import (
     InvocationFailedError,
     InvocationRefusedError,
+    TokenRefusedError,
     shown,
 )
 from iscp_dagster.invocations.client.requests import (
@@ -38,6 +39,7 @@ _SECONDS = 30.0
 """How long one request may take; what takes longer is asked for again."""
 _SERVICE = {"name": str, "ty": str, "handlers": [{"name": str}]}
 _DEPLOYMENT = {"id": str, "uri": str, "registered": str, "services": [_SERVICE]}
+_NO_TOKEN = 401
 _OVERLOADED = {408, 429, 502, 503, 504}
 
 
@@ -284,4 +286,6 @@ class Client:
             how = f"answers {answer.status}: {said}"
             return UnavailableError(f"The runtime of invocations at {self.url} {how}")
         told = f"The runtime of invocations refused with {answer.status}: {said}"
+        if answer.status == _NO_TOKEN:
+            return TokenRefusedError(told, status=answer.status, reason=reason)
         return InvocationRefusedError(told, status=answer.status, reason=reason)

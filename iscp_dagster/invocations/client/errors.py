@@ -33,3 +33,9 @@ class InvocationRefusedError(IscpError):
     def __init__(self, message: str, *, status: int = 400, reason: str = "") -> None:
         super().__init__(message)
         self.status, self.reason = status, reason
+
+
+class TokenRefusedError(InvocationRefusedError):
+    """The runtime wants another token: one of them was changed, and the other not yet."""
+
+    code = 1_850

@@ -17,7 +17,11 @@ from starlette.responses import PlainTextResponse
 from iscp_dagster.cli.checkup import invocations as checked
 from iscp_dagster.invocations import Context, Service, TerminalError, VirtualObject, service_app
 from iscp_dagster.invocations.client.client import Client, Sent
-from iscp_dagster.invocations.client.errors import InvocationFailedError, InvocationRefusedError
+from iscp_dagster.invocations.client.errors import (
+    InvocationFailedError,
+    InvocationRefusedError,
+    TokenRefusedError,
+)
 from iscp_dagster.invocations.protocol.ids import new_id, shown
 from iscp_dagster.jobservices.server import OWN, SERVICES, check_host, services_path, settings_of
 from iscp_dagster.model.errors import ConfigError, UnavailableError, WaitError
@@ -263,6 +267,17 @@ def test_unknown_invocations_are_refused(client):
         with pytest.raises(InvocationRefusedError) as refused:
             ask(shown(new_id()))
         assert refused.value.status == 404
+
+
+def test_a_token_that_was_changed_elsewhere_is_refused_for_now(url):
+    """Else the jobs of all tenants would have to be repaired after each change of it."""
+    with Client(url, f"{TOKEN}-of-yesterday") as stale:
+        for asked in (stale.services, lambda: stale.send("Desk", "double", 1)):
+            with pytest.raises(TokenRefusedError) as refused:
+                asked()
+            assert refused.value.status == 401
+            assert not refused.value.permanent
+            assert TOKEN not in str(refused.value)
 
 
 def test_without_the_token_the_runtime_refuses(url):

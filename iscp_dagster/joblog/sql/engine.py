@@ -127,7 +127,7 @@ def _parse(url: str | sa.URL, role: Role) -> sa.URL:
     try:
         parsed = sa.make_url(url)
         driver = DRIVERS[parsed.drivername.partition("+")[0]]
-    except exc.ArgumentError:
+    except (exc.ArgumentError, ValueError):  # the latter for a port that is no number
         raise ConfigError(
             f"{role.setting} is not a database URL; give sqlite:///file or "
             "postgresql://user:password@host/database."

@@ -152,6 +152,8 @@ def test_threads_that_begin_the_same_iteration_get_one_claim(make_log):
         ("sqlite:///:memory:", "names no file"),
         ("mysql://u:hush@host/db", r"mysql://u:\*\*\*@host/db: .* sqlite or postgresql"),
         ("not a url hush", "is not a database URL"),
+        ("postgresql://u:hush@host:port/db", "is not a database URL"),
+        ("postgresql://u:hush/db", "is not a database URL"),
     ],
 )
 def test_a_wrong_url_is_refused_without_its_password(url, message):

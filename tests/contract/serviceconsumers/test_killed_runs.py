@@ -24,7 +24,7 @@ from iscp_dagster.sync.publish import Delivery
 
 IDS = range(7)
 TENANTS = ("a", "b")
-SECONDS = 60
+SECONDS = 120
 NUMBERS = count()
 BOOKED: Counter[tuple[str, int]] = Counter()
 STRUCK: dict[str, Any] = {}

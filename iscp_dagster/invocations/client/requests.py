@@ -9,12 +9,11 @@ from typing import Any
 from urllib.parse import quote
 
 from iscp_dagster.invocations.client.errors import InvocationRefusedError
+from iscp_dagster.invocations.durations import CENTURY
 from iscp_dagster.model.declared.addresses import http_address
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL
 
-MOST_SECONDS = 100 * 366 * 86_400
-"""A century; the runtime takes no longer delay."""
 _SECRET = re.compile(r"[!-~]*")
 _UPWARDS = {".": "%2E", "..": "%2E%2E"}
 
@@ -75,7 +74,7 @@ def idempotency(key: str) -> bytes:
 
 def milliseconds(delay: float) -> dict[str, str]:
     """The parameter of a delay in seconds. Raises InvocationRefusedError for what is none."""
-    if math.isnan(delay) or delay > MOST_SECONDS:
+    if math.isnan(delay) or delay > CENTURY:
         raise InvocationRefusedError(
             f"The delay {delay} is no number of seconds up to a century; give a shorter one."
         )

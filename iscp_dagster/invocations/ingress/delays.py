@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from decimal import ROUND_CEILING, Decimal
 
+from iscp_dagster.invocations.durations import CENTURY
 from iscp_dagster.invocations.ingress.refusals import BAD, RefusedError
 
-MOST = 100 * 366 * 86_400_000
-"""Milliseconds in a century: what is due later than that is a mistake."""
+MOST = CENTURY * 1_000
+"""Milliseconds: what is due later than that is a mistake."""
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _NAMES = {
     **dict.fromkeys(("ms", "msec", "millis"), "ms"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from iscp_dagster.invocations.durations import YEAR
 from iscp_dagster.model.errors import ConfigError
 
-MOST_SECONDS = 366 * 86_400.0
+MOST_SECONDS = float(YEAR)
 """The longest wait that an error may ask for."""
 MOST_FACTOR = 1_000.0
 MOST_STEPS = 100

@@ -11,6 +11,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 from uuid import UUID
 
+from iscp_dagster.invocations.durations import CENTURY
 from iscp_dagster.invocations.protocol.awakeables import awakeable_id
 from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.frames import frame
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from iscp_dagster.invocations.serving.attempts.attempt import Attempt
 
 Seconds = float | timedelta
-_LONGEST = 100 * 366 * 86_400
-"""Seconds in a century, beyond which the runtime takes no delay either."""
 T = TypeVar("T")
 
 
@@ -221,7 +220,7 @@ class Context:
         seconds: Any = duration.total_seconds() if isinstance(duration, timedelta) else duration
         # Compared as it is: a float has not every integer, and NaN compares with none.
         number = isinstance(seconds, Real)
-        if not (number and abs(seconds) <= _LONGEST):
+        if not (number and abs(seconds) <= CENTURY):
             raise ContextError(
                 f"{duration!r} is no time; give seconds up to a century, or a timedelta."
             )

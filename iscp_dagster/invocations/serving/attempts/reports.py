@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from iscp_dagster.invocations.durations import YEAR
 from iscp_dagster.invocations.protocol.failures import ErrorReport
 from iscp_dagster.invocations.serving.errors import RetryableError
 
-LONGEST = 366 * 86_400.0
-"""Seconds; a runtime waits no longer, whatever an error asks for."""
 MOST_SAID = 100_000
 """Characters of a text; a message of the protocol has a bound, and the runtime keeps fewer."""
 
@@ -51,4 +50,4 @@ def _milliseconds(delay: Any) -> int | None:
         delay = delay.total_seconds()
     if not isinstance(delay, (int, float)) or delay != delay:  # noqa: PLR0124 - as NaN does
         return None
-    return round(min(max(0.0, delay), LONGEST) * 1000)
+    return round(min(max(0.0, delay), YEAR) * 1000)

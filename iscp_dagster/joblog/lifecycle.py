@@ -63,15 +63,17 @@ def unregistered(job: Job, now: datetime) -> Job:
     return replace(_moved(job, Event.UNREGISTER, now, status=_ended(job, now)), drop_at=now)
 
 
-def updated(job: Job, change: SpecUpdate, now: datetime) -> Job:
+def updated(job: Job, change: SpecUpdate, now: datetime, *, interrupt: bool) -> Job:
     """With its new spec; a run that holds it goes on under the old one.
 
+    A new spec does not wait for failures of the old one, nor does a job that a person interrupts.
     A changed consumer, even if only its columns or options changed, gets all rows again; an
     iteration that waits for a worker then starts from START.
     """
     spec = change.applied(job.spec)
     rebuild = job.rebuild or spec.detail.consumer != job.spec.detail.consumer
-    status = replace(job.status, attempts=0) if rebuild else job.status
+    fresh = rebuild or interrupt or spec != job.spec
+    status = replace(job.status, attempts=0) if fresh else job.status
     row = replace(_noted(job, Event.UPDATE, now), spec=spec, rebuild=rebuild, status=status)
     return row if job.state is JobState.RUNNING else _started_over(row)
 
@@ -88,8 +90,9 @@ def freed(job: Job, now: datetime, *, interrupt: bool) -> Job:
 
 
 def differs(before: Job, after: Job) -> bool:
-    """Whether a change of spec changed anything."""
-    return (before.spec, before.state) != (after.spec, after.state)
+    """Whether a change of spec changed anything, be it only how long the job waits."""
+    same = (before.spec, before.state) == (after.spec, after.state)
+    return not same or before.status.attempts != after.status.attempts
 
 
 def rebuilt(job: Job, now: datetime) -> Job:
@@ -117,8 +120,11 @@ def paused(job: Job, now: datetime) -> Job:
 
 
 def resumed(job: Job, now: datetime) -> Job:
-    """Planned again. A job that is not paused stays as it is."""
-    return replace(_noted(job, Event.RESUME, now), paused_at=None) if job.paused_at else job
+    """Planned again, without backoff. A job that is not paused stays as it is."""
+    if not job.paused_at:
+        return job
+    status = replace(job.status, attempts=0)
+    return replace(_noted(job, Event.RESUME, now), paused_at=None, status=status)
 
 
 def enqueued(job: Job | None, key: JobKey, iteration: Iteration, run_id: str, now: datetime) -> Job:

@@ -111,7 +111,10 @@ class MemoryLog:
             now, before = self._clock(), {job.key: job for job in found}
             active = [job for job in found if interrupt and job.active]
             self._put([lifecycle.freed(job, now, interrupt=interrupt) for job in found])
-            updated = [lifecycle.updated(job, change, now) for job in self._named(tenant, name)]
+            updated = [
+                lifecycle.updated(job, change, now, interrupt=interrupt)
+                for job in self._named(tenant, name)
+            ]
             self._put(updated)
         return Interrupted(
             keys=tuple(sorted(job.key for job in active)),

@@ -190,7 +190,9 @@ class SqlLog:
                 key: lifecycle.freed(job, now, interrupt=interrupt) for key, job in rows.items()
             }
             write_back(connection, rows, list(freed.values()), entry_of=self._entry)
-            updated = [lifecycle.updated(job, change, now) for job in freed.values()]
+            updated = [
+                lifecycle.updated(job, change, now, interrupt=interrupt) for job in freed.values()
+            ]
             write_back(connection, freed, updated, entry_of=self._entry)
         return Interrupted(
             keys=tuple(sorted(job.key for job in active)),

@@ -17,6 +17,7 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
+from iscp_dagster.planning.triggers import plan
 
 
 def test_a_new_spec_is_kept_and_the_run_that_holds_the_job_goes_on(log):
@@ -57,6 +58,53 @@ def test_a_new_spec_ends_an_error_but_not_of_a_job_whose_table_is_gone(log):
     assert (gone.state, gone.priority) == (JobState.ERROR, 5)
     told = [each.event for each in log.history(name=name("broken"))]
     assert told == [Event.REGISTER, Event.START, Event.FAIL_PERMANENT, Event.REPAIR, Event.UPDATE]
+
+
+def failed_eight_times(log):
+    """Add a job; fail it eight times in a row, which makes it wait ten minutes."""
+    add(log, key())
+    for attempt in range(8):
+        (claim,) = log.begin(over(key()), f"run-{attempt}", LAYOUT)
+        fail(log, claim, 1_100, "ClickHouse is away")
+    assert log.job(key()).status.attempts == 8
+
+
+@pytest.mark.parametrize("interrupt", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [SpecUpdate(job_type="greedy"), SpecUpdate(priority=5), SpecUpdate(columns=("b",))],
+    ids=["trigger", "detail", "consumer"],
+)
+def test_a_new_spec_starts_with_fresh_attempts(log, change, interrupt):
+    failed_eight_times(log)
+    done = log.update("acme", name(), change, interrupt=interrupt)
+    assert done == Interrupted(changed=True)
+    job = log.job(key())
+    assert (job.status.attempts, job.status.code) == (0, 1_100)
+    assert plan([job], moment(5), job.status.end_at)
+    assert log.history(name=name())[-1].event is Event.UPDATE
+
+
+def test_an_interruption_without_a_new_spec_ends_the_wait_too(log):
+    failed_eight_times(log)
+    assert log.update("acme", name(), SpecUpdate()) == Interrupted()
+    assert log.job(key()).status.attempts == 8
+    assert log.update("acme", name(), SpecUpdate(), interrupt=True) == Interrupted(changed=True)
+    assert log.job(key()).status.attempts == 0
+
+
+def test_a_resumed_job_does_not_wait_for_what_failed_before_the_pause(log):
+    failed_eight_times(log)
+    log.pause("acme", name())
+    log.resume("acme", name())
+    assert log.job(key()).status.attempts == 0
+
+
+def test_an_interrupted_iteration_leaves_the_new_spec_no_wait(log):
+    failed_eight_times(log)
+    log.begin(over(key()), "run-9", LAYOUT)
+    log.update("acme", name(), SpecUpdate(priority=5), interrupt=True)
+    assert log.job(key()).status.attempts == 0
 
 
 def test_a_job_that_is_not_there_is_not_updated_paused_or_resumed(log):

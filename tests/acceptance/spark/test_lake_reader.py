@@ -423,7 +423,7 @@ class TestRows:
         table.write("DELETE FROM {t} WHERE k = 2")
         log = table.log
         first, second = log.moment(1), log.moment(2)
-        kept, gone = table.changes(0, 2)
+        kept, gone = sorted(table.changes(0, 2), key=lambda row: row["k"])
         written = {"tenant": "a", "k": 1, "v": "x"}
         system = {"_version": 1, "_timestamp": first.micros, "_deleted": False}
         assert kept.asDict() == written | system | {"_repeats": False, "_fresh": True}
@@ -460,7 +460,7 @@ class TestRows:
         selection = table.selection(columns=("m", "b"))
         log = table.log
         rows = changes(spark, selection, log.moment(0), log.moment(2)).collect()
-        assert [(row["k.2"].day, row.m, bytes(row.b)) for row in rows] == [
+        assert sorted((row["k.2"].day, row.m, bytes(row.b)) for row in rows) == [
             (1, {"x": [1]}, b"\0"),
             (2, {"x": [2]}, b"\xff"),
         ]
@@ -471,7 +471,8 @@ class TestRows:
         table.insert((1, "x"), (2, "y"))
         table.write("UPDATE {t} SET v = 'z' WHERE k = 2")
         for tenants in (None, {"default"}):
-            assert [(row.k, row.v) for row in table.changes(0, 2, tenants)] == [(1, "x"), (2, "z")]
+            rows = table.changes(0, 2, tenants)
+            assert sorted((row.k, row.v) for row in rows) == [(1, "x"), (2, "z")]
         assert table.changes(0, 2, {"other"}) == []
         assert len(table.snapshot(2, {"default"})) == 2
 
@@ -643,7 +644,7 @@ class TestFeedGone:
         for version in (0, 1, 2):
             (Path(table.path) / commit_name(version)).unlink()
         self.gone(table, 0, 5, "commit 1 is no longer in the log", "DELTA_LOG_FILE_NOT_FOUND")
-        assert [row.k for row in table.changes(2, 5)] == [3, 4, 5]
+        assert sorted(row.k for row in table.changes(2, 5)) == [3, 4, 5]
         with pytest.raises(FeedGoneError, match="is not in its log"):
             table.snapshot(1)
 
@@ -702,7 +703,8 @@ class TestFeedGone:
         assert read_range(log, 0, 3).kind is ReadKind.TAIL
         selection = table.selection(columns=("k", "w"))
         rows = changes(table.spark, selection, log.moment(0), log.moment(3)).collect()
-        assert [(row.k, row.w) for row in rows] == [(1, None), (2, 5)]
+        assert {row.k: row.w for row in rows} == {1: None, 2: 5}
+        assert len(rows) == 2
         assert [row.k for row in table.changes(0, 1)] == [1]
 
 

@@ -321,7 +321,7 @@ def nearest(store, query, k, tenant="a"):
     view = store.shape.name(store.shape.beside("nearest"))
     sql = (
         f"SELECT id FROM {view}(query = {{query:Array(Float32)}}, "
-        "tenant = {tenant:String}, k = {k:UInt32})"
+        "tenant = {tenant:String}, k = {k:UInt32}) ORDER BY distance"
     )
     parameters = {"query": list(query), "k": k, "tenant": tenant}
     return sql, parameters

@@ -177,7 +177,9 @@ def test_a_distributed_table_stands_over_the_views(distributing):
         "CREATE TABLE shop.tickets_all AS shop.tickets_mirror "
         "ENGINE = Distributed(three, shop, tickets_mirror, cityHash64(id))"
     )
-    columns = distributing.query("SELECT name FROM system.columns WHERE table = 'tickets_all'")
+    columns = distributing.query(
+        "SELECT name FROM system.columns WHERE table = 'tickets_all' ORDER BY position"
+    )
     assert columns.result_rows == [("id",), ("s",)]
 
 

@@ -7,6 +7,7 @@ import re
 
 import pytest
 from places import DOCS
+from processors import approximate
 from servedshop import ask
 
 from iscp_dagster.serve.access import tokens_in
@@ -22,7 +23,16 @@ EXAMPLES = re.findall(r"```graphql\n(\{.*?)```\n\n```json\n(.*?)```", PAGE, re.D
 
 @pytest.mark.parametrize(("query", "answer"), EXAMPLES)
 def test_an_example_answers_as_it_says(shop_client, query, answer):
-    assert ask(shop_client, query, "of-acme") == json.loads(answer)
+    answers = ask(shop_client, query, "of-acme")
+    assert answers == approximate(json.loads(answer))
+
+
+@pytest.mark.parametrize("distance", [0, 1.1920929e-07, -1.1920929e-07])
+def test_an_example_holds_whatever_the_processor_makes_of_a_distance_of_zero(distance):
+    assert {"rows": [{"id": "1", "distance": distance}]} == approximate(
+        {"rows": [{"id": "1", "distance": 0}]}
+    )
+    assert approximate({"distance": 0, "id": "1"}) != {"distance": 0.001, "id": "1"}
 
 
 def test_the_file_of_tokens_is_one():

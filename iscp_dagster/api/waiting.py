@@ -22,7 +22,7 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.effective import effective_jobs
+from iscp_dagster.planning.effective import effective
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.serving import unserved
@@ -129,8 +129,8 @@ class Wait:
         jobs = [each for each in jobs if self._counts(each.key.job_name)]
         if not jobs and not self._indexes:
             raise self._nothing()
-        placed = effective_jobs(self.delta_log, jobs, self.delta_log.latest())
-        late = [place.job for place in placed if place.agrees.version < goal]
+        placed = effective(self.delta_log, jobs, self.delta_log.latest())
+        late = [job for job in placed if job.watermark.version < goal]
         found = [Lag(tenant=job.key.tenant, index=job.key.job_name, job=job) for job in late]
         named = {(job.key.tenant, job.key.job_name) for job in jobs}
         chosen = wanted if tenants is None else {each: wanted.get(each, ()) for each in tenants}

@@ -6,7 +6,7 @@ The tenant's next iteration, or the hourly flush, writes it to the ISCP log.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.protocol import JobLog
@@ -16,43 +16,33 @@ from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.states import JobState
 
 
-@dataclass(frozen=True, kw_only=True)
-class EffectiveJob:
-    """A job moved in memory: `job` has the watermark that its next iteration starts from."""
-
-    job: Job
-    agrees: Moment
-    """Up to here its index agrees with its source. Later than the watermark where only columns
-    changed in between, which the next iteration must see."""
-
-    def in_step(self, latest: Moment) -> bool:
-        """Whether the job is up to date with its table at `latest`."""
-        return self.job.state is JobState.COMPLETED and self.agrees >= latest
-
-
-def effective_jobs(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[EffectiveJob]:
-    """The jobs of one table, idle ones moved to just before their tenant's next change.
-
-    A job stays where it is if it is not idle, or if the Delta log cannot tell what changed.
-    """
-    movable = {job.key for job in jobs if _may_move(job, upto) and delta_log.has(job.watermark)}
-    ends = _ends(delta_log, {job.watermark.version for job in jobs if job.key in movable}, upto)
-    found = []
-    for job in jobs:
-        at = job.watermark
-        if job.key not in movable or at.version not in ends:
-            found.append(EffectiveJob(job=job, agrees=at))
-            continue
-        change = delta_log.first_change(job.key.tenant, at.version, upto.version)
-        agrees = upto if change is None else _before(delta_log, at, change)
-        moved = replace(job, watermark=min(agrees, ends[at.version]))
-        found.append(EffectiveJob(job=moved, agrees=agrees))
-    return found
+def in_step(job: Job, latest: Moment) -> bool:
+    """Whether the job, at its effective watermark, is up to date with its table at `latest`."""
+    return job.state is JobState.COMPLETED and job.watermark >= latest
 
 
 def effective(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Job]:
-    """The jobs at the watermarks that their next iterations start from."""
-    return [each.job for each in effective_jobs(delta_log, jobs, upto)]
+    """The jobs of one table at the watermarks that their next iterations start from.
+
+    An idle job moves to just before the next commit that changes its tenant's rows, or the columns
+    that all tenants' readers see. It stays where it is if it is not idle, or if the Delta log
+    cannot tell what changed.
+    """
+    movable = {job.key for job in jobs if _may_move(job, upto) and delta_log.has(job.watermark)}
+    ends = _ends(delta_log, {job.watermark.version for job in jobs if job.key in movable}, upto)
+    return [
+        _moved(delta_log, job, ends[job.watermark.version], upto)
+        if job.key in movable and job.watermark.version in ends
+        else job
+        for job in jobs
+    ]
+
+
+def _moved(delta_log: DeltaLog, job: Job, end: Moment, upto: Moment) -> Job:
+    at = job.watermark
+    change = delta_log.first_change(job.key.tenant, at.version, upto.version)
+    idle = upto if change is None else _before(delta_log, at, change)
+    return replace(job, watermark=min(idle, end))
 
 
 def _ends(delta_log: DeltaLog, versions: Collection[int], upto: Moment) -> dict[int, Moment]:
@@ -61,13 +51,13 @@ def _ends(delta_log: DeltaLog, versions: Collection[int], upto: Moment) -> dict[
     Leaves out versions after which the log cannot tell what changed.
     """
     ends: dict[int, Moment] = {}
-    stated: int | None = START.version
+    changed: int | None = START.version
     # Lowest first: the index that the log builds for it serves the others.
     for version in sorted(versions):
         if delta_log.tells(version, upto.version):
-            if stated is not None and stated <= version:
-                stated = delta_log.first_metadata(version, upto.version)
-            ends[version] = upto if stated is None else delta_log.moment(stated - 1)
+            if changed is not None and changed <= version:
+                changed = delta_log.first_column_change(version, upto.version)
+            ends[version] = upto if changed is None else delta_log.moment(changed - 1)
     return ends
 
 

@@ -18,12 +18,12 @@ from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.declared.tables import REBUILD, SourceTable
 from iscp_dagster.model.errors import ConfigError, TableGoneError
-from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import new_jobs, registering, terms
-from iscp_dagster.planning.effective import EffectiveJob, effective_jobs
+from iscp_dagster.planning.effective import effective, in_step
 from iscp_dagster.planning.joining import Due, bounded
 from iscp_dagster.planning.newcomers import begun_before, reached
 from iscp_dagster.planning.problems import Problem, problem_of
@@ -111,30 +111,26 @@ class Watch:
             return
         table_id = self.delta_log.table_id(self.mark.moment.version)
         held = self.deployment.log.jobs(table_id=table_id, tenants=self.open)
-        placed = {
-            each.job.key: each for each in effective_jobs(self.delta_log, held, self.mark.moment)
-        }
+        placed = effective(self.delta_log, held, self.mark.moment)
         as_held = {job.key: job for job in held}
         still_open: set[str] = set()
         feed = Feed(log=self.delta_log)
-        for tenant, group in groupby(sorted(placed.values(), key=_tenant), key=_tenant):
+        for tenant, group in groupby(sorted(placed, key=_tenant), key=_tenant):
             members = list(group)
             planned = self._planned(members)
             for iteration in planned:
-                step = bounded(self.deployment, feed, iteration, [each.job for each in members])
+                step = bounded(self.deployment, feed, iteration, members)
                 jobs = [as_held[key] for key in step.jobs]
                 yield Due(iteration=step, jobs=jobs, cut=step.to < iteration.to)
-            if planned or not all(self._rests(each) for each in members):
+            if planned or not all(map(self._rests, members)):
                 still_open.add(tenant)
         self.open = still_open
 
-    def _planned(self, members: Collection[EffectiveJob]) -> list[Iteration]:
-        """The iterations due for one tenant's jobs, except those whose jobs are all in step."""
+    def _planned(self, members: Collection[Job]) -> list[Iteration]:
+        """The iterations due for one tenant's jobs."""
         assert self.mark is not None
         latest, now = self.mark.moment, self.deployment.clock()
-        jobs = {each.job.key: each for each in members}
-        found = plan([each.job for each in members], latest, now, refuse=self._refuse)
-        return [each for each in found if not all(jobs[key].in_step(latest) for key in each.jobs)]
+        return list(plan(members, latest, now, refuse=self._refuse))
 
     def _begin(self, mark: LogMark, standing: Mapping[JobID, JobSpec]) -> None:
         """Start over: find the tenants, register their jobs, open what may be due."""
@@ -152,7 +148,7 @@ class Watch:
         held = self.deployment.log.places(table_id)
         behind = [v for _, v, _ in held if START.version < v < mark.moment.version]
         if behind:
-            changed = self.delta_log.changed_tenants(min(behind), mark.moment.version)
+            changed = self._changed(min(behind), mark.moment.version)
             self.open |= self._everyone(tenants) if changed is None else changed
         self.found = tuple(tenants)
 
@@ -161,7 +157,7 @@ class Watch:
         table_id = self.delta_log.table_id(mark.moment.version)
         changed, after, upto = None, before.moment.version, mark.moment.version
         if after < upto:
-            changed = self.delta_log.changed_tenants(after, upto)
+            changed = self._changed(after, upto)
         if after >= upto or self.delta_log.changed_unnamed(after, upto):
             self.unnamed = self.delta_log.unnamed(upto)
         found = sorted(self.delta_log.tenants() if changed is None else changed)
@@ -170,6 +166,12 @@ class Watch:
         self._register(table_id, found, standing, dict.fromkeys(names, before.moment))
         self.open |= self._everyone(found) if changed is None else set(found)
         self.found = tuple(found)
+
+    def _changed(self, after: int, upto: int) -> set[str] | None:
+        """The tenants whose rows read otherwise since `after`; None: maybe those of all do."""
+        if self.delta_log.first_column_change(after, upto) is not None:
+            return None
+        return self.delta_log.changed_tenants(after, upto)
 
     def _goes_on(self, before: LogMark, mark: LogMark) -> bool:
         """Whether what is remembered from `before` holds: the table's log has only grown since."""
@@ -223,16 +225,15 @@ class Watch:
                 self.deployment.log.strand(earlier, TableGoneError.code, message)
         self.earlier = earlier_ids(self.deployment, self.source, table_id)
 
-    def _rests(self, place: EffectiveJob) -> bool:
+    def _rests(self, job: Job) -> bool:
         """Whether nothing comes due for the job before something happens to it or its tenant."""
         assert self.mark is not None
-        job = place.job
         stopped = job.state is JobState.ERROR or (job.paused_at is not None and not job.active)
-        return stopped or place.in_step(self.mark.moment)
+        return stopped or in_step(job, self.mark.moment)
 
     def _refuse(self, error: ConfigError) -> None:
         self.problems.append(problem_of(self.source, error))
 
 
-def _tenant(place: EffectiveJob) -> str:
-    return place.job.key.tenant
+def _tenant(job: Job) -> str:
+    return job.key.tenant

@@ -9,7 +9,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.planning.effective import effective_jobs
+from iscp_dagster.planning.effective import effective, in_step
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.sync.deployment import Deployment
 
@@ -21,9 +21,7 @@ class Position:
     job: Job
     latest: Moment
     watermark: Moment
-    """The effective watermark, from which the next iteration starts."""
-    agrees: Moment
-    """The moment up to which the index has the source's rows."""
+    """The effective watermark: up to here the index agrees with its source."""
     in_step: bool
 
     @property
@@ -43,7 +41,7 @@ class Position:
         """In seconds of source time; 0 when in step, None before the first synchronization."""
         if self.in_step:
             return 0.0
-        return max(self.latest.micros - self.agrees.micros, 0) / 1e6 if self.built else None
+        return max(self.latest.micros - self.watermark.micros, 0) / 1e6 if self.built else None
 
     @property
     def built(self) -> bool:
@@ -73,9 +71,8 @@ def positions(
         Position(
             job=job,
             latest=latest,
-            watermark=place.job.watermark,
-            agrees=place.agrees,
-            in_step=place.in_step(latest),
+            watermark=moved.watermark,
+            in_step=in_step(moved, latest),
         )
-        for job, place in zip(chosen, effective_jobs(delta_log, chosen, latest), strict=True)
+        for job, moved in zip(chosen, effective(delta_log, chosen, latest), strict=True)
     ]

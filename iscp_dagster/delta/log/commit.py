@@ -18,8 +18,6 @@ from iscp_dagster.delta.log.vectors import vector_file
 from iscp_dagster.model.errors import SourceError
 
 FEED_PROPERTY = "delta.enableChangeDataFeed"
-_TIMES = ("delta.enableInCommitTimestamps", "delta.inCommitTimestamp")
-"""How the names of properties of in-commit timestamps begin."""
 MAX_PROBES = 1_000
 LEAST_ROW = 8
 """Bytes assumed per row where the log gives no row count."""
@@ -79,12 +77,6 @@ class Metadata:
     @property
     def feed_enabled(self) -> bool:
         return self.configuration.get(FEED_PROPERTY, "false").lower() == "true"
-
-    @property
-    def but_times(self) -> tuple[str, tuple[str, ...], dict[str, str]]:
-        """Id, partition columns, and the properties except those of in-commit timestamps."""
-        rest = {k: v for k, v in self.configuration.items() if not k.startswith(_TIMES)}
-        return self.table_id, self.partition_columns, rest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
+from iscp_dagster.delta.log.columns import VisibleColumns, visible_columns
 from iscp_dagster.delta.log.commit import Commit, FeedFile, PartitionValues, Volume
 from iscp_dagster.delta.log.commits import CommitLog, commit_name
 from iscp_dagster.delta.log.facts import (
@@ -25,6 +26,7 @@ from iscp_dagster.delta.log.facts import (
 )
 from iscp_dagster.delta.log.files import LogFiles, log_files
 from iscp_dagster.delta.log.mark import LogMark
+from iscp_dagster.model.declared.schema import parse_schema
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import SourceError
 from iscp_dagster.model.moment import START, Moment
@@ -188,14 +190,18 @@ class DeltaLog:
         changes = self._indexed(after, upto) or {}
         return next((version for version, _ in changes.get(tenant, ()) if version > after), None)
 
-    def first_metadata(self, after: int, upto: int) -> int | None:
-        """The first version in (after, upto] that restates schema or properties, or is not held.
-
-        One that only turns on in-commit timestamps is none: it reads no row differently, and what
-        needs them can begin there.
+    def first_column_change(self, after: int, upto: int) -> int | None:
+        """The first version in (after, upto] from which rows that stay may read otherwise, or that
+        the log lacks; None: the columns show what they did (`visible_columns`).
         """
+        seen: VisibleColumns | None = None
         for version, commit in enumerate(self.commits(after, upto), start=after + 1):
-            if commit is None or (commit.metadata and not self._only_times(version)):
+            if commit is None:
+                return version
+            if commit.metadata is None:
+                continue
+            seen = self._visible(version - 1) if seen is None else seen
+            if visible_columns(parse_schema(commit.metadata.schema)) != seen:
                 return version
         return None
 
@@ -360,17 +366,12 @@ class DeltaLog:
                 return None
         return replace(self._facts[later], version=version)
 
-    def _only_times(self, version: int) -> bool:
-        """Whether the table as of `version` differs from that before in commit times alone."""
+    def _visible(self, version: int) -> VisibleColumns | None:
+        """None where the log no longer describes the table at the version."""
         try:
-            before, now = self.facts(version - 1), self.facts(version)
+            return visible_columns(self.facts(version).fields)
         except SourceError:
-            return False
-        return (before.fields, before.reader_features, before.metadata.but_times) == (
-            now.fields,
-            now.reader_features,
-            now.metadata.but_times,
-        )
+            return None
 
     def _stands(self, mark: LogMark, within: float = STANDS_SECONDS) -> bool:
         """Whether the mark's commit is the same file, or was less than `within` seconds ago."""

@@ -315,8 +315,7 @@ def test_a_column_that_is_dropped_and_comes_again_has_no_values_of_before(spark_
     found = table.follow()
     assert ReadKind.SNAPSHOT in kinds(found)
     query = "SELECT tenant, id, name FROM {mirror} ORDER BY tenant, id"
-    # The other tenant has not been read since.
-    assert table.query(query) == [("a", 1, None), ("a", 3, "new"), ("b", 2, "some words 2")]
+    assert table.query(query) == [("a", 1, None), ("a", 3, "new"), ("b", 2, None)]
     table.check()
 
 
@@ -343,12 +342,12 @@ def test_a_renamed_column_has_its_values_under_the_new_name_and_keeps_the_old_on
     table.follow()
     table.sql("ALTER TABLE {t} RENAME COLUMN name TO title")
     table.insert(3)
-    (found,) = table.follow()
-    assert (found.plan.kind, found.store.lost()) == (ReadKind.SNAPSHOT, ["name"])
-    assert "'name' was renamed to 'title'" in found.plan.reason
+    for outcome in table.follow():
+        assert (outcome.plan.kind, outcome.store.lost()) == (ReadKind.SNAPSHOT, ["name"])
+        assert "'name' was renamed to 'title'" in outcome.plan.reason
     rows = table.query("SELECT tenant, id, title, name FROM {mirror} ORDER BY tenant, id")
     titles = [("a", key, f"some words {key}", None) for key in (1, 2, 3)]
-    assert rows == [*titles, ("b", 1, None, "some words 1")]
+    assert rows == [*titles, ("b", 1, "some words 1", None)]
     assert [each.tenant for each in table.verdicts() if each.agrees] == ["a", "b"]
 
 

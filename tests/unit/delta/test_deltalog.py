@@ -567,16 +567,25 @@ class TestFeed:
             ReadKind.TAIL,
         ]
 
-    def test_in_commit_timestamps_that_are_turned_on_restate_nothing(self, table):
-        on = {"delta.enableInCommitTimestamps": "true"}
-        since = {"delta.inCommitTimestampEnablementVersion": "1"}
+    def test_what_changes_no_column_is_no_change_of_columns(self, table):
+        on = {"delta.enableInCommitTimestamps": "true", "delta.appendOnly": "false"}
+        table.commit(table.metadata(properties=FEED | on)).commit(file("add", "a"))
+        table.commit(table.metadata([TENANT, KEY | {"metadata": {}}], properties={}))
+        assert table.log().first_column_change(0, 3) is None
         name = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
-        table.commit(table.metadata(properties=FEED | on | since)).commit()
-        assert table.log().first_metadata(0, 2) is None
-        table.commit(table.metadata([TENANT, KEY, name], properties=FEED | on | since))
-        assert table.log().first_metadata(0, 3) == 3
-        table.commit(table.metadata([TENANT, KEY, name], properties=on | since))
-        assert table.log().first_metadata(3, 4) == 4
+        table.commit(table.metadata([TENANT, KEY, name])).commit(table.metadata([TENANT, KEY]))
+        log = table.log()
+        assert [log.first_column_change(after, 5) for after in range(6)] == [4, 4, 4, 4, 5, None]
+
+    def test_columns_may_have_changed_where_the_log_has_lost_how_they_were(self, table):
+        table.commit(file("add", "a")).commit(table.metadata()).commit(file("add", "a"))
+        log = table.log()
+        log.facts(3)
+        (table.path / commit_name(0)).unlink()
+        (table.path / commit_name(1)).unlink()
+        assert log.first_column_change(1, 3) == 2
+        assert log.first_column_change(0, 3) == 1
+        assert log.first_column_change(2, 3) is None
 
     def test_a_dropped_column_breaks_a_range_but_at_its_start(self, table):
         table.commit().commit(table.metadata([TENANT])).commit()

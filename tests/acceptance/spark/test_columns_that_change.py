@@ -1,0 +1,131 @@
+"""Commits that change a table's columns and no row: every tenant reads as Spark does afterwards."""
+
+from __future__ import annotations
+
+import pytest
+from tables import FEED, Table, deployment_at, kinds
+
+from iscp_dagster import FullText, Mirror
+from iscp_dagster.api.jobs import Jobs
+from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.model.errors import SchemaError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.planning.runner import Runner
+from iscp_dagster.upkeep.position import positions
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MAPPED = f"{FEED}, 'delta.columnMapping.mode' = 'name'"
+COLUMNS = "tenant STRING, id BIGINT, p STRING, q STRING, w INT"
+HISTORIES = {
+    "two columns swap their names": (
+        ["RENAME COLUMN p TO x", "RENAME COLUMN q TO p", "RENAME COLUMN x TO q"],
+        "p, q, w",
+    ),
+    "a column is renamed": (["RENAME COLUMN p TO title"], "title, q, w"),
+    "a column comes again": (["DROP COLUMN w", "ADD COLUMNS (w INT)"], "p, q, w"),
+    "a column takes the name of one that is gone": (
+        ["DROP COLUMN p", "RENAME COLUMN q TO p"],
+        "p, w",
+    ),
+    "a column is added": (["ADD COLUMNS (n DECIMAL(9,2) COMMENT 'more')"], "p, q, w, n"),
+}
+
+
+@pytest.fixture
+def deployment(clickhouse_url, spark_remote, tmp_path):
+    return deployment_at(clickhouse_url, spark_remote, tmp_path)
+
+
+def made(deployment, *indexes, columns=COLUMNS):
+    table = Table.make(deployment, *indexes, columns=columns, properties=MAPPED)
+    table.sql("INSERT INTO {t} VALUES ('a', 1, 'p1', 'q1', 1), ('b', 2, 'p2', 'q2', 2)")
+    table.follow()
+    return table
+
+
+def served(table, columns):
+    """Return the rows of the index view and those of the source, which Spark reads."""
+    select = f"SELECT tenant, id, {columns} FROM {{}} ORDER BY id"
+    source = [tuple(row) for row in table.sql(select.format("{t}"))]
+    return table.query(select.format("{mirror}")), source
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_idle_tenants_read_what_the_source_says(deployment, history):
+    statements, columns = HISTORIES[history]
+    table = made(deployment, Mirror())
+    before = table.version
+    for statement in statements:
+        table.sql(f"ALTER TABLE {{t}} {statement}")
+    # Nobody says that it is in step before it is, and what is compared is what was built.
+    behind = [each.watermark.version for each in positions(deployment, table.source)]
+    assert behind == [before, before]
+    outcomes = table.follow()
+    index, source = served(table, columns)
+    assert index == source
+    table.check()
+    assert {each.version for each in table.verdicts()} == {table.version}
+    added = history == "a column is added"
+    assert set(kinds(outcomes)) == {ReadKind.TAIL if added else ReadKind.SNAPSHOT}
+
+
+def test_a_runner_that_was_down_during_the_change_notices_it(deployment):
+    table = made(deployment, Mirror())
+    assert table.look().dispatches == []
+    for statement in HISTORIES["two columns swap their names"][0]:
+        table.sql(f"ALTER TABLE {{t}} {statement}")
+    table.runner = Runner(deployment, [table.source])
+    assert set(kinds(table.follow())) == {ReadKind.SNAPSHOT}
+    index, source = served(table, "p, q, w")
+    assert index == source
+    table.check()
+
+
+def test_tails_after_the_change_have_the_new_names(deployment):
+    table = made(deployment, Mirror(), FullText("p"))
+    for statement in HISTORIES["two columns swap their names"][0]:
+        table.sql(f"ALTER TABLE {{t}} {statement}")
+    table.sql("INSERT INTO {t} VALUES ('a', 3, 'q3', 'p3', 3)")
+    assert set(kinds(table.follow())) == {ReadKind.SNAPSHOT}
+    table.sql("UPDATE {t} SET p = 'later' WHERE id = 2")
+    assert set(kinds(table.follow())) == {ReadKind.TAIL}
+    index, source = served(table, "p, q, w")
+    assert index == source
+    table.check()
+
+
+def test_a_renamed_field_of_a_structure_is_not_served_under_its_old_name(deployment):
+    table = Table.make(
+        deployment,
+        Mirror(),
+        columns="tenant STRING, id BIGINT, s STRUCT<a: INT, t: STRUCT<b: STRING>>",
+        properties=MAPPED,
+    )
+    structs = "('a', 1, struct(1, struct('x'))), ('b', 2, struct(2, struct('y')))"
+    table.sql(f"INSERT INTO {{t}} VALUES {structs}")
+    table.follow()
+    table.sql("ALTER TABLE {t} RENAME COLUMN s.t.b TO c")
+    table.follow()
+    told = {(job.key.tenant, job.status.code) for job in table.jobs()}
+    assert told == {("a", SchemaError.code), ("b", SchemaError.code)}
+    assert not any(each.in_step for each in positions(deployment, table.source))
+    mirror = JobID(db=table.source.database, table=table.source.table, job="mirror")
+    jobs = Jobs(deployment=deployment, sources=[table.source], cancel_runs=lambda _: None)
+    assert jobs.rebuild_job("*", mirror) is True
+    table.follow()
+    assert table.query("SELECT id, s.t.c FROM {mirror} ORDER BY id") == [(1, "x"), (2, "y")]
+    table.check()
+
+
+def test_a_field_of_a_structure_that_comes_again_has_no_values_of_before(deployment):
+    columns = "tenant STRING, id BIGINT, s STRUCT<a: INT, b: STRING>"
+    table = Table.make(deployment, Mirror(), columns=columns, properties=MAPPED)
+    table.sql("INSERT INTO {t} VALUES ('a', 1, struct(1, 'x')), ('b', 2, struct(2, 'y'))")
+    table.follow()
+    table.sql("ALTER TABLE {t} DROP COLUMN s.b")
+    table.sql("ALTER TABLE {t} ADD COLUMNS (s.b STRING)")
+    assert set(kinds(table.follow())) == {ReadKind.SNAPSHOT}
+    found = table.query("SELECT id, s.a, s.b FROM {mirror} ORDER BY id")
+    assert found == [(1, 1, None), (2, 2, None)]
+    table.check()

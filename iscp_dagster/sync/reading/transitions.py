@@ -34,6 +34,8 @@ OF_IMAGES = frozenset({CHANGES, TRIGGER})
 ENABLED = "delta.enableInCommitTimestamps"
 SINCE = "delta.inCommitTimestampEnablementVersion"
 """Missing where the table had in-commit timestamps from its first commit."""
+DELTA_RS = "the `deltalake` package, at least up to 1.6"
+"""A writer that lacks the feature of in-commit timestamps."""
 
 
 def transitions_of(source: SourceTable, info: ConsumerInfo) -> Transitions | None:
@@ -113,7 +115,9 @@ def check_timestamps(log: DeltaLog, range_: Range, *, staged: bool) -> None:
     if properties.get(ENABLED, "false").lower() != "true":
         raise SourceError(
             f"{log.location} has no in-commit timestamps, and changes are told apart by them: the "
-            f"time of a commit's file changes when the log is copied. Turn them on: {alter}"
+            "time of a commit's file changes when the log is copied. If nothing but Spark writes "
+            f"the table, turn them on: {alter}. delta-rs ({DELTA_RS}) cannot write such a table: "
+            "producers that use it would fail. Move them to Spark first, or do without the job."
         )
     since = int(properties.get(SINCE, "-1"))
     first = range_.to.version if staged else range_.from_.version + 1

@@ -113,6 +113,8 @@ def test_commits_without_times_of_their_own_are_refused(log):
 
     with pytest.raises(SourceError, match=f"has no in-commit timestamps.*: {alter}"):
         check(0, 1)
+    with pytest.raises(SourceError, match=r"nothing but Spark writes.*delta-rs .* cannot write"):
+        check(0, 1)
     with pytest.raises(UntimedError, match=f"since version 2 only .*{alter}.*version 1 is before"):
         check(0, 3)
     with pytest.raises(SourceError, match="has no in-commit timestamps"):

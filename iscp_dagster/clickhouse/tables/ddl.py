@@ -191,7 +191,7 @@ class IndexTable:
                 f"{stored.type}, where 0 and -0 are one key with two hashes; use other columns."
             )
         # A tenant keeps the source's spelling, or nobody would find its rows.
-        return replace(stored, as_written=field.name == self.source.tenant)
+        return replace(stored, as_written=field.name == self.source.tenant, key=key)
 
     @property
     def definition(self) -> str:

@@ -40,6 +40,18 @@ class Misfit(Exception):  # noqa: N818 - not in the tree of errors; the catcher 
     """A value that the type does not hold."""
 
 
+def one_per_key(values: pa.Array) -> pa.Array:
+    """Write floats that Spark holds equal as one: 0.0 for -0.0, one NaN for all of them.
+
+    ClickHouse orders them as equal, but hashes and looks them up apart.
+    """
+    if not pa.types.is_floating(values.type):
+        return values
+    for is_equal, number in ((pc.equal(values, 0.0), 0.0), (pc.is_nan(values), float("nan"))):
+        values = pc.if_else(is_equal, pa.scalar(number, values.type), values)
+    return values
+
+
 def as_it_is(values: pa.Array, _: ChType) -> pa.Array:
     return values
 

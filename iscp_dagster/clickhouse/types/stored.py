@@ -34,6 +34,8 @@ class Stored:
     type: ChType
     as_written: bool = False
     """Whether to hold only values that ClickHouse returns exactly as written."""
+    key: bool = False
+    """Whether it names rows, so that values which Spark holds equal are written alike."""
 
     @property
     def takes_nulls(self) -> bool:

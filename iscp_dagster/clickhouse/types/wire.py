@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.types.cells import BLANKS, DEFAULT, family
-from iscp_dagster.clickhouse.types.leaves import Misfit
+from iscp_dagster.clickhouse.types.leaves import Misfit, one_per_key
 from iscp_dagster.clickhouse.types.stored import Stored, default_type
 from iscp_dagster.clickhouse.types.typetext import ChType, of, parsed
 from iscp_dagster.model.declared.schema import Array, Map, Struct
@@ -125,6 +125,7 @@ def _fitted(values: pa.Array, stored: Stored) -> pa.Array:
         return _by_part(values, stored, _fitted)
     cell, kept = stored.leaf
     holds = f"{kept} holds {cell.holds}"
+    values = one_per_key(values) if stored.key else values
     try:
         made = cell.fit(values, kept)
     except (Misfit, pa.ArrowException) as error:

@@ -1,0 +1,123 @@
+"""Which rows have one key: those that Spark holds equal. Others stay apart, whatever their type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from tables import Table
+
+from iscp_dagster import Mirror
+from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.model.errors import KeyColumnError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyType:
+    """A type of key columns; all `distinct` keys are of rows of their own, `equal` ones are one."""
+
+    type: str
+    distinct: tuple[str, ...]
+    equal: tuple[str, str] = ("", "")
+    kept: str | None = None
+
+
+FLOATS = ("0.0", "double('NaN')", "double('Infinity')", "-1e-40", "1e-40")
+KEY_TYPES = {
+    "double": KeyType(type="DOUBLE", distinct=FLOATS, equal=("0.0D", "-0.0D")),
+    "float": KeyType(type="FLOAT", distinct=FLOATS, equal=("float(0)", "-float(0)")),
+    "double as text": KeyType(
+        type="DOUBLE", distinct=FLOATS, equal=("-0.0D", "0.0D"), kept="String"
+    ),
+    "nan": KeyType(type="DOUBLE", distinct=FLOATS, equal=("double('NaN')", "-double('NaN')")),
+    "decimal": KeyType(type="DECIMAL(9, 3)", distinct=("1", "1.001", "-1"), equal=("2", "2.000")),
+    "decimal as text": KeyType(
+        type="DECIMAL(9, 3)", distinct=("1", "1.001", "-1"), equal=("2", "2.000"), kept="String"
+    ),
+    "text": KeyType(
+        type="STRING",
+        distinct=("'\\u00e9'", "'e\\u0301'", "'E'", "'e'", "'e '", "'e\\u0000'", "''"),
+        equal=("'x'", "concat('', 'x')"),
+    ),
+    "char": KeyType(type="CHAR(3)", distinct=("'e  '", "'E'", "' e'"), equal=("'x'", "'x '")),
+    "varchar": KeyType(type="VARCHAR(3)", distinct=("'e'", "'e '", "'E'"), equal=("'x'", "'x'")),
+    "binary": KeyType(
+        type="BINARY", distinct=("X''", "X'00'", "X'0000'", "X'ff'", "X'fe'"), equal=("X'01'",) * 2
+    ),
+    "boolean": KeyType(type="BOOLEAN", distinct=("true", "false"), equal=("true", "NOT false")),
+    "whole number": KeyType(type="TINYINT", distinct=("0", "-128", "127"), equal=("1", "1")),
+    "date": KeyType(
+        type="DATE",
+        distinct=("DATE'1900-01-01'", "DATE'2299-12-31'"),
+        equal=("DATE'2000-1-1'",) * 2,
+    ),
+    "timestamp": KeyType(
+        type="TIMESTAMP",
+        distinct=("TIMESTAMP'2026-01-01 00:00:00Z'", "TIMESTAMP'2026-01-01 00:00:00.000001Z'"),
+        equal=("TIMESTAMP'2026-01-01 00:00:00Z'", "TIMESTAMP'2026-01-01 01:00:00+01:00'"),
+    ),
+    "timestamp_ntz": KeyType(
+        type="TIMESTAMP_NTZ",
+        distinct=("TIMESTAMP_NTZ'2026-03-29 02:30:00'", "TIMESTAMP_NTZ'2026-03-29 03:30:00'"),
+        equal=("TIMESTAMP_NTZ'2026-01-01 00:00:00'", "TIMESTAMP_NTZ'2026-01-01'"),
+    ),
+}
+REFUSED = {
+    "struct": "STRUCT<a: INT>",
+    "array": "ARRAY<INT>",
+    "map": "MAP<INT, INT>",
+    "variant": "VARIANT",
+}
+
+
+def failures(outcomes):
+    return {each.claim.key.tenant: each for each in outcomes if isinstance(each, Failed)}
+
+
+@pytest.mark.parametrize("name", KEY_TYPES)
+def test_rows_are_one_where_spark_holds_their_keys_equal_and_two_elsewhere(spark_deployment, name):
+    key = KEY_TYPES[name]
+    table = Table.make(
+        spark_deployment,
+        Mirror(types={"k": key.kept} if key.kept else {}),
+        columns=f"tenant STRING, k {key.type}, n INT",
+        key="k",
+    )
+
+    other = next(each for each in key.distinct if each not in key.equal)
+    first, second = key.equal
+    insert(table, key, apart=key.distinct, alike=key.equal, at_once=[other], in_turn=[first])
+    failed = failures(table.follow())
+    assert failed.keys() == {"alike"}
+    insert(table, key, at_once=key.equal, in_turn=[second])
+    table.sql(f"DELETE FROM {{t}} WHERE tenant = 'apart' AND k = {other}")
+    failed |= failures(table.follow())
+    assert {tenant: each.code for tenant, each in failed.items()} == dict.fromkeys(
+        ("alike", "at_once", "in_turn"), KeyColumnError.code
+    )
+    assert all("Remove the repeats" in each.message for each in failed.values())
+    (verdict,) = [each for each in table.verdicts() if each.tenant == "apart"]
+    assert (verdict.agrees, verdict.rows) == (True, len(key.distinct) - 1), verdict
+    assert table.query("SELECT count() FROM {mirror} WHERE tenant = 'apart'") == [(verdict.rows,)]
+
+
+def insert(table, key, **keys):
+    rows = ", ".join(
+        f"('{tenant}', CAST({each} AS {key.type}), {number})"
+        for tenant, some in keys.items()
+        for number, each in enumerate(some)
+    )
+    table.sql(f"INSERT INTO {{t}} VALUES {rows}")
+
+
+@pytest.mark.parametrize("type_", REFUSED.values(), ids=REFUSED)
+def test_a_key_of_a_type_with_parts_is_refused_and_says_what_to_do(spark_deployment, type_):
+    table = Table.make(
+        spark_deployment, Mirror(), columns=f"tenant STRING, k {type_}, n INT", key="k"
+    )
+    table.sql("INSERT INTO {t} SELECT 'a', NULL, 1")
+    assert [each.code for each in failures(table.follow()).values()] == [KeyColumnError.code]
+    (job,) = table.jobs()
+    assert "Declare plain columns as the key" in job.status.message

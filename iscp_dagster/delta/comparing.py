@@ -1,27 +1,67 @@
-"""Values that Spark does not compare, as texts that are equal only where the values are."""
+"""Values that Spark does not compare or order, in a form in which it does.
+
+A text would not do: `to_json` writes a map's keys of bytes or arrays as Java's addresses, which are
+others each time, and a cast makes {'a': 'b, c -> d'} of {'a': 'b', 'c': 'd'}.
+"""
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Any
 
-EXACT_JSON = MappingProxyType(
-    {
-        "ignoreNullFields": "false",
-        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-        "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-    }
-)
-"""Options of `to_json` under which different rows become different texts."""
+from iscp_dagster.delta.variants import VARIANT
+from iscp_dagster.model.declared.schema import Array, DeltaType, Map, Primitive, Struct
+
+FLOATS = frozenset({Primitive("float"), Primitive("double")})
 
 
-def comparable(column: Any, kind: str) -> Any:
-    """The column; where its type, as Spark says it, has maps: its JSON text.
+def comparable(column: Any, type_: DeltaType) -> Any:
+    """The Spark column, with each map in it as the array of its entries; nulls stay null.
 
-    A cast to text would not do: with it, {'a': 'b, c -> d'} is {'a': 'b', 'c': 'd'}.
+    Two values are equal where Spark holds their parts equal: 0.0 is -0.0, and NaN is NaN.
     """
+    return _rewrite(column, type_, exact=False)
+
+
+def orderable(column: Any, type_: DeltaType) -> Any:
+    """The same, in a total order: values without an order of their own differ in it.
+
+    Floats and variants are there as texts, since Spark orders 0.0 and -0.0 as equal, and no
+    variants.
+    """
+    return _rewrite(column, type_, exact=True)
+
+
+def _rewrite(column: Any, type_: DeltaType, *, exact: bool) -> Any:
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
-    if "map<" not in kind:
+    if not _is_rewritten(type_, exact=exact):
         return column
-    return F.to_json(F.struct(column.alias("value")), dict(EXACT_JSON))
+    if isinstance(type_, Array):
+        element = type_.element
+        return F.transform(column, lambda item: _rewrite(item, element, exact=exact))
+    if isinstance(type_, Map):
+        parts = {"key": type_.key, "value": type_.value}
+        entries = F.map_entries(column)
+        if not any(_is_rewritten(part, exact=exact) for part in parts.values()):
+            return entries
+        return F.transform(entries, lambda entry: _rewrite_parts(entry, parts, exact=exact))
+    if isinstance(type_, Struct):
+        fields = {field.name: field.type for field in type_.fields}
+        return F.when(column.isNotNull(), _rewrite_parts(column, fields, exact=exact))
+    return F.to_json(column) if type_ == VARIANT else column.cast("string")
+
+
+def _rewrite_parts(column: Any, types: dict[str, DeltaType], *, exact: bool) -> Any:
+    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
+
+    parts = ((name, _rewrite(column[name], part, exact=exact)) for name, part in types.items())
+    return F.struct(*(part.alias(name) for name, part in parts))
+
+
+def _is_rewritten(type_: DeltaType, *, exact: bool) -> bool:
+    """Whether a value of the type may hold something that Spark does not compare, or order."""
+    if isinstance(type_, Array):
+        return _is_rewritten(type_.element, exact=exact)
+    if isinstance(type_, Struct):
+        return any(_is_rewritten(field.type, exact=exact) for field in type_.fields)
+    return isinstance(type_, Map) or (exact and (type_ == VARIANT or type_ in FLOATS))

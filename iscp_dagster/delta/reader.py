@@ -24,8 +24,15 @@ from iscp_dagster.delta.checks import (
     UPSERT,
     check_names,
 )
+from iscp_dagster.delta.comparing import orderable
 from iscp_dagster.delta.variants import as_text, has_variant
-from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION, DeltaType
+from iscp_dagster.model.declared.schema import (
+    DELETED,
+    TIMESTAMP,
+    VERSION,
+    DeltaType,
+    parse_schema,
+)
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
@@ -162,7 +169,8 @@ def _added(rows: Any, selection: Selection, partitions: int) -> Any:
     """
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
-    ordered = [_sortable(rows, name) for name in selection.ordering]
+    types = {field.name: field.type for field in parse_schema(rows.schema.json())}
+    ordered = [orderable(column(name), types[name]) for name in selection.ordering]
     rows = rows.coalesce(1) if partitions == 1 else rows.repartition(partitions, *ordered)
     tenant = columns([selection.tenant_column] if selection.tenant_column else [])
     rows = rows.sortWithinPartitions(*tenant, VERSION, *ordered)
@@ -173,15 +181,6 @@ def _added(rows: Any, selection: Selection, partitions: int) -> Any:
         F.lit(False).alias(DELETED),
         (~F.col(INSERT)).alias(REPEATS),
     )
-
-
-def _sortable(rows: Any, name: str) -> Any:
-    """The column; for maps and variants, which Spark cannot order or hash, its JSON text."""
-    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
-
-    kind = rows.schema[name].dataType.simpleString()
-    value = column(name)
-    return F.to_json(F.struct(value)) if "map<" in kind or "variant" in kind else value
 
 
 def _feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:

@@ -229,9 +229,9 @@ def _netted(rows: Any, read: ViewRead) -> Any:
 
     selection = read.selection
     others = [name for name in read.output if name not in selection.identity]
-    kinds = {name: str(type_) for name, type_ in read.types.items()}
-    values = [comparable(column(name), kinds[name]).alias(f"c{n}") for n, name in enumerate(others)]
-    here = F.struct(F.col(VERSION).alias("v"), F.col(UPSERT).alias("up"), *values)
+    values = [comparable(column(name), read.types[name]) for name in others]
+    numbered = (value.alias(f"c{n}") for n, value in enumerate(values))
+    here = F.struct(F.col(VERSION).alias("v"), F.col(UPSERT).alias("up"), *numbered)
     window = Window.partitionBy(*columns(selection.identity)).orderBy(VERSION, UPSERT)
     rows = _folded(rows, selection)
     rows = rows.withColumn(OLDER, F.lag(here).over(window))
@@ -255,7 +255,7 @@ def _netted(rows: Any, read: ViewRead) -> Any:
     other = F.when(upsert, older).otherwise(newer)
     changed = [
         F.when(~value.eqNullSafe(other[f"c{n}"]), F.lit(name))
-        for n, (name, value) in enumerate(zip(others, _values(others, kinds), strict=True))
+        for n, (name, value) in enumerate(zip(others, values, strict=True))
     ]
     fields = F.array_compact(F.array(*changed)) if changed else F.array()
     kind = F.when(upsert, int(ChangeKind.INSERT)).otherwise(int(ChangeKind.DELETE))
@@ -308,7 +308,3 @@ def _folded(rows: Any, selection: Selection) -> Any:
     exact = columns([name for name in selection.identity if name not in selection.folded])
     window, spelled = Window.partitionBy(*exact, F.array(*map(F.lower, folded))), F.array(*folded)
     return rows.withColumn(FOLDED, F.min(spelled).over(window) != F.max(spelled).over(window))
-
-
-def _values(names: Sequence[str], kinds: dict[str, str]) -> list[Any]:
-    return [comparable(column(name), kinds[name]) for name in names]

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, starmap
+from types import MappingProxyType
 from typing import Any
 
 from iscp_dagster.clickhouse.connect.quoting import ident
@@ -17,12 +18,12 @@ from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.types.stored import Stored
 from iscp_dagster.clickhouse.types.wire import respells, selected
-from iscp_dagster.delta.comparing import EXACT_JSON, comparable
+from iscp_dagster.delta.comparing import comparable
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.reader import Selection, snapshot
 from iscp_dagster.delta.transitions import ViewRead, base
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS
-from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
+from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, parse_schema
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.moment import Moment
@@ -46,6 +47,16 @@ ROWS_A_SLICE = 250_000
 """Rows of an index for each Spark task that reads it."""
 MOST_SLICES = 16
 """The most tasks that read an index, as ClickHouse scans all its keys for each."""
+
+
+EXACT_TIMES = MappingProxyType(
+    {
+        "ignoreNullFields": "false",
+        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+        "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    }
+)
+"""Options of `to_json` under which samples show what tells rows apart."""
 
 
 class MovingError(IscpError):
@@ -252,7 +263,7 @@ def _joined(held: Any, served: Any, source: SourceTable, selection: Selection) -
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     # Compared as one value: Spark's client takes no expression as deep as there are columns.
-    values = F.struct(*starmap(_comparable, enumerate(held.schema.fields)))
+    values = F.struct(*_comparable(held))
     left = held.select(values.alias("h"), *_keys(selection.identity), F.lit(1).alias("in_h"))
     right = served.select(values.alias("s"), *_keys(selection.identity), F.lit(1).alias("in_s"))
     keys = [f"key_{number}" for number, _ in enumerate(selection.identity)]
@@ -281,13 +292,13 @@ def _counted(held: Any, served: Any, source: SourceTable, selection: Selection) 
     tenant = column(source.tenant).cast("string") if source.tenant else F.lit(DEFAULT_TENANT)
 
     def times(frame: Any, name: str) -> Any:
-        row = F.to_json(F.struct("*"), dict(EXACT_JSON))
+        row = F.struct(*_comparable(held))
         told = frame.select(tenant.alias("tenant"), row.alias("row"))
         return told.groupBy("tenant", "row").agg(F.count("*").alias(name))
 
     both = times(held, "in_h").join(times(served, "in_s"), on=["tenant", "row"], how="full_outer")
     in_h, in_s = (F.coalesce(F.col(name), F.lit(0)) for name in ("in_h", "in_s"))
-    wrong = F.when(in_h != in_s, F.col("row"))
+    wrong = F.when(in_h != in_s, F.to_json("row", dict(EXACT_TIMES)))
     return both.groupBy("tenant").agg(
         F.sum(in_h).alias("rows"),
         F.sum(F.greatest(in_h - in_s, F.lit(0))).alias("missing"),
@@ -301,5 +312,9 @@ def _keys(identity: Sequence[str]) -> list[Any]:
     return [each.alias(f"key_{number}") for number, each in enumerate(columns(identity))]
 
 
-def _comparable(number: int, field: Any) -> Any:
-    return comparable(column(field.name), field.dataType.simpleString()).alias(f"c{number}")
+def _comparable(held: Any) -> list[Any]:
+    """The columns of the source's rows, and so of the index's, as Spark compares them."""
+    return [
+        comparable(column(field.name), field.type).alias(field.name)
+        for field in parse_schema(held.schema.json())
+    ]

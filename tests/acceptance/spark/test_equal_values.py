@@ -1,4 +1,4 @@
-"""Which rows have one key: those that Spark holds equal. Others stay apart, whatever their type."""
+"""Keys and values are one where Spark holds them equal; others stay apart, whatever their type."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import pytest
 from tables import Table
 
 from iscp_dagster import Mirror
+from iscp_dagster.delta.comparing import comparable, orderable
 from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.model.declared.schema import parse_schema
 from iscp_dagster.model.errors import KeyColumnError
+from iscp_dagster.spark.session import shared
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -70,6 +73,30 @@ REFUSED = {
     "map": "MAP<INT, INT>",
     "variant": "VARIANT",
 }
+HOW = ("apart", "alike")
+MAPS = {
+    "of_bytes": ("MAP<BINARY, INT>", "map(X'00ff', 1, X'', 2)", "map(X'00fe', 1, X'', 2)"),
+    "of_arrays": (
+        "MAP<ARRAY<BINARY>, MAP<BINARY, DOUBLE>>",
+        "map(array(X'ff'), map(X'ff', 0.5D))",
+        "map(array(X'ff'), map(X'fe', 0.5D))",
+    ),
+    "of_structs": (
+        "MAP<STRUCT<a: INT, b: DATE>, STRING>",
+        "map(struct(1, DATE'2026-01-01'), 'x')",
+        "map(struct(1, DATE'2026-01-02'), 'x')",
+    ),
+    "inside": (
+        "ARRAY<STRUCT<m: MAP<BINARY, INT>>>",
+        "array(struct(map(X'01', 1)))",
+        "array(struct(map(X'01', 2)))",
+    ),
+}
+OTHERS = {
+    "floats": ("DOUBLE", "0.0D", "-0.0D"),
+    "of_floats": ("ARRAY<STRUCT<f: FLOAT>>", "array(struct(0.0F))", "array(struct(-0.0F))"),
+    "variants": ("VARIANT", "parse_json('1')", "parse_json('2')"),
+}
 
 
 def failures(outcomes):
@@ -121,3 +148,55 @@ def test_a_key_of_a_type_with_parts_is_refused_and_says_what_to_do(spark_deploym
     assert [each.code for each in failures(table.follow()).values()] == [KeyColumnError.code]
     (job,) = table.jobs()
     assert "Declare plain columns as the key" in job.status.message
+
+
+def values(types, number):
+    rows = [f"CAST({each[number]} AS {each[0]}) AS {name}" for name, each in types.items()]
+    return f"SELECT {', '.join(rows)}"
+
+
+def test_values_are_told_apart_and_equal_ones_are_not(spark_remote):
+    spark = shared(spark_remote)
+    rows = [spark.sql(values(MAPS, number)) for number in (1, 2, 1)]
+    types = {field.name: field.type for field in parse_schema(rows[0].schema.json())}
+
+    def form(frame, number):
+        parts = (comparable(frame[name], types[name]).alias(f"{name}{number}") for name in MAPS)
+        return frame.select(*parts)
+
+    first, second, again = (form(frame, number) for number, frame in enumerate(rows))
+    both = first.crossJoin(second).crossJoin(again)
+    (found,) = both.select(
+        *((both[f"{name}0"] == both[f"{name}1"]).alias(f"{name} apart") for name in MAPS),
+        *((both[f"{name}0"] == both[f"{name}2"]).alias(f"{name} alike") for name in MAPS),
+    ).collect()
+    assert found.asDict() == {f"{name} {how}": how == "alike" for name in MAPS for how in HOW}
+
+
+def test_the_order_is_total(spark_remote):
+    spark, types = shared(spark_remote), {**MAPS, **OTHERS}
+    rows = spark.sql(
+        f"{values(types, 1)} UNION ALL {values(types, 2)} UNION ALL {values(types, 1)}"
+    )
+    fields = parse_schema(rows.schema.json())
+    found = rows.select(*(orderable(rows[f.name], f.type).alias(f.name) for f in fields))
+    for name in types:
+        first, second, third = (row[0] for row in found.select(name).sort(name).collect())
+        # Equal values lie together, and the other one apart from them.
+        assert (first == second) != (second == third), name
+
+
+@pytest.mark.parametrize("append", [False, True], ids=["keyed", "append-only"])
+def test_an_index_with_such_maps_agrees(spark_deployment, append):
+    columns = ", ".join(f"{name} {type_}" for name, (type_, *_) in MAPS.items())
+    table = Table.make(
+        spark_deployment,
+        Mirror(append=append),
+        columns=f"tenant STRING, id INT, {columns}",
+        key=() if append else "id",
+    )
+    table.sql(f"INSERT INTO {{t}} SELECT 'a', 1, * FROM ({values(MAPS, 1)})")
+    table.follow()
+    table.sql(f"INSERT INTO {{t}} SELECT 'a', 2, * FROM ({values(MAPS, 2)})")
+    assert not [each for each in table.follow() if isinstance(each, Failed)]
+    assert table.agreed() == {"mirror": 2}

@@ -33,6 +33,8 @@ REFUSED = (
     "of `iscp up`, `iscp env` prints it."
 )
 GENERATIONS = 2**20
+CORES = "SELECT max(n) + 1 FROM (SELECT spark_partition_id() AS n FROM range(65536))"
+"""Spark deals a range out to all of its cores."""
 UNAUTHENTICATED = "UNAUTHENTICATED"
 """gRPC's status for a request without a token, or with a wrong one."""
 NAMED = "session_id"
@@ -70,6 +72,14 @@ def private(remote: str, settings: Settings | None = None) -> SparkSession:
     with _unavailable(remote):
         _reach(remote)
         return _opened(remote, settings or {})
+
+
+def count_cores(session: SparkSession) -> int:
+    """The cores that Spark has now, or the `spark.default.parallelism` that it was started with.
+
+    Runs a query without rows to read, of one short task a core.
+    """
+    return int(session.sql(CORES).collect()[0][0])
 
 
 @lru_cache(maxsize=8)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,12 +15,19 @@ import pyarrow as pa
 from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.types.types import holds_nulls
-from iscp_dagster.clickhouse.write.chunks import ROWS_PER_CHUNK, TASKS
+from iscp_dagster.clickhouse.write.chunks import (
+    FEWEST_TASKS,
+    MOST_CHUNKS,
+    MOST_TASKS,
+    ROWS_PER_CHUNK,
+    limit_chunks,
+)
 from iscp_dagster.delta import feedscan, filescan
 from iscp_dagster.delta import reader as delta_reader
 from iscp_dagster.delta import transitions as delta_transitions
 from iscp_dagster.delta.apart import by_plan, read_as
 from iscp_dagster.delta.checks import CHANGE_COLUMNS, check_source, is_reserved
+from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.feed import ReadKind, ReadPlan, read_range
 from iscp_dagster.delta.log.commit import FeedFile
 from iscp_dagster.delta.log.deltalog import DeltaLog
@@ -33,6 +41,7 @@ from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.spark.columns import Mapped, spark_schema
+from iscp_dagster.spark.session import count_cores
 from iscp_dagster.sync.consumers import columns_of, index_of, is_index
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors.rows import as_they_are
@@ -46,7 +55,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SMALL_BYTES = 32 * 1024 * 1024
-"""Ranges and tenants of fewer bytes in the lake than this are read in one task."""
+"""Ranges and tenants of fewer bytes in the lake than this are read in one task; a task of a larger
+range reads about as many."""
 MOST_ROWS = 500_000
 """The most changes that one task holds in memory; Spark sorts more."""
 FEW_BYTES, FEW_ROWS = 1024 * 1024, 20_000
@@ -59,6 +69,10 @@ NUMBERS = pa.schema([("id", pa.int64())])
 
 SNAPSHOT = "snapshot"
 """Marks the layout of a batch that is read as a snapshot."""
+PARTITIONS = "partitions"
+"""The layout's number of tasks that the changes are spread over."""
+MOST_TASKS_OF_IMAGES = 10
+"""As each may write MOST_CHUNKS: ClickHouse remembers the tokens of all of them together."""
 
 
 def may_be_partial(record: BatchRecord) -> bool:
@@ -105,6 +119,14 @@ class Reading:
     @property
     def rows_per_chunk(self) -> int:
         return int(self.layout.get("rows_per_chunk", ROWS_PER_CHUNK))
+
+    @property
+    def most_chunks(self) -> int:
+        """The most chunks of changes of one task."""
+        if self.transitions is not None:
+            # A tenant's images are in one task, and what is not read as changes is a gap.
+            return MOST_CHUNKS
+        return limit_chunks(int(self.layout.get(PARTITIONS, 1)))
 
     @property
     def build(self) -> str:
@@ -301,7 +323,7 @@ class Reader:
             # The latest version first: the table opened for it serves the earlier ones too.
             self.delta_log.latest()
             if not range_.initial:
-                layout["partitions"] = self._partitions(range_)
+                layout[PARTITIONS] = self._tasks(range_)
         return layout
 
     def snapshot_layouts(self, range_: Range, layout: Layout) -> Mapping[str, Layout]:
@@ -331,14 +353,12 @@ class Reader:
         if plan.kind is ReadKind.SNAPSHOT:
             return self._snapshot(spark, range_.to, columns, through_spark=through_spark)
         selection = self._selection(columns, range_.to.version)
-        partitions = wanted.layout.get("partitions") or self._partitions(range_)
+        partitions = self._partitions(wanted)
         direct = self._feed(range_, selection) if partitions == 1 else None
         if direct is not None and not through_spark:
             return _numbers(spark, 1, direct.rows)
         return MappedFrame(
-            delta_reader.changes(
-                spark, selection, range_.from_, range_.to, partitions=int(partitions)
-            )
+            delta_reader.changes(spark, selection, range_.from_, range_.to, partitions=partitions)
         )
 
     def _images(
@@ -363,7 +383,7 @@ class Reader:
             small = sum(each.bytes for each in files) < SMALL_BYTES
             frame = delta_transitions.base(spark, read, at).drop(*CHANGE_COLUMNS)
             return MappedFrame(frame.coalesce(1) if small else frame, names=tuple(read.based))
-        partitions = int(wanted.layout.get("partitions") or self._partitions(range_))
+        partitions = min(self._partitions(wanted), MOST_TASKS_OF_IMAGES)
         rows = None if through_spark or partitions > 1 else self._few(range_, read.selection)
         if rows is not None:
             frame = delta_transitions.images_of(spark, read, rows)
@@ -423,7 +443,7 @@ class Reader:
         # One task for a small tenant makes one part and builds one graph, instead of merges.
         small = sum(each.bytes for each in files) < SMALL_BYTES
         facts = self.delta_log.facts(at.version)
-        location, tasks = self.delta_log.location, 1 if small else TASKS
+        location, tasks = self.delta_log.location, 1 if small else FEWEST_TASKS
         direct = filescan.plan_tasks(location, facts, files, selection.output, tasks)
         if direct is not None and not through_spark:
             return _numbers(spark, len(direct.tasks), direct.rows)
@@ -454,7 +474,27 @@ class Reader:
             n for n in self.source.keys if any("UUID" in each.types.get(n, "") for each in kept)
         ]
 
-    def _partitions(self, range_: Range) -> int:
+    def _partitions(self, wanted: Reading) -> int:
+        """The tasks that changes are spread over: a replay's as recorded, wherever it runs.
+
+        A layout that does not say, as of a log that could not be read, leaves it to the size alone.
+        """
+        recorded = wanted.layout.get(PARTITIONS)
+        return int(recorded) if recorded else min(self._work(wanted.range), FEWEST_TASKS)
+
+    def _tasks(self, range_: Range) -> int:
+        """The tasks of a new batch: by its size, up to Spark's cores. Raises UnavailableError."""
+        work = self._work(range_)
+        if work <= FEWEST_TASKS:
+            return work
+        with reading(self.delta_log.location):
+            cores = count_cores(self.deployment.spark())
+        return max(min(work, cores), FEWEST_TASKS)
+
+    def _work(self, range_: Range) -> int:
+        """The tasks that the range has work for."""
         by_tenant = self.delta_log.bytes_written(range_.from_.version, range_.to.version)
         written = sum(by_tenant.get(tenant, 0) for tenant in self.tenants)
-        return 1 if written < SMALL_BYTES else TASKS
+        if written < SMALL_BYTES:
+            return 1
+        return max(min(ceil(written / SMALL_BYTES), MOST_TASKS), FEWEST_TASKS)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from iscp_dagster.clickhouse.connect.failures import OvertakenError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.staging import new_attempt
-from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.filescan import NotPlainError
@@ -169,7 +168,7 @@ def _attempt(
         shares=list(shares.values()),
         keys=reader.source.keys,
         rows_per_chunk=None if staged else wanted.rows_per_chunk,
-        most_chunks=MOST_CHUNKS,
+        most_chunks=wanted.most_chunks,
         # Rows are relayed for all tenants together.
         tenant_column=None if workers or len(reader.tenants) == 1 else reader.source.tenant,
         apart=None if staged or reader.source.keys else reader.source.tenant,

@@ -33,6 +33,7 @@ from iscp_dagster.delta.reader import UPSERTS, Selection
 from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION, DeltaType, Map
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, SourceTable
 from iscp_dagster.model.moment import Moment
+from iscp_dagster.spark.session import CORES
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.verify import SAMPLES
 
@@ -46,6 +47,7 @@ class NearSpark:
     """A session; each has its own settings."""
 
     settings: dict[str, str] = field(default_factory=dict)
+    cores: int = 2
 
     @property
     def conf(self) -> Any:
@@ -65,6 +67,8 @@ class NearSpark:
         return Frame([each.to_batches() for each in tables], tables[0].schema)
 
     def sql(self, statement: str) -> Any:
+        if statement == CORES:
+            return SimpleNamespace(collect=lambda: [(self.cores,)])
         found = [tuple(row.values()) for row in run_sql(statement)]
         return SimpleNamespace(collect=lambda: found)
 

@@ -18,7 +18,7 @@ from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.tables.parts import check_parts
 from iscp_dagster.clickhouse.types.stored import Stored, stored_column
-from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, TASKS
+from iscp_dagster.clickhouse.write.chunks import FEWEST_TASKS, MOST_CHUNKS
 from iscp_dagster.model.declared.kinds import views_beside
 from iscp_dagster.model.declared.names import view_name
 from iscp_dagster.model.declared.schema import (
@@ -77,7 +77,7 @@ SETTINGS = {"flatten_nested": 0, "allow_suspicious_low_cardinality_types": 1}
 
 _SYSTEM_TYPES = {VERSION: "UInt64", TIMESTAMP: "DateTime64(6, 'UTC')", DELETED: "UInt8"}
 
-DEDUPLICATION_WINDOW = 5 * TASKS * MOST_CHUNKS
+DEDUPLICATION_WINDOW = 5 * FEWEST_TASKS * MOST_CHUNKS
 """Blocks whose tokens a table remembers: enough for five iterations of the largest size, as all
 tenants write to it. MergeTree's default of 0 remembers none."""
 

@@ -20,10 +20,21 @@ MOST_ROWS_PER_CHUNK = 400_000
 BYTES_AT_ONCE = 512 * 1024 * 1024
 """Limit for the values of one Arrow batch, whose text columns hold 2 GiB at most."""
 
-TASKS = 2
-"""Spark tasks that read one iteration, unless it is small."""
+FEWEST_TASKS, MOST_TASKS = 2, 32
+"""Spark tasks that read one iteration, unless it is small; between them, as many as Spark has cores
+and the iteration has work for."""
 MOST_CHUNKS = 1_000
-"""Most chunks of changes that one task writes; a range with more is read as a snapshot."""
+"""Most chunks of changes that one of the fewest tasks writes; a range with more is read as a
+snapshot."""
+
+
+def limit_chunks(tasks: int) -> int:
+    """Most chunks of changes that each of so many tasks writes.
+
+    All of them together write no more than the fewest tasks may: ClickHouse remembers the tokens
+    of so many chunks, whatever the cluster.
+    """
+    return MOST_CHUNKS * FEWEST_TASKS // max(tasks, FEWEST_TASKS)
 
 
 def chunks(

@@ -246,7 +246,7 @@ def test_the_layout_that_a_batch_was_cut_by_is_kept_for_its_replay(events, monke
     events.follow()
     add(events, *(f"new {n}" for n in range(40)))
     begun(events)
-    monkeypatch.setattr("iscp_dagster.sync.reader.TASKS", 3)
+    monkeypatch.setattr("iscp_dagster.sync.reader.FEWEST_TASKS", 3)
     monkeypatch.setattr("iscp_dagster.sync.reader.SMALL_BYTES", 1)
     monkeypatch.setattr("iscp_dagster.sync.reader.ROWS_PER_CHUNK", 7)
     events = replace(events, deployment=replace(events.deployment))
@@ -263,7 +263,7 @@ def test_changes_of_more_chunks_than_tokens_are_sure_of_are_read_as_a_snapshot(e
     add(events, "old")
     events.follow()
     monkeypatch.setattr("iscp_dagster.sync.reader.ROWS_PER_CHUNK", 7)
-    monkeypatch.setattr("iscp_dagster.sync.scan.MOST_CHUNKS", 3)
+    monkeypatch.setattr("iscp_dagster.clickhouse.write.chunks.MOST_CHUNKS", 3)
     add(events, *(f"new {n}" for n in range(21)))
     assert kinds(events.follow()) == [ReadKind.TAIL] * 2
     add(events, *(f"newer {n}" for n in range(22)))

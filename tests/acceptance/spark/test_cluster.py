@@ -1,4 +1,5 @@
-"""On a Spark cluster tasks run twice: by speculation, or after their executor died."""
+"""On a Spark cluster tasks are as many as its cores, and run twice: by speculation, or after their
+executor died."""
 
 from __future__ import annotations
 
@@ -11,13 +12,14 @@ from threading import Thread
 import pytest
 from faultproxy import TWICE, faulty
 from nearspark import near, served
-from sparkcluster import running_cluster
-from tables import Table, deployment_at
+from sparkcluster import HOSTS, running_cluster
+from stackfixture import wait_for
+from tables import Table, deployment_at, one_by_one
 
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.delta.feed import ReadKind
-from iscp_dagster.spark.session import disconnect
+from iscp_dagster.spark.session import count_cores, disconnect, shared
 from iscp_dagster.sync.publish import Delivery
 
 pytestmark = [
@@ -57,12 +59,23 @@ def append_only(deployment):
     return table, ReadKind.TAIL
 
 
-@pytest.fixture(params=[keyed, append_only], ids=lambda make: make.__name__)
-def due(request, clickhouse_url, cluster, tmp_path):
+@pytest.fixture
+def made(clickhouse_url, cluster, tmp_path):
     """Make a table without Spark; return it and how the cluster will read its due range."""
-    with near() as session:
-        table, kind = request.param(deployment_at(clickhouse_url, session, tmp_path))
-    return replace(table, deployment=deployment_at(clickhouse_url, cluster.remote, tmp_path)), kind
+
+    def make(kind_of_table):
+        with near() as session:
+            table, kind = kind_of_table(deployment_at(clickhouse_url, session, tmp_path))
+        deployment = deployment_at(clickhouse_url, cluster.remote, tmp_path)
+        return replace(table, deployment=deployment), kind
+
+    return make
+
+
+@pytest.fixture(params=[keyed, append_only], ids=lambda make: make.__name__)
+def due(request, made):
+    """Make a table of each sort."""
+    return made(request.param)
 
 
 def behind(proxy, table):
@@ -116,4 +129,33 @@ def test_a_task_whose_executor_is_killed_writes_its_chunks_once(due, proxy, clus
     killer.join()
     assert (outcome.plan.kind, outcome.inserted) == (kind, 50)
     assert max(proxy.tokens.values()) >= 2
+    check(table)
+
+
+def test_a_large_tail_is_written_by_all_cores_and_replayed_alike_by_fewer(
+    made, proxy, cluster, spark_remote, monkeypatch
+):
+    """The number of tasks is recorded with the batch: a smaller Spark forms the same chunks."""
+    table, kind = made(append_only)
+    wait_for(lambda: count_cores(shared(cluster.remote)) == len(HOSTS), 60)
+    monkeypatch.setattr("iscp_dagster.sync.reader.SMALL_BYTES", 1)
+    large = behind(proxy, table)
+    iteration = large.iteration("a")
+    found = one_by_one(large.deployment, large.source, iteration, run_id="dies")
+    written = next(found)
+    found.close()
+    assert isinstance(written, Delivery), written
+    assert (written.plan.kind, written.inserted) == (kind, 50)
+    large.deployment.log.recover({"dies"})
+    (job,) = table.jobs()
+    assert job.batch.layout["partitions"] == len(HOSTS)
+    first = {token: count for token, count in proxy.tokens.items() if token}
+    assert len(first) == len(HOSTS)
+    disconnect()
+    small = replace(large.deployment, spark=lambda: shared(spark_remote))
+    assert count_cores(small.spark()) < len(HOSTS)
+    followed(replace(large, deployment=small))
+    again = {token: count for token, count in proxy.tokens.items() if token}
+    assert again.keys() == first.keys()
+    assert all(again[token] > first[token] for token in first)
     check(table)

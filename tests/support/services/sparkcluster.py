@@ -18,7 +18,7 @@ from iscp_dagster.local.spark.server import SparkServer, pyspark_folder
 from iscp_dagster.local.stack.ports import free_port, is_free
 
 START_SECONDS = 120.0
-HOSTS = ("127.0.0.2", "127.0.0.3")
+HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 """Loopback addresses; Spark starts no second attempt of a task on the host of the first."""
 MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"

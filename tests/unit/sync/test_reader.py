@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nearspark import NearSpark
 from onetable import Clock, commit, in_memory, orders
 
+from iscp_dagster.clickhouse.tables.ddl import DEDUPLICATION_WINDOW
+from iscp_dagster.clickhouse.write.chunks import MOST_TASKS, limit_chunks
+from iscp_dagster.delta.feed import ReadKind, ReadPlan
 from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.model.batch import Range
-from iscp_dagster.sync.reader import MOST_ROWS, SMALL_BYTES, Reader
+from iscp_dagster.model.errors import UnavailableError
+from iscp_dagster.sync.reader import MOST_ROWS, SMALL_BYTES, Reader, Reading
 
 SAID = {"partitionValues": {"region": "eu"}, "extendedFileMetadata": True}
+ADDED = {"partitionValues": {"region": "eu"}, "dataChange": True, "modificationTime": 1}
 
 
 def rows(count):
@@ -45,5 +52,57 @@ def test_one_task_reads_few_bytes_also_of_what_was_removed(tmp_path, removed, di
     found = Reader(deployment, source, frozenset({"eu"}), delta_log)
     range_ = Range(from_=found.delta_log.moment(0), to=found.delta_log.moment(1))
     selection = found._selection(["id", "region"], 1)
-    assert found._partitions(range_) == 1
+    assert found.layout(range_)["partitions"] == 1
     assert (found._feed(range_, selection) is not None) is direct
+
+
+def written(folder, size):
+    """Make a table whose second commit wrote so many bytes; return a reader and that range."""
+    source = orders(folder)
+    commit(source, "eu")
+    actions = [{"add": {"path": "1.parquet", **ADDED, "size": size}}]
+    Path(source.path, commit_name(1)).write_text("\n".join(map(json.dumps, actions)))
+    deployment = in_memory(Clock())
+    found = Reader(deployment, source, frozenset({"eu"}), deployment.delta_log(source))
+    return found, Range(from_=found.delta_log.moment(0), to=found.delta_log.moment(1))
+
+
+@pytest.mark.parametrize(
+    ("size", "cores", "tasks"),
+    [
+        (SMALL_BYTES - 1, 64, 1),
+        (SMALL_BYTES, 64, 2),
+        (5 * SMALL_BYTES, 1, 2),
+        (5 * SMALL_BYTES, 3, 3),
+        (5 * SMALL_BYTES, 64, 5),
+        (1_000 * SMALL_BYTES, 64, MOST_TASKS),
+    ],
+)
+def test_changes_are_read_by_as_many_tasks_as_they_have_work_for_and_spark_cores(
+    tmp_path, size, cores, tasks
+):
+    found, range_ = written(tmp_path, size)
+    spark = NearSpark(cores=cores)
+    found = replace(found, deployment=replace(found.deployment, spark=lambda: spark))
+    assert found.layout(range_)["partitions"] == tasks
+
+
+def test_a_layout_that_does_not_say_is_read_alike_whatever_cores_spark_has(tmp_path):
+    found, range_ = written(tmp_path, 5 * SMALL_BYTES)
+
+    def away():
+        raise UnavailableError("Spark is away.")
+
+    layout = replace(found, deployment=replace(found.deployment, spark=away)).layout(range_)
+    assert "partitions" not in layout
+    plan = ReadPlan(kind=ReadKind.TAIL, reason="")
+    wanted = Reading(plan=plan, range=range_, layout=layout)
+    for cores in (1, 64):
+        spark = NearSpark(cores=cores)
+        again = replace(found, deployment=replace(found.deployment, spark=lambda s=spark: s))
+        assert again._partitions(wanted) == 2
+
+
+@pytest.mark.parametrize("tasks", range(1, MOST_TASKS + 1))
+def test_all_tasks_together_write_no_more_chunks_than_clickhouse_remembers(tasks):
+    assert tasks * limit_chunks(tasks) * 5 <= DEDUPLICATION_WINDOW

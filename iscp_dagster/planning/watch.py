@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from iscp_dagster.delta.feed import Feed
@@ -130,7 +130,19 @@ class Watch:
         """The iterations due for one tenant's jobs."""
         assert self.mark is not None
         latest, now = self.mark.moment, self.deployment.clock()
-        return list(plan(members, latest, now, refuse=self._refuse))
+        return [self._widened(each) for each in plan(members, latest, now, refuse=self._refuse)]
+
+    def _widened(self, iteration: Iteration) -> Iteration:
+        """The iteration; a first one up to the latest commit if the columns have changed meanwhile.
+
+        What it is declared with may not be there yet where the other jobs are.
+        """
+        assert self.mark is not None
+        to, latest = iteration.to.version, self.mark.moment
+        if not iteration.range.initial or to >= latest.version:
+            return iteration
+        changed = self.delta_log.first_column_change(to, latest.version) is not None
+        return replace(iteration, to=latest) if changed else iteration
 
     def _begin(self, mark: LogMark, standing: Mapping[JobID, JobSpec]) -> None:
         """Start over: find the tenants, register their jobs, open what may be due."""

@@ -13,6 +13,7 @@ from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.api.jobs import EVERY, Jobs
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.errors import ConfigError, SchemaError, WaitError
 from iscp_dagster.model.jobs import JobID
@@ -142,6 +143,37 @@ def test_a_type_that_holds_other_values_stops_until_the_index_is_built_anew(spar
     assert api(table).rebuild_job(EVERY, mirror(table)) is True
     table.follow()
     assert table.query("SELECT id, name FROM {mirror} ORDER BY id") == [(1, [1]), (2, [2])]
+    table.check()
+
+
+@pytest.mark.parametrize("sibling", ["idle", "written", "tried before"])
+def test_a_rebuild_has_the_columns_that_the_table_has_gained_whatever_its_siblings_do(
+    deployment, sibling
+):
+    old = Table.make(deployment, Mirror(columns=["name"]), FullText("name"))
+    old.insert(1)
+    old.insert(2, tenant="b")
+    old.follow()
+    before, log = old.version, deployment.log
+    old.sql("ALTER TABLE {t} ADD COLUMNS (prio INT)")
+    table = old.with_indexes(Mirror(columns=["name", "prio"]), FullText("name"))
+    texts = [job for job in table.jobs() if job.key.job_name == "text"]
+    if sibling == "written":
+        latest = deployment.delta_log(table.source).latest()
+        log.begin(Iteration.of(texts, latest), "another run", {})
+    assert api(table).rebuild_job(EVERY, mirror(table)) is True
+    if sibling == "tried before":
+        mirrors = [job for job in table.jobs() if job.key.job_name == "mirror"]
+        past = Iteration.of(mirrors, deployment.delta_log(table.source).moment(before))
+        assert {each.code for each in table.run(past)} == {ConfigError.code}
+        api(table).rebuild_job(EVERY, mirror(table))
+    table.follow()
+    assert columns(table) == ["tenant", "id", "name", "prio"]
+    log.recover(["another run"])
+    table.follow()
+    table.sql("UPDATE {t} SET prio = 5 WHERE id = 2")
+    table.follow()
+    assert table.query("SELECT id, prio FROM {mirror} ORDER BY id") == [(1, None), (2, 5)]
     table.check()
 
 

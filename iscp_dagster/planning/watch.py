@@ -23,7 +23,7 @@ from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import new_jobs, registering, terms
-from iscp_dagster.planning.effective import effective, in_step
+from iscp_dagster.planning.effective import effective, flush_jobs, in_step
 from iscp_dagster.planning.joining import Due, bounded
 from iscp_dagster.planning.newcomers import begun_before, reached
 from iscp_dagster.planning.problems import Problem, problem_of
@@ -65,6 +65,8 @@ class Watch:
     problems: list[Problem] = field(default_factory=list)
     unnamed: TenantSize | None = None
     """The rows without a tenant."""
+    least: int | None = None
+    """No job in step has a written watermark before this version; None: not looked up yet."""
     earlier: frozenset[str] = frozenset()
     """The ids of earlier tables of that name that have stranded jobs."""
 
@@ -96,6 +98,8 @@ class Watch:
             self._begin(mark, standing)
         elif mark != self.mark:
             self._follow(self.mark, mark, standing)
+        if self.delta_log.files.local or mark != self.mark:
+            self._bring_on(mark)
         # Tenants of another table with the same shortened id have no jobs in this one.
         self.open |= touched.get(mark.table, frozenset())
         self.mark = mark
@@ -159,6 +163,7 @@ class Watch:
         self.open = set(self.deployment.log.waiting(table_id))
         held = self.deployment.log.places(table_id)
         behind = [v for _, v, _ in held if START.version < v < mark.moment.version]
+        self.least = min(behind, default=mark.moment.version)
         if behind:
             changed = self._changed(min(behind), mark.moment.version)
             self.open |= self._everyone(tenants) if changed is None else changed
@@ -176,8 +181,26 @@ class Watch:
         check_sole(self.deployment, self.source, table_id, found)
         names = [name.job for name in registering(self.source, standing)]
         self._register(table_id, found, standing, dict.fromkeys(names, before.moment))
+        if self.least is None:
+            held = self.deployment.log.places(table_id)
+            self.least = min((v for _, v, _ in held if v > START.version), default=upto)
         self.open |= self._everyone(found) if changed is None else set(found)
         self.found = tuple(found)
+
+    def _bring_on(self, mark: LogMark) -> None:
+        """Flush jobs in step whose next commit the log has lost; open what it can no longer tell.
+
+        Others know a job by its written watermark, and not what this watch remembers.
+        """
+        upto = mark.moment.version
+        if self.least is None or self.least >= upto or self.delta_log.holds(self.least + 1):
+            return
+        log, table_id = self.deployment.log, self.delta_log.table_id(upto)
+        behind = log.tenants(table_id, behind=upto)
+        jobs = log.jobs(table_id=table_id, tenants=behind)
+        flush_jobs(log, jobs, effective(self.delta_log, jobs, mark.moment))
+        self.open |= behind
+        self.least = upto
 
     def _changed(self, after: int, upto: int) -> set[str] | None:
         """The tenants whose rows read otherwise since `after`; None: maybe those of all do."""

@@ -100,7 +100,8 @@ def verify(
 ) -> list[Verdict]:
     """Compare every built index with the source at its effective watermark. Reads only.
 
-    Covers these tenants or all (None), with one comparison per index and watermark.
+    Covers these tenants or all (None), with one comparison per index and watermark. Where the
+    table's log has lost that version, compares with the latest one, and says so by `tell`.
 
     Raises MovingError when an index moves on during each of several attempts.
     """
@@ -138,16 +139,26 @@ def _compare(
     for _, group in groupby(sorted(built, key=place), key=place):
         members = list(group)
         tenants = frozenset(each.tenant for each in members)
+        at = _readable(deployment, source, members[0])
         if tell is not None:
-            tell(_told(source, members))
-        yield from _verdicts(deployment, source, members[0].consumer, members[0].watermark, tenants)
+            tell(_told(source, members, at))
+        yield from _verdicts(deployment, source, members[0].consumer, at, tenants)
 
 
-def _told(source: SourceTable, members: Sequence[Position]) -> str:
+def _readable(deployment: Deployment, source: SourceTable, place: Position) -> Moment:
+    """The watermark, or the latest moment where the log's cleanup has taken that version."""
+    at = place.watermark
+    return at if deployment.delta_log(source).can_open(at.version) else place.latest
+
+
+def _told(source: SourceTable, members: Sequence[Position], at: Moment) -> str:
     first, *others = members
     more = f" and {len(others):,} more" if others else ""
-    at = first.watermark.version
-    return f"comparing {source.name}/{first.index}, {first.tenant}{more}, at version {at}"
+    told = f"comparing {source.name}/{first.index}, {first.tenant}{more}, at version {at.version}"
+    reached = first.watermark.version
+    if reached == at.version:
+        return told
+    return f"{told}: the index has version {reached}, which is no longer in the table's log"
 
 
 def _verdicts(

@@ -140,6 +140,18 @@ class DeltaLog:
         gone = self.log.commit(moment.version) is None
         return gone or self.moment(moment.version).micros == moment.micros
 
+    def holds(self, version: int) -> bool:
+        """Whether the commit's file is still there."""
+        return self.files.mark(commit_name(version)) is not None
+
+    def can_open(self, version: int) -> bool:
+        """Whether the log still describes the table as of `version`: its cleanup ends that."""
+        try:
+            self._reader().at(version)
+        except SourceError:
+            return False
+        return True
+
     def goes_on_from(self, mark: LogMark) -> bool:
         """Whether the log continues from the mark's commit; True if that was cleaned up since."""
         name = commit_name(mark.moment.version)

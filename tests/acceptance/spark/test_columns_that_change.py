@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tables import FEED, Table, deployment_at, kinds
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.model.errors import SchemaError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -128,4 +132,25 @@ def test_a_field_of_a_structure_that_comes_again_has_no_values_of_before(deploym
     assert set(kinds(table.follow())) == {ReadKind.SNAPSHOT}
     found = table.query("SELECT id, s.a, s.b FROM {mirror} ORDER BY id")
     assert found == [(1, 1, None), (2, 2, None)]
+    table.check()
+
+
+def test_a_comparison_says_that_the_log_has_lost_a_version_and_compares_what_there_is(deployment):
+    properties = f"{FEED}, 'delta.checkpointInterval' = '5'"
+    table = Table.make(deployment, Mirror(), columns=COLUMNS, properties=properties)
+    table.sql("INSERT INTO {t} VALUES ('a', 1, 'p1', 'q1', 1), ('b', 2, 'p2', 'q2', 2)")
+    table.follow()
+    for number in range(4):
+        table.sql(f"INSERT INTO {{t}} VALUES ('a', {3 + number}, 'p', 'q', 3)")
+    for version in range(5):
+        Path(table.path, commit_name(version)).unlink()
+    told = []
+    found = verify(deployment, table.source, tell=told.append)
+    lost = "at version 5: the index has version 1, which is no longer in the table's log"
+    assert [each for each in told if each.endswith(lost)] == told
+    assert {each.tenant: (each.version, each.agrees) for each in found} == {
+        "a": (5, False),
+        "b": (5, True),
+    }
+    table.follow()
     table.check()

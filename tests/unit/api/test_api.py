@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -29,6 +30,7 @@ from iscp_dagster import FullText, Mirror, SourceTable
 from iscp_dagster.api.jobs import Jobs, open_jobs, stated
 from iscp_dagster.api.names import command
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -802,6 +804,47 @@ def test_a_change_of_columns_makes_every_tenant_due(jobs, source, clock, restart
         finish(jobs, source, tenant, run=look.dispatches[0].name)
     assert jobs.wait("shop.orders", timeout=0) == 2
     assert runner.look(look.cursor).dispatches == []
+
+
+@pytest.mark.parametrize("runner", ["kept", "restarted", "late"])
+def test_an_idle_tenant_does_not_stay_behind_what_the_log_has_lost(jobs, source, clock, runner):
+    commit(source, "eu", "us")
+    jobs.register_job("*", MIRROR, spec())
+    watch = Runner(jobs.deployment, [source])
+    look = watch.look(None)
+    finish_all(jobs, source, look)
+    DeltaTable(source.path).alter.add_columns([Field("note", PrimitiveType("string"))])
+    look = watch.look(look.cursor)
+    finish_all(jobs, source, look)
+    assert jobs.get_job("eu", MIRROR).watermark.version == 1
+    for _ in range(10):
+        commit(source, "us")
+        if runner != "late":
+            look = watch.look(look.cursor)
+            finish_all(jobs, source, look)
+    DeltaTable(source.path).create_checkpoint()
+    for version in range(11):
+        Path(source.path, commit_name(version)).unlink()
+    if runner != "kept":
+        watch = Runner(jobs.deployment, [source])
+    look = watch.look(look.cursor)
+    # The runner that watched knows that nothing changed the tenant: nothing is read again.
+    if runner == "kept":
+        assert look.dispatches == []
+        assert jobs.wait("shop.orders", timeout=0) == 11
+    finish_all(jobs, source, look)
+    commit(source, "us")
+    for _ in range(2):
+        look = watch.look(look.cursor)
+        finish_all(jobs, source, look)
+    assert jobs.wait("shop.orders", timeout=0) == 12
+    assert watch.look(look.cursor).dispatches == []
+
+
+def finish_all(jobs, source, look):
+    for dispatch in look.dispatches:
+        for tenant in sorted(dispatch.iteration.tenants):
+            finish(jobs, source, tenant, run=dispatch.name)
 
 
 def test_wait_of_one_tenant_is_not_held_up_by_another(jobs, source):

@@ -97,7 +97,8 @@ class Jobs:
         """Register a job. True when it is new; False when it exists, and keeps its spec.
 
         `*` registers it for every tenant of the table, now and later; True when that or any job
-        is new. Unregisters the tenant's job of an earlier, dropped table of the same name.
+        is new. Unregisters the tenant's job of an earlier, dropped table of the same name, whose
+        rows are replaced by the new table's, of which there may be none.
         `connection` makes the call part of the caller's transaction (see `within`).
         Raises ConfigError for a job that could never run, SourceError when there is no such table.
         """
@@ -109,7 +110,7 @@ class Jobs:
         check_sole(self.deployment, self.source(f"{job.db}.{job.table}"), table_id)
         rows = [
             NewJob(tenant=each, name=job, table_id=table_id, spec=spec)
-            for each in (delta_log.tenants() if tenant == EVERY else [tenant])
+            for each in (self._tenants(job, delta_log) if tenant == EVERY else [tenant])
         ]
         if tenant == EVERY:
             created = self.deployment.log.stand(job, spec, rows)
@@ -463,6 +464,14 @@ class Jobs:
             if kinds and plain and all(each.type in kind_names() for each in held)
             else None
         )
+
+    def _tenants(self, job: JobID, delta_log: DeltaLog) -> list[str]:
+        """The table's tenants, and those that have the job, perhaps for an earlier table.
+
+        A tenant that the table lacks would else be served the earlier one's rows for ever.
+        """
+        held = {each.key.tenant for each in self._rows(EVERY, job)}
+        return sorted(held.union(delta_log.tenants()))
 
     def _unregister_earlier(self, tenant: str, job: JobID, table_id: str) -> None:
         for each in self._rows(tenant, job):

@@ -138,7 +138,9 @@ class Wait:
         ended = self._unregistered(table_id, lacking)
         if ended == lacking and ended and not self._registered(table_id):
             raise self._all_unregistered(goal, ended)
-        found += self._missing(lacking - ended)
+        missing = lacking - ended
+        found += self._missing(missing)
+        found += [lag for lag in self._replaced(table_id) if (lag.tenant, lag.index) not in missing]
         found += [] if found else self._unserved(jobs)
         return sorted(found, key=lambda lag: (lag.tenant, lag.index))
 
@@ -170,6 +172,20 @@ class Wait:
             if job.status.code == TableGoneError.code
         }
         return [Lag(tenant=a, index=i, job=earlier.get(i)) for a, i in missing]
+
+    def _replaced(self, table_id: str) -> list[Lag]:
+        """What still serves rows of an earlier table of that name."""
+        log, of_table = self.deployment.log, (self.source.database, self.source.table)
+        jobs = [
+            job
+            for earlier in sorted(log.table_ids(*of_table) - {table_id})
+            for job in log.jobs(table_id=earlier, tenant=self.tenant)
+        ]
+        return [
+            Lag(tenant=job.key.tenant, index=job.key.job_name, job=job)
+            for job in jobs
+            if self._counts(job.key.job_name)
+        ]
 
     def _unserved(self, jobs: Collection[Job]) -> list[Lag]:
         try:

@@ -29,6 +29,7 @@ from tables import (
 )
 
 from iscp_dagster import FullText, Mirror, Vector
+from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.staging import new_attempt
 from iscp_dagster.delta.failures import reading
@@ -38,6 +39,7 @@ from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.location.assets.io_manager import shown
 from iscp_dagster.model.batch import Case, Phase
 from iscp_dagster.model.errors import FenceError, SchemaError, UnavailableError
+from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.spark.guard import interruptible
@@ -600,6 +602,26 @@ def test_a_recreated_table_is_built_again(deployment):
     assert len(table.query("SELECT id FROM {mirror}")) == 4
     table.materialize("a", "gone")
     table.check()
+
+
+@pytest.mark.parametrize("rows", [(2,), ()], ids=["with rows", "without rows"])
+def test_rows_of_tenants_that_a_recreated_table_lacks_cease_to_be_served(deployment, rows):
+    table = Table.make(deployment, *ALL)
+    table.insert(1, 2, 3)
+    table.insert(1, tenant="gone")
+    table.follow()
+    shutil.rmtree(table.path)
+    table.create()
+    if rows:
+        table.insert(*rows, name="other")
+    assert table.follow() == []
+    jobs = Jobs(deployment=deployment, sources=[table.source], cancel_runs=pytest.fail)
+    for index in ALL:
+        name = JobID(db=table.source.database, table=table.source.table, job=index.name)
+        jobs.register_job("*", name, jobs.plain_spec(name))
+    table.follow()
+    assert table.query("SELECT id FROM {mirror}") == [(each,) for each in rows]
+    assert jobs.wait(table.source.name, timeout=0) == table.version
 
 
 CRASHES = {

@@ -309,8 +309,19 @@ def test_registering_for_all_on_a_recreated_table_leaves_no_earlier_job(jobs, so
     jobs.register_job("*", MIRROR, spec())
     recreate(source, "eu")
     assert jobs.register_job("*", MIRROR, spec()) is True
+    # One that the new table lacks is built from it too, so that its old rows cease to be served.
+    assert tenants(jobs, MIRROR) == ["eu", "us"]
+    present = jobs.deployment.delta_log(source).table_id()
+    assert {job.key.table_id for job in jobs.list_jobs()} == {present}
+
+
+def test_registering_for_all_on_a_recreated_table_without_rows_leaves_no_earlier_job(jobs, source):
+    commit(source, "eu")
+    jobs.register_job("*", MIRROR, spec())
+    recreate(source)
+    assert jobs.register_job("*", MIRROR, spec()) is True
     (job,) = jobs.list_jobs()
-    assert job.key.tenant == "eu"
+    assert (job.key.tenant, job.watermark) == ("eu", START)
     assert job.key.table_id == jobs.deployment.delta_log(source).table_id()
 
 
@@ -1093,6 +1104,24 @@ def test_wait_ends_at_once_for_a_job_whose_table_was_created_anew_before(jobs, s
     with pytest.raises(WaitError, match=r"error 10220.*iscp job register shop\.orders/mirror"):
         jobs.wait("shop.orders")
     assert clock.slept == []
+
+
+@pytest.mark.parametrize("left", [(), ("us",)], ids=["without rows", "without the tenant"])
+def test_wait_does_not_say_yes_while_rows_of_an_earlier_table_are_served(jobs, source, clock, left):
+    commit(source, "eu", "us")
+    jobs.register_job("eu", MIRROR, spec())
+    finish(jobs, source)
+    recreate(source, *left)
+    # Before a look, and after it.
+    with pytest.raises(WaitError, match=r"timed out.*'mirror' of tenant"):
+        jobs.wait("shop.orders", timeout=1, index="mirror")
+    Runner(jobs.deployment, [source]).look(None)
+    with pytest.raises(WaitError, match=r"error 10220.*iscp job register shop\.orders/mirror"):
+        jobs.wait("shop.orders", index="mirror")
+    jobs.register_job("*", MIRROR, spec())
+    for tenant in tenants(jobs, MIRROR):
+        finish(jobs, source, tenant)
+    assert jobs.wait("shop.orders", index="mirror") == 0
 
 
 @pytest.mark.parametrize(

@@ -6,26 +6,22 @@ snapshot's actions. Nothing here runs while nothing changes.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from iscp_dagster.delta.log.commit import Commit, Metadata
-from iscp_dagster.delta.log.files import PATIENCE, local_path
-from iscp_dagster.delta.log.unreadable import asking, reason, unreadable
+from iscp_dagster.delta.log.opening import open_table
+from iscp_dagster.delta.log.unreadable import asking
 from iscp_dagster.model.declared.schema import DeltaField, parse_schema
-from iscp_dagster.model.errors import IscpError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import is_name
 
 VECTORS = "deletionVectors"
 """The feature of tables whose files may hold deleted rows."""
 Places = bytes
 """Row numbers within a file, from 0, as 64-bit integers in this machine's byte order."""
-ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,32 +156,12 @@ class DeltaFacts:
         return {tenant: _sized(files) for tenant, files in grouped.items()}
 
     def _open(self, version: int | None = None) -> Any:
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError
-
         if version is not None and version in self._opened:
             return self._opened[version]
-        try:
-            table = DeltaTable(
-                table_url(self.location),
-                version=version,
-                storage_options={**PATIENCE, **self.options},
-            )
-        except (DeltaError, OSError, ValueError) as error:
-            raise self._refused(version, error) from error
+        table = open_table(self.location, self.options, version)
         self._opened.clear()
         self._opened[table.version()] = table
         return table
-
-    def _refused(self, version: int | None, error: Exception) -> IscpError:
-        known = unreadable(self.location, error)
-        if isinstance(known, UnavailableError):
-            return known
-        wanted = "" if version is None else f" at version {version}"
-        return SourceError(
-            f"No Delta table can be opened at {self.location}{wanted}: {reason(error)}. "
-            "Correct the path of the source table, or create and fill the table first."
-        )
 
 
 def _partitions(table: Any, actions: Any) -> list[dict[str, Any]]:
@@ -248,22 +224,6 @@ def _deleted(table: Any) -> dict[str, Places] | None:
             name = unquote(uri.as_py()).removeprefix(root)
             found[name] = places.astype(np.int64).tobytes()
     return found
-
-
-def table_url(location: str) -> str:
-    """The URL for deltalake; for a local path a file URL, where `#` and `?` have no meaning.
-
-    Raises SourceError for a local path with `%41` or the like, which deltalake decodes twice.
-    """
-    folder = local_path(location)
-    if folder is None:
-        return location
-    if ESCAPE.search(folder):
-        raise SourceError(
-            f"The path {folder} holds a percent escape, which deltalake cannot open. "
-            "Move the table to a path without one."
-        )
-    return Path(folder).as_uri()
 
 
 def tenant_name(value: str | None) -> str | None:

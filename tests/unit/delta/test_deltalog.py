@@ -295,6 +295,29 @@ class TestPoll:
         with pytest.raises(SourceError, match="Commit 1 of the Delta log is not JSON"):
             table.log().moment(1)
 
+    @pytest.mark.parametrize("hint", [1, 2, 3, 9])
+    def test_a_hint_of_a_checkpoint_that_is_not_there(self, table, hint):
+        for tenant in ("a", "b", "c"):
+            table.commit(file("add", tenant))
+        (table.path / "_delta_log" / "_last_checkpoint").write_text(
+            json.dumps({"version": hint, "size": 3})
+        )
+        log = table.log()
+        assert (log.latest().version, log.facts().version) == (3, 3)
+        assert log.tenants() == ["a", "b", "c"]
+        assert [table.log().tenants(version) for version in (1, 2)] == [["a"], ["a", "b"]]
+
+    def test_such_a_hint_where_the_log_does_not_begin_with_the_table(self, table):
+        from deltalake import DeltaTable
+
+        for tenant in ("a", "b"):
+            table.commit(file("add", tenant))
+        DeltaTable(table.path).create_checkpoint()
+        (table.path / commit_name(0)).unlink()
+        next((table.path / "_delta_log").glob("*.checkpoint.parquet")).unlink()
+        with pytest.raises(SourceError, match=r"_last_checkpoint names checkpoint 2.*Delete that"):
+            table.log().tenants()
+
     def test_only_a_checkpoint_is_left(self, table):
         from deltalake import DeltaTable
 

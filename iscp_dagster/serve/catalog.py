@@ -6,7 +6,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.tables.ddl import RESERVED_COLUMNS
@@ -14,8 +13,9 @@ from iscp_dagster.clickhouse.types.typetext import TypeTextError, parsed
 from iscp_dagster.model.declared.names import view_name
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.declared.views import TAKEN
-from iscp_dagster.model.errors import ConfigError, IscpError
+from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve.columns import Column, column, named
+from iscp_dagster.serve.served import CHANGES, MIRROR, Place, Served, choose_columns, choose_served
 
 _COLUMNS = (
     "SELECT table, name, type FROM system.columns WHERE database = {database:String} "
@@ -26,59 +26,6 @@ TIMESTAMP_FIELD = "ts_timestamp"
 """The source timestamp beside a change, which is never a field of the row."""
 HIDDEN = RESERVED_COLUMNS | TAKEN
 """Columns that no row shows."""
-_BEFORE_NAMES = {"_and", "_or", "_not"}
-"""What a `where` has beside the columns."""
-MIRROR, CHANGES = "mirror", "changes"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a view, or one shard of it, lies."""
-
-    endpoint: Endpoint
-    database: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Served:
-    """One index as it is served: `field` is its name in the schema."""
-
-    field: str
-    source: SourceTable
-    index: Index
-    """The index; of a sharded one, its first shard."""
-    places: tuple[Place, ...]
-    """Every shard."""
-    view: str
-    columns: tuple[Column, ...]
-    hidden: tuple[Column, ...] = ()
-    """Key columns and the tenant's if the schema has no type for them, or no name."""
-
-    @cached_property
-    def by_field(self) -> dict[str, Column]:
-        return {each.field: each for each in self.columns}
-
-    @property
-    def tenant(self) -> Column | None:
-        """The column that names the tenant; None: the table's one tenant is `default`."""
-        return self._named(self.source.tenant) if self.source.tenant else None
-
-    @cached_property
-    def identity(self) -> tuple[Column, ...]:
-        """Tenant and key columns, by which rows are ordered in the end."""
-        names = dict.fromkeys((*([self.source.tenant] if self.source.tenant else []), *self.keys))
-        return tuple(found for name in names if (found := self._named(name)))
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return self.source.keys
-
-    @property
-    def kind(self) -> str:
-        return self.index.kind
-
-    def _named(self, name: str) -> Column | None:
-        return next((each for each in (*self.columns, *self.hidden) if each.name == name), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +40,8 @@ class Catalog:
     """Fields of declared indexes that are not built yet, or cannot be served now."""
     notes: tuple[str, ...] = ()
     """What was left out, and why."""
+    waiting: tuple[str, ...] = ()
+    """What is not built yet."""
 
 
 Binary = Callable[[Served, Mapping[str, str]], Collection[str]]
@@ -100,41 +49,55 @@ Binary = Callable[[Served, Mapping[str, str]], Collection[str]]
 
 
 def catalog(
-    tables: Sequence[SourceTable], endpoints: Sequence[Endpoint], binary: Binary
+    tables: Sequence[SourceTable],
+    endpoints: Sequence[Endpoint],
+    binary: Binary,
+    earlier: Catalog | None = None,
 ) -> Catalog:
     """Return what of the tables' indexes is served now.
 
-    Raises ConfigError for two columns, or two indexes, that would have one name in GraphQL, and
-    UnavailableError and the like if a server does not answer.
+    Of two columns, or two indexes, that would have one name in GraphQL, the second is left out,
+    and so is what cannot be read, each with a note. What lies on a server that does not answer is
+    as in the `earlier` catalog. Raises UnavailableError and the like if no server answers.
     """
     wanted = [each for table in tables for each in _indexes(table, endpoints)]
     held = _held([(place, each.view) for each in wanted for place in each.places])
     notes: list[str] = []
+    waiting: list[str] = []
     found, unbuilt = [], []
     for each in wanted:
-        types = [held[place, each.view] for place in each.places]
-        whole = _whole(each, types, binary, notes)
+        types = [held[place, each.view] for place in each.places if (place, each.view) in held]
+        whole = None
+        if len(types) == len(each.places) and all(types):
+            whole = _whole(each, types[0], binary, notes)
+        elif len(types) == len(each.places):
+            waiting.append(f"{each.source.name}/{each.index.shown} is not built yet.")
+        else:
+            notes.append(f"{each.field}: its ClickHouse does not answer now.")
+            whole = _as_before(each, earlier)
         if whole is None:
             unbuilt.append(each.field)
         else:
             found.append(whole)
-    return _catalog(found, unbuilt, notes)
+    return replace(_catalog(found, unbuilt, notes), waiting=tuple(waiting))
 
 
 def _whole(
-    each: Served, types: Sequence[Mapping[str, str]], binary: Binary, notes: list[str]
+    each: Served, types: Mapping[str, str], binary: Binary, notes: list[str]
 ) -> Served | None:
     """Return the index with its columns; None, with a note, where it cannot be served now."""
-    if not all(types):
-        notes.append(f"{each.source.name}/{each.index.shown} is not built yet.")
-        return None
     try:
-        held = binary(each, types[0])
-    except IscpError as error:
+        held = binary(each, types)
+    except Exception as error:  # noqa: BLE001 - whatever a table raises stops it alone
         _LOGGER.warning("%s is not served: %s", each.field, error)
         notes.append(f"{each.field} is left out: its table's Delta log cannot be read now.")
         return None
-    return _with_columns(each, types[0], held, notes)
+    return _with_columns(each, types, held, notes)
+
+
+def _as_before(each: Served, earlier: Catalog | None) -> Served | None:
+    known = (*earlier.queries.values(), *earlier.changes.values()) if earlier else ()
+    return next((one for one in known if (one.view, one.places) == (each.view, each.places)), None)
 
 
 def field_of(table: SourceTable, index: Index) -> str:
@@ -169,25 +132,41 @@ def _place(table: SourceTable, index: Index, endpoints: Sequence[Endpoint]) -> P
 
 
 def _held(wanted: Iterable[tuple[Place, str]]) -> dict[tuple[Place, str], dict[str, str]]:
-    """Return the columns of each view with their types; none where there is no such view."""
+    """Return the columns of each view with their types, empty where there is no such view.
+
+    Leaves out the views of servers that do not answer; raises the last error if none does.
+    """
     views: dict[Place, list[str]] = defaultdict(list)
     for place, view in wanted:
         views[place].append(view)
-    found: dict[tuple[Place, str], dict[str, str]] = defaultdict(dict)
+    held: dict[tuple[Place, str], dict[str, str]] = {}
+    failure: IscpError | None = None
     for place, names in views.items():
-        with place.endpoint.errors("look for the indexes' views"):
-            rows = place.endpoint.client().query(
-                _COLUMNS, parameters={"database": place.database, "views": names}
-            )
-        for view, name, type_ in rows.result_rows:
-            found[place, view][name] = type_
-    return found
+        try:
+            held |= {(place, view): types for view, types in _columns_of(place, names).items()}
+        except IscpError as error:
+            _LOGGER.warning("Indexes in %s are served as before: %s", place.database, error)
+            failure = error
+    if failure is not None and not held:
+        raise failure
+    return held
+
+
+def _columns_of(place: Place, views: Sequence[str]) -> dict[str, dict[str, str]]:
+    with place.endpoint.errors("look for the indexes' views"):
+        rows = place.endpoint.client().query(
+            _COLUMNS, parameters={"database": place.database, "views": views}
+        )
+    columns: dict[str, dict[str, str]] = {view: {} for view in views}
+    for view, name, type_ in rows.result_rows:
+        columns[view][name] = type_
+    return columns
 
 
 def _with_columns(
     each: Served, types: Mapping[str, str], binary: Collection[str], notes: list[str]
 ) -> Served:
-    shown: dict[str, Column] = {}
+    nameable: list[Column] = []
     hidden: list[Column] = []
     for name, type_ in types.items():
         if name in HIDDEN:
@@ -197,9 +176,11 @@ def _with_columns(
             notes.append(f"{each.field} is without its column {name!r}: {_why(made, type_)}.")
             hidden += [made] if made else []
             continue
-        _refuse_second(each, shown, made)
-        shown[made.field] = made
-    return replace(each, columns=tuple(shown.values()), hidden=tuple(hidden))
+        nameable.append(made)
+    shown, left_out = choose_columns(nameable, each.field)
+    notes += left_out
+    hidden += [made for made in nameable if made not in shown]
+    return replace(each, columns=tuple(shown), hidden=tuple(hidden))
 
 
 def _column(name: str, type_: str, *, binary: bool) -> Column | None:
@@ -215,50 +196,13 @@ def _why(made: Column | None, type_: str) -> str:
     return "the name is that of a change's timestamp, which is no column"
 
 
-def _refuse_second(each: Served, shown: Mapping[str, Column], made: Column) -> None:
-    other = shown.get(made.field)
-    if other is None and made.field not in _BEFORE_NAMES:
-        return
-    taken = repr(other.name) if other else f"the condition {made.field}"
-    raise ConfigError(
-        f"Index {each.source.name}/{each.index.shown}: the column {made.name!r} and {taken} would "
-        f"both be {made.field!r} in GraphQL; rename one, or leave it out with columns=[...]."
-    )
-
-
-def _catalog(found: Sequence[Served], unbuilt: Sequence[str], notes: Sequence[str]) -> Catalog:
-    plain = [each for each in found if each.kind != CHANGES]
-    changes = [each for each in found if each.kind == CHANGES]
-    queries, subscribed = _once(plain), _once(changes)
-    _refuse_namesakes(queries, subscribed)
+def _catalog(candidates: Sequence[Served], unbuilt: Sequence[str], notes: Sequence[str]) -> Catalog:
+    chosen, left_out = choose_served(candidates)
+    changes = {each.field: each for each in chosen if each.kind == CHANGES}
+    plain = {each.field: each for each in chosen if each.kind != CHANGES}
     return Catalog(
-        queries={**subscribed, **queries},
-        changes=subscribed,
-        unbuilt=frozenset(unbuilt) - {*queries, *subscribed},
-        notes=tuple(notes),
-    )
-
-
-def _once(found: Sequence[Served]) -> dict[str, Served]:
-    held: dict[str, Served] = {}
-    for each in found:
-        other = held.setdefault(each.field, each)
-        if other is not each:
-            raise _namesakes(each, other)
-    return held
-
-
-def _refuse_namesakes(queries: Mapping[str, Served], changes: Mapping[str, Served]) -> None:
-    """Only the changes of a table share a field with its mirror."""
-    for name, each in changes.items():
-        other = queries.get(name)
-        own = other is not None and other.source.name == each.source.name
-        if other is not None and not (own and each.index.shown == CHANGES):
-            raise _namesakes(each, other)
-
-
-def _namesakes(one: Served, other: Served) -> ConfigError:
-    return ConfigError(
-        f"Indexes {other.source.name}/{other.index.shown} and {one.source.name}/{one.index.shown} "
-        f"would both be {one.field!r} in GraphQL; rename one of them."
+        queries={**changes, **plain},
+        changes=changes,
+        unbuilt=frozenset(unbuilt) - {*plain, *changes},
+        notes=(*notes, *left_out),
     )

@@ -111,7 +111,7 @@ def _serve(deployment: Deployment, source: SourceTable, name: str, found: Served
         store = _store(deployment, source, job)
         if store is not None and serve_when_built(deployment, job, store):
             found.indexes.append(job)
-    except IscpError as error:
+    except Exception as error:  # noqa: BLE001 - whatever an index raises stops it alone
         found.problems.append(f"{source.name}/{name}: {error}")
 
 

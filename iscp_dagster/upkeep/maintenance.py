@@ -14,7 +14,7 @@ from iscp_dagster.clickhouse.write.letters import DeadLetters
 from iscp_dagster.model.declared.names import view_name
 from iscp_dagster.model.declared.sharding import base_name, shard_of, suffix
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.model.errors import IscpError, SourceError, UnavailableError
+from iscp_dagster.model.errors import IscpError, UnavailableError
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.planning.declared import name_of
 from iscp_dagster.planning.effective import effective, flush_jobs
@@ -187,7 +187,7 @@ def _ids(deployment: Deployment, source: SourceTable, dropped: Sequence[Job]) ->
     """The table's id; where it cannot be read, every id that it may be."""
     try:
         return {deployment.delta_log(source).table_id()}
-    except (SourceError, UnavailableError):
+    except Exception:  # noqa: BLE001 - whatever a table raises stops it alone
         return {job.key.table_id for job in dropped}
 
 
@@ -202,8 +202,8 @@ def clear_staging(deployment: Deployment, sources: Sequence[SourceTable]) -> lis
             # List the tables first: a run is active before it creates its table.
             for table in left(staged, deployment.log.active_runs()) if staged else []:
                 data.drop_staging(table)
-        except IscpError as error:
-            problems.append(f"{source.name}/{index.name}: {error}")
+        except Exception as error:  # noqa: BLE001 - whatever an index raises stops it alone
+            problems.append(f"{source.name}/{index.name}: {problem_of(source, error).message}")
     return problems
 
 

@@ -23,7 +23,7 @@ from graphql.execution.collect_fields import collect_sub_fields
 
 from iscp_dagster.clickhouse.kinds.text import FullText
 from iscp_dagster.clickhouse.kinds.vector import Vector
-from iscp_dagster.serve.catalog import TIMESTAMP_FIELD, Catalog, Served
+from iscp_dagster.serve.catalog import TIMESTAMP_FIELD, Catalog
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.graph.types import Types
 from iscp_dagster.serve.reads.caps import Asking
@@ -31,16 +31,16 @@ from iscp_dagster.serve.reads.nearest import Near, distance_of, nearest
 from iscp_dagster.serve.reads.order import Order
 from iscp_dagster.serve.reads.selecting import Selection, selected
 from iscp_dagster.serve.scalars import BadValueError
+from iscp_dagster.serve.served import NAMES_FIELD, Served
 from iscp_dagster.serve.where import Row
 
 Subscribe = Callable[[Served, Mapping[str, Any], Any], Any]
 """Returns an asynchronous iterator of messages: gets the changes index, the arguments (where,
 after, snapshot, progress) and the request's context."""
-NAMES_FIELD = "_tables"
 
 
 def schema(catalog: Catalog, subscribe: Subscribe | None = None) -> GraphQLSchema:
-    """Return the schema. Raises ConfigError for two types of one name.
+    """Return the schema; the catalog has no two indexes of one name.
 
     Without `subscribe` the subscriptions are there for `--print-schema`, and cannot be used.
     """
@@ -64,7 +64,7 @@ def schema(catalog: Catalog, subscribe: Subscribe | None = None) -> GraphQLSchem
 
 def _described(catalog: Catalog) -> str:
     head = "Rows of the indexes that ClickHouse keeps in step with their Delta tables."
-    return "\n".join([head, *catalog.notes])
+    return "\n".join([head, *catalog.waiting, *catalog.notes])
 
 
 def _query(types: Types, served: Served) -> GraphQLField:

@@ -21,8 +21,9 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.declared.schema import DeltaField, Primitive, parse_schema
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serve.catalog import Catalog, Served, catalog
+from iscp_dagster.serve.catalog import Catalog, catalog
 from iscp_dagster.serve.graph.schema import Subscribe, schema
+from iscp_dagster.serve.served import Served
 
 _LOGGER = logging.getLogger(__name__)
 REFRESH_SECONDS = 5.0
@@ -94,10 +95,12 @@ class Loader:
     _known: dict[tuple[str, str], tuple[Mapping[str, str], Collection[str]]] = field(
         default_factory=dict
     )
+    _latest: Catalog | None = None
 
     def __call__(self) -> Catalog:
-        """Raises IscpError when a server or a Delta log that it needs does not answer."""
-        return catalog(self.tables, self.endpoints, self._binary)
+        """Raises IscpError when no server answers."""
+        self._latest = catalog(self.tables, self.endpoints, self._binary, self._latest)
+        return self._latest
 
     def _binary(self, served: Served, types: Mapping[str, str]) -> Collection[str]:
         """The columns of source and view that are binary; read again when columns change."""

@@ -25,12 +25,11 @@ from graphql import (
     ValueNode,
 )
 
-from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.serve import scalars
-from iscp_dagster.serve.catalog import Served
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.comparing import OPERATORS
 from iscp_dagster.serve.scalars import BadValueError, Scalar
+from iscp_dagster.serve.served import BUILT_IN, COMPARISON, Served
 
 Arguments = Mapping[str, GraphQLArgument]
 ORDERS = {
@@ -49,7 +48,7 @@ _BUILT_IN = {"Int": GraphQLInt, "String": GraphQLString, "Boolean": GraphQLBoole
 
 
 class Types:
-    """Makes types, each once. Raises ConfigError for two of one name."""
+    """Makes types, each once."""
 
     def __init__(self) -> None:
         self._scalars: dict[str, GraphQLScalarType] = {}
@@ -131,15 +130,10 @@ class Types:
         return GraphQLInputObjectType(named, fields)
 
     def take(self, name: str, served: Served) -> None:
-        """Have a name for a type of the index alone. Raises ConfigError if it has another."""
+        """Have a name for a type of the index alone: the catalog has left out what has another."""
         whose = f"{served.source.name}/{served.index.shown}"
-        other = self._named.setdefault(name, whose)
-        reserved = name in {"order_by", "operation"} or name in scalars.SCALARS
-        if other != whose or reserved:
-            raise ConfigError(
-                f"Index {whose}: {name!r} is already {'built in' if reserved else f'of {other}'} "
-                "in GraphQL; rename the table or the index."
-            )
+        assert self._named.setdefault(name, whose) == whose, (name, whose)
+        assert name not in BUILT_IN, name
 
     def _shown(self, column: Column) -> Any:
         shown: Any = self.scalar(column.scalar)
@@ -149,7 +143,7 @@ class Types:
 
     def _comparison(self, column: Column) -> GraphQLInputObjectType:
         known = self.scalar(column.scalar) if column.compares else None
-        name = f"{known.name}_comparison_exp" if known else "null_comparison_exp"
+        name = f"{known.name if known else 'null'}{COMPARISON}"
         if name not in self._comparisons:
             asked = {"_is_null": GraphQLInputField(GraphQLBoolean)}
             if known is not None:

@@ -13,7 +13,6 @@ from iscp_dagster.joblog.sql.reached import Reached, reached
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.serve.access import Viewer
-from iscp_dagster.serve.catalog import Served
 from iscp_dagster.serve.live.errors import SubscriptionError
 from iscp_dagster.serve.live.feed import PAGE, Feed
 from iscp_dagster.serve.live.hub import Hub
@@ -22,6 +21,7 @@ from iscp_dagster.serve.live.reading import History
 from iscp_dagster.serve.live.ring import MOST_ENTRIES, PATIENCE, Ring
 from iscp_dagster.serve.live.subscription import PROGRESS_SECONDS, Subscription
 from iscp_dagster.serve.live.telling import Message, Wanted
+from iscp_dagster.serve.served import Served
 from iscp_dagster.serve.where import parse
 
 

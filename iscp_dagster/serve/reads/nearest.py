@@ -10,13 +10,13 @@ from iscp_dagster.clickhouse.kinds.vector import Vector
 from iscp_dagster.clickhouse.types.typetext import parsed
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve import scalars
-from iscp_dagster.serve.catalog import Place, Served
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.comparing import ranked
 from iscp_dagster.serve.reads import tenancy
 from iscp_dagster.serve.reads.caps import Asking
 from iscp_dagster.serve.rows import rows, select_list
 from iscp_dagster.serve.scalars import BadValueError
+from iscp_dagster.serve.served import Place, Served
 from iscp_dagster.serve.sql import Parameters, fits
 from iscp_dagster.serve.where import Row
 

@@ -8,9 +8,9 @@ from functools import cmp_to_key
 from typing import Any
 
 from iscp_dagster.serve import scalars
-from iscp_dagster.serve.catalog import Served
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.comparing import compare
+from iscp_dagster.serve.served import Served
 from iscp_dagster.serve.where import Row
 
 

@@ -11,12 +11,12 @@ from iscp_dagster.clickhouse.kinds.text import FullText
 from iscp_dagster.model.declared.schema import VERSION
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.access import Viewer
-from iscp_dagster.serve.catalog import CHANGES, Place, Served
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.reads import tenancy
 from iscp_dagster.serve.reads.caps import Asking
 from iscp_dagster.serve.reads.order import Order, clause, merged, whole
 from iscp_dagster.serve.rows import rows, select_list
+from iscp_dagster.serve.served import CHANGES, Place, Served
 from iscp_dagster.serve.sql import Parameters, condition
 from iscp_dagster.serve.where import Row, parse
 

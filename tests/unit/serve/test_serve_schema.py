@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from graphql import print_schema
 
@@ -10,7 +12,8 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.types.cells import CELLS
 from iscp_dagster.clickhouse.types.typetext import parsed
-from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.declared.tables import spread
+from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.serve import catalog as catalogs
 from iscp_dagster.serve.columns import _BY_NAME, column, named
 from iscp_dagster.serve.graph.schema import schema
@@ -59,36 +62,75 @@ def test_names_are_mangled(name, field):
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "shown", "note"),
     [
-        ({"a b": "Int8", "a.b": "Int8"}, r"'a.b' and 'a b' would both be 'a_b'"),
-        ({"_and": "Int8"}, r"'_and' and the condition _and would both be '_and'"),
+        ({"größe": "Int8", "grüße": "Int8"}, ["gr__e"], "'grüße': .* the column 'größe' has"),
+        ({"a b": "Int8", "a.b": "Int8", "c": "Int8"}, ["a_b", "c"], "'a.b': .* the column 'a b'"),
+        ({"_and": "Int8", "c": "Int8"}, ["c"], "'_and': .*'_and', which a condition has"),
     ],
 )
-def test_columns_of_one_name_are_refused(monkeypatch, columns, said):
-    with pytest.raises(ConfigError, match=said):
-        catalog(monkeypatch, [table(Mirror())], columns)
+def test_of_columns_of_one_name_the_second_is_left_out(monkeypatch, columns, shown, note):
+    tables = [table(Mirror()), table(Mirror(), name="shop.others")]
+    held = catalog(monkeypatch, tables, {"id": "Int64", **columns})
+    assert list(held.queries["shop_tickets"].by_field) == ["id", *shown]
+    assert set(held.queries) == {"shop_tickets", "shop_others"}
+    assert re.search(f"shop_tickets is without its column {note}", print_schema(schema(held)))
+
+
+def test_a_key_that_is_left_out_still_orders_the_rows(monkeypatch):
+    source = SourceTable("shop.tickets", key="grüße", indexes=[Mirror()])
+    held = catalog(monkeypatch, [source], {"größe": "Int8", "grüße": "Int8"})
+    assert [column.name for column in held.queries["shop_tickets"].identity] == ["grüße"]
 
 
 @pytest.mark.parametrize(
-    "tables",
+    ("tables", "fields"),
     [
-        (table(Mirror(), name="a_b.c"), table(Mirror(), name="a.b_c")),
-        (table(Mirror(), name="a.b_c"), table(Mirror(name="c"), name="a.b")),
-        (table(Changes(), name="a.b_c"), table(Mirror(), name="a_b.c")),
-        (table(Mirror(), Changes(name="b_c"), name="a.b_c"),),
-        (table(FullText("x", name="c"), Changes(name="b_c"), name="a.b"),),
+        ((table(Mirror(), name="a_b.c"), table(Mirror(), name="a.b_c")), {"a_b_c"}),
+        ((table(Mirror(), name="a.b_c"), table(Mirror(name="c"), name="a.b")), {"a_b_c"}),
+        ((table(Changes(), name="a.b_c"), table(Mirror(), name="a_b.c")), {"a_b_c"}),
+        ((table(Mirror(), Changes(name="b_c"), name="a.b_c"),), {"a_b_c"}),
+        ((table(FullText("x", name="c"), Changes(name="b_c"), name="a.b"),), {"a_b_c"}),
+        ((table(Mirror(), name="a.b"), table(Mirror(), name="a.b_bool_exp")), {"a_b"}),
+        ((table(Changes(), name="a.b"), table(Mirror(), name="a.b_change")), {"a_b"}),
+        ((table(Mirror(), name="Int.comparison_exp"), table(Mirror(), name="a.b")), {"a_b"}),
+        ((table(Mirror(), name="order.by"), table(Mirror(), name="a.b")), {"a_b"}),
+        ((table(Mirror(), name="_.tables"), table(Mirror(), name="a.b")), {"a_b"}),
     ],
 )
-def test_indexes_of_one_name_are_refused(monkeypatch, tables):
-    with pytest.raises(ConfigError, match="would both be 'a_b_c'"):
-        catalog(monkeypatch, tables, {"id": "Int64"})
+def test_of_indexes_and_types_of_one_name_the_second_is_left_out(monkeypatch, tables, fields):
+    rest = table(Mirror(), name="z.z")
+    held = catalog(monkeypatch, [*tables, rest], {"id": "Int64"})
+    assert set(held.queries) == {*fields, "z_z"}
+    assert "Rename the table or the index to see both." in print_schema(schema(held))
 
 
-def test_types_of_one_name_are_refused(monkeypatch):
-    tables = (table(Mirror(), name="a.b"), table(Mirror(), name="a.b_bool_exp"))
-    with pytest.raises(ConfigError, match=r"'a_b_bool_exp' is already of a\.b/mirror"):
-        schema(catalog(monkeypatch, tables, {"id": "Int64"}))
+def test_a_server_that_does_not_answer_stops_no_index_of_another(monkeypatch):
+    asked = []
+
+    def columns_of(place, views):
+        asked.append(place)
+        if place.endpoint.host in silent:
+            raise UnavailableError("no answer")
+        return {view: {"id": "Int64"} for view in views}
+
+    monkeypatch.setattr(catalogs, "_columns_of", columns_of)
+    tables = [
+        spread(table(Mirror(sharding={"hash_function": "cityHash64", "key": ["id"]})), 2),
+        table(Mirror(), name="z.z"),
+    ]
+    endpoints, silent = (HERE, Endpoint(host="second", port=1)), {"second"}
+    held = catalogs.catalog(tables, endpoints, lambda *_: ())
+    assert (set(held.queries), held.unbuilt) == ({"z_z"}, {"shop_tickets"})
+    assert held.notes == ("shop_tickets: its ClickHouse does not answer now.",)
+    silent.clear()
+    whole = catalogs.catalog(tables, endpoints, lambda *_: ())
+    silent.add("second")
+    held = catalogs.catalog(tables, endpoints, lambda *_: (), whole)
+    assert held.queries == whole.queries
+    silent.add("nowhere")
+    with pytest.raises(UnavailableError):
+        catalogs.catalog(tables, endpoints, lambda *_: (), whole)
 
 
 def test_system_columns_and_timestamps_are_no_data(monkeypatch):
@@ -119,7 +161,7 @@ def test_an_index_that_is_not_built_is_noted(monkeypatch):
     )
     assert found.unbuilt == {"shop_tickets_text"}
     assert set(found.queries) == {"shop_tickets", "shop_tickets_vector"}
-    assert found.notes == ("shop.tickets/text is not built yet.",)
+    assert (found.waiting, found.notes) == (("shop.tickets/text is not built yet.",), ())
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -42,7 +44,8 @@ from iscp_dagster.model.variables import (
     INVOCATIONS_URL,
     SPARK_REMOTE,
 )
-from iscp_dagster.planning.problems import problem_of
+from iscp_dagster.planning.problems import Problem, problem_of
+from iscp_dagster.planning.table_problems import problems_of
 from iscp_dagster.upkeep.outbox import outbox_of
 from iscp_dagster.upkeep.position import Position, positions
 from iscp_dagster.webhooks.recording import EndpointState
@@ -196,20 +199,54 @@ def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
     """Jobs in error, indexes that a commit older than `limit` seconds has not reached, and
     endpoints to which nothing is sent.
     """
-    now = deployed.deployment.clock().timestamp()
-    yield from _in_error(deployed.list_jobs(None, None, JobState.ERROR))
+    failed = deployed.list_jobs(None, None, JobState.ERROR)
+    yield from _in_error(failed)
     for source in deployed.sources:
-        what = f"table {source.name}"
-        try:
-            found = positions(deployed.deployment, source)
-        except NoTableError as error:
-            yield _missing(deployed, source, what, error)
-        except Exception as error:  # noqa: BLE001 - a table may raise anything
-            code = error.code if isinstance(error, IscpError) else IscpError.code
-            yield Finding(what=what, problem=_line(problem_of(source, error).message), code=code)
-        else:
-            yield _behind(what, found, limit, now)
+        yield from _table(deployed, source, failed, limit)
     yield from endpoints(deployed, limit)
+
+
+def _table(
+    deployed: Jobs, source: SourceTable, failed: Collection[Job], limit: float
+) -> Iterator[Finding]:
+    """What is wrong with the table itself, with its jobs, and how far they are behind."""
+    what = f"table {source.name}"
+    try:
+        found = positions(deployed.deployment, source)
+    except NoTableError as error:
+        yield _missing(deployed, source, what, error)
+        return
+    except Exception as error:  # noqa: BLE001 - a table may raise anything
+        yield _problem(what, problem_of(source, error))
+        return
+    findings = [_problem(what, each) for each in problems_of(deployed.deployment, source)]
+    own = [job for job in failed if f"{job.name.db}.{job.name.table}" == source.name]
+    findings += [_stopped(what, own)] if own else []
+    late = _behind(what, found, limit, deployed.deployment.clock().timestamp())
+    yield from findings if findings and not late.problem else [*findings, late]
+
+
+def _problem(what: str, problem: Problem) -> Finding:
+    message = _line(problem.message)
+    if problem.severe:
+        return Finding(what=what, problem=message, code=problem.code)
+    return Finding(what=what, note=message)
+
+
+def _stopped(what: str, jobs: Collection[Job]) -> Finding:
+    """That some of the table's jobs are in error, by their names; `_in_error` says why."""
+    tenants = Counter(job.name.job for job in jobs)
+    said = [f"{name} ({number:,} tenants)" for name, number in sorted(tenants.items())]
+    return Finding(
+        what=what,
+        problem=f"jobs in error: {_some(said)}".replace("(1 tenants)", "(1 tenant)"),
+        code=min(jobs, key=_by_name).status.code,
+        then="see the jobs above, or `iscp job list --state error`",
+    )
+
+
+def _by_name(job: Job) -> tuple[str, str]:
+    return job.name.job, job.key.tenant
 
 
 def endpoints(deployed: Jobs, limit: float) -> Iterator[Finding]:
@@ -260,6 +297,20 @@ def invocations(environ: Mapping[str, str]) -> Iterator[Finding]:
     yield _checked(what, problem, then)
 
 
+def graphql(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """What the GraphQL server leaves out, and why; nothing without the extra `serve`."""
+    named = environ.get(CLICKHOUSE_URL) or environ.get(CLICKHOUSE_URLS)
+    if not named or find_spec("graphql") is None:
+        return
+    from iscp_dagster.serve.web.server import Declared
+
+    try:
+        notes = Declared(environ)().notes
+    except UnavailableError:
+        return  # which `services` says
+    yield from (Finding(what="graphql", note=_line(note)) for note in notes)
+
+
 def _missing(deployed: Jobs, source: SourceTable, what: str, error: NoTableError) -> Finding:
     """A table that does not exist yet, or one that is gone while its indexes serve its rows."""
     log = deployed.deployment.log
@@ -275,26 +326,34 @@ def _missing(deployed: Jobs, source: SourceTable, what: str, error: NoTableError
 
 
 def _in_error(found: Collection[Job]) -> Iterator[Finding]:
-    """One finding per index and code, for all its tenants, with the message of the first."""
+    """One finding per index and code, for all its tenants, with every message."""
     if not found:
         yield Finding(what="jobs")
     alike: dict[tuple[JobID, int], list[Job]] = {}
-    for job in found:
+    for job in sorted(found, key=_by_name):
         alike.setdefault((job.name, job.status.code), []).append(job)
     for (name, code), held in sorted(alike.items()):
         tenants = sorted({job.key.tenant for job in held})
-        verb = _VERBS.get(code, "repair")
-        repair = command_for(verb, tenants, name)
+        repair = command_for(_VERBS.get(code, "repair"), tenants, name)
         whose = "tenant" if len(tenants) == 1 else "tenants"
-        first = min(held, key=lambda job: job.key.tenant)
-        one = len({_line(job.status.message) for job in held}) == 1
-        of = "" if one else f"for example, {first.key.tenant}: "
         yield Finding(
             what=f"job {shown(name)}",
-            problem=f"in error for {whose} {listed(tenants)}: {of}{_line(first.status.message)}",
+            problem=f"in error for {whose} {listed(tenants)}: {_messages(held)}",
             code=code,
             then=f"remove the cause, then {repair}",
         )
+
+
+def _messages(jobs: Collection[Job]) -> str:
+    """The message that all have; else each message with the tenants whose it is, a few of them."""
+    tenants: dict[str, list[str]] = {}
+    for job in jobs:
+        tenants.setdefault(_line(job.status.message), []).append(job.key.tenant)
+    if len(tenants) == 1:
+        return next(iter(tenants))
+    said = [f"{listed(names)}: {message}" for message, names in tenants.items()]
+    more = " (`iscp job list --state error` shows all)" if len(said) > _SHOWN else ""
+    return f"{_some(said)}{more}"
 
 
 def _behind(what: str, found: Collection[Position], limit: float, now: float) -> Finding:
@@ -348,3 +407,4 @@ def checkup(
     yield from careful("dagster", lambda: dagster(environ.get(DAGSTER_URL), time.time()))
     yield from careful("invocations", lambda: invocations(environ))
     yield from careful("jobs", lambda: jobs(deployed(), limit))
+    yield from careful("graphql", lambda: graphql(environ))

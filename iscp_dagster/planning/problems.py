@@ -25,6 +25,8 @@ class Problem:
     """Whether the table's indexes cannot follow it."""
     missing: bool = False
     """Whether the table is not there."""
+    code: int = 0
+    """The code of the error (docs/errors.md); 0 for a remark."""
     facts: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Numbers to show."""
 
@@ -39,11 +41,18 @@ def problem_of(source: SourceTable, error: Exception) -> Problem:
         kind = type(error).__name__ if isinstance(error, UnavailableError) else str(error)
         missing = isinstance(error, NoTableError)
         return Problem(
-            table=source.name, message=str(error), kind=kind, severe=not missing, missing=missing
+            table=source.name,
+            message=str(error),
+            kind=kind,
+            severe=not missing,
+            missing=missing,
+            code=error.code,
         )
     what = f"{type(error).__name__}: {error}"
     message = f"An unexpected error, {what} ({_place(error)})."
-    return Problem(table=source.name, message=message, kind=type(error).__name__)
+    return Problem(
+        table=source.name, message=message, kind=type(error).__name__, code=IscpError.code
+    )
 
 
 def sign(problems: Collection[Problem]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from iscp_dagster.delta.log.facts import TenantSize
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.errors import ConfigError, TableGoneError
 from iscp_dagster.model.jobs import TENANT_BYTES
 from iscp_dagster.planning.problems import Problem, problem_of
 from iscp_dagster.spark.quoting import ident
@@ -88,4 +88,11 @@ def stranded(deployment: Deployment, source: SourceTable, table_id: str) -> list
         f"Register them for the new table (`iscp job register {source.name}/{min(names)} "
         "--tenant '*'`), unregister them, or declare the table with on_replace='rebuild'."
     )
-    return [Problem(table=source.name, message=message, kind=f"stranded: {listed}")]
+    return [
+        Problem(
+            table=source.name,
+            message=message,
+            kind=f"stranded: {listed}",
+            code=TableGoneError.code,
+        )
+    ]

@@ -14,8 +14,10 @@ from functools import partial
 from importlib.metadata import version
 
 import onetable
+import pyarrow as pa
 import pytest
 from answering import answering_server
+from deltalake import write_deltalake
 from logs import complete, fail
 from onetable import Clock, commit
 from places import ROOT
@@ -38,6 +40,7 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import job_spec
+from iscp_dagster.serve import catalog
 from iscp_dagster.sync.deployment import Deployment
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=timezone.utc)
@@ -1122,19 +1125,37 @@ def test_health_tells_jobs_in_error_and_what_is_behind(iscp, jobs, source, clock
     assert problems(iscp) == {}
     printed(iscp, "job", "resume", NAME, "--tenant", "eu")
     fail(jobs.deployment.log, begin(jobs, source), 10_200, "gone")
-    assert problems(iscp) == {"job": "in error for tenant eu: gone"}
+    assert problems(iscp) == {
+        "job": "in error for tenant eu: gone",
+        "table": "jobs in error: mirror (1 tenant)",
+    }
     assert (
         f"job {NAME}: in error for tenant eu: gone (code 10200)\n"
         f"  next: remove the cause, then `iscp job repair {NAME} --tenant eu`\n"
     ) in iscp("health")[1]
     printed(iscp, "job", "register", NAME, "--tenant", TENANT)
     fail(jobs.deployment.log, begin(jobs, source, TENANT), 10_200, "gone")
-    assert problems(iscp) == {"job": f"in error for tenants {TENANT}, eu: gone"}
+    assert problems(iscp)["job"] == f"in error for tenants {TENANT}, eu: gone"
     assert f"then `iscp job repair {NAME} --tenant '*'`" in iscp("health")[1]
     assert iscp("job", "register", NAME, "--tenant", "zz")[0] == 0
     fail(jobs.deployment.log, begin(jobs, source, "zz"), 10_200, "another row")
-    whose = f"in error for tenants {TENANT}, eu, zz: for example, {TENANT}: gone"
-    assert problems(iscp) == {"job": whose}
+    whose = f"in error for tenants {TENANT}, eu, zz: {TENANT}, eu: gone; zz: another row"
+    assert problems(iscp) == {"job": whose, "table": "jobs in error: mirror (3 tenants)"}
+
+
+def test_health_tells_a_table_that_no_job_can_ever_follow(iscp, jobs, source, dagster):
+    shutil.rmtree(source.path)
+    write_deltalake(source.path, pa.table({"id": [1], "region": ["eu"], "doc": ["x"]}))
+    assert "The tenant column 'region' of" in problems(iscp)["table"]
+    assert "is not a partition column" in problems(iscp)["table"]
+    assert "(code 10200)" in iscp("health")[1]
+
+
+def test_health_tells_what_graphql_leaves_out(iscp, jobs, source, dagster, monkeypatch):
+    left_out = catalog.Catalog(notes=("shop_t is without its column 'grüße': taken.",))
+    monkeypatch.setattr("iscp_dagster.serve.web.server.Declared.__call__", lambda _: left_out)
+    assert problems(iscp) == {}
+    assert "graphql: shop_t is without its column 'grüße': taken.\n" in iscp("health")[1]
 
 
 @pytest.mark.parametrize(("code", "verb"), [(10_220, "register"), (10_250, "rebuild")])

@@ -30,6 +30,7 @@ from iscp_dagster.model.declared.schema import parse_schema
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import SourceError
 from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.spark.quoting import ident
 
 MAX_FACTS_HELD = 8
 MAX_CARRIED = 1_000
@@ -306,10 +307,17 @@ class DeltaLog:
         columns = self.facts(version).metadata.partition_columns
         if self.tenant_column in columns:
             return str(self.tenant_column)
+        table = f"delta.{ident(self.location)}"
+        held = f"declare one of them as the tenant (tenant={columns[0]!r}), or " if columns else ""
         raise SourceError(
             f"The tenant column {self.tenant_column!r} of {self.location} is not a partition "
-            f"column; these are: {', '.join(columns) or 'none'}. Declare one of them as the tenant "
-            "column, or rewrite the table partitioned by it."
+            f"column; these are: {', '.join(columns) or 'none'}. Either {held}declare no tenant, "
+            "so that all rows are of the one tenant 'default', or partition the table by it: "
+            f"CREATE OR REPLACE TABLE {table} USING delta "
+            f"PARTITIONED BY ({ident(str(self.tenant_column))}) "
+            "TBLPROPERTIES (delta.enableChangeDataFeed = true, "
+            "delta.enableInCommitTimestamps = true) "
+            f"AS SELECT * FROM {table}"
         )
 
     def _written(self, after: int, upto: int) -> dict[str | None, int] | None:

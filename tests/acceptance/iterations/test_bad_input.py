@@ -283,6 +283,9 @@ def test_a_tenant_that_is_not_the_partition(deployment):
     (problem,) = table.look().problems
     assert "The tenant column 'tenant'" in problem.message
     assert "is not a partition column; these are: day" in problem.message
+    table.sql(problem.message[problem.message.index("CREATE OR REPLACE TABLE") :])
+    table.follow()
+    assert table.query("SELECT tenant, id, day FROM {mirror}") == [("a", 1, 2)]
 
 
 def test_a_row_without_a_tenant_holds_up_no_other(deployment):

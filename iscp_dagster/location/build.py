@@ -19,7 +19,7 @@ from iscp_dagster.location.assets.maintenance import hourly, maintenance_jobs
 from iscp_dagster.location.assets.source_asset import source_asset, source_spec
 from iscp_dagster.location.assets.source_check import source_check
 from iscp_dagster.location.executor import named_in_process
-from iscp_dagster.location.names import EVENTS, INVOCATIONS, clickhouse_pool
+from iscp_dagster.location.names import EVENTS, INVOCATIONS, check_names, clickhouse_pool
 from iscp_dagster.location.sensor.lookout import SCAN_SECONDS, Lookout
 from iscp_dagster.location.sensor.news import news_sensor
 from iscp_dagster.location.sensor.runner import runner_sensor
@@ -96,6 +96,7 @@ def runner_definitions(
     if any(table.services for table in laid_out):
         resources = {INVOCATIONS: InvocationsIOManager(), **resources}
     check_declared_once(laid_out, databases_of(environ))
+    check_names(laid_out)
     lookout = Lookout(laid_out, scan_seconds_of(environ))
     maintenance = maintenance_jobs(laid_out, resources, runs_kept_of(environ))
     iterations = jobs_of(laid_out, resources, _pool(environ))

@@ -25,7 +25,7 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
 )
 
 from iscp_dagster.location.assets.backfills import taken
-from iscp_dagster.location.names import index_key, partitions_of
+from iscp_dagster.location.names import index_key, partitions_of, verify_op_name
 from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.sync.deployment import Deployment
@@ -39,7 +39,7 @@ def index_checks(source: SourceTable) -> AssetChecksDefinition:
     by_key = {index_key(source, index): index for index in source.indexes}
 
     @multi_asset_check(
-        name=f"verify_{source.database}_{source.table}",
+        name=verify_op_name(source),
         specs=[_spec(source, index) for index in source.indexes],
         can_subset=True,
         required_resource_keys={"iscp"},

@@ -36,7 +36,7 @@ from iscp_dagster.location.assets.reporting import (
     observations,
     store_events,
 )
-from iscp_dagster.location.names import partitions_of, source_key
+from iscp_dagster.location.names import indexes_op_name, partitions_of, source_key
 from iscp_dagster.location.outs import InOrder, asset_out
 from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.lineage import parents
@@ -55,7 +55,7 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
     views = views_of(source)
 
     @multi_asset(
-        name=f"{source.database}_{source.table}_indexes",
+        name=indexes_op_name(source),
         outs={name: asset_out(source, each, databases) for name, each in by_name.items()},
         deps=[source_key(source)],
         internal_asset_deps={

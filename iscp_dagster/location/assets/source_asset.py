@@ -20,7 +20,7 @@ from iscp_dagster.location.assets.data_versions import AssetEvent, DataVersions,
 from iscp_dagster.location.assets.iterations import tenants_of
 from iscp_dagster.location.assets.metadata import log_facts
 from iscp_dagster.location.assets.source_check import evaluation
-from iscp_dagster.location.names import partitions_of, source_key
+from iscp_dagster.location.names import load_op_name, partitions_of, source_key
 from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.table_problems import problems_of
@@ -79,7 +79,7 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
     config = source.load_config
 
     @multi_asset(
-        name=f"load_{source.database}_{source.table}",
+        name=load_op_name(source),
         specs=[source_spec(source)],
         backfill_policy=BackfillPolicy.single_run(),
         config_schema=offered(config).to_fields_dict() if config else None,

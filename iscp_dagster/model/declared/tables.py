@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
@@ -360,18 +360,34 @@ def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] 
     """
     _refuse_repeats("The location", "source table", [table.name for table in tables])
     _refuse_one_path(tables)
-    views = [view_of(table, index, databases) for table in tables for index in table.indexes]
-    _refuse_repeats("The location", "index view", views)
-    names = {table.name for table in tables}
-    assets = [f"{t.database}.{view_name(t.table, i.name)}" for t in tables for i in t.consumers]
-    if taken := [asset for asset in assets if asset in names]:
-        raise ConfigError(
-            f"The location: {taken[0]!r} is both a source table and an index view, a trigger or a "
-            "service consumer, but only one asset can have that name; rename the latter."
-        )
-    _refuse_repeats("The location", "asset", assets)
+    indexes = [(table, index) for table in tables for index in table.indexes]
+    refuse_shared(
+        "index view", [(view_of(t, i, databases), f"{t.name}/{i.name}") for t, i in indexes]
+    )
+    consumers = [(table, each) for table in tables for each in table.consumers]
+    assets = [(table.name, f"the table {table.name}") for table in tables]
+    assets += [
+        (f"{table.database}.{view_name(table.table, each.name)}", f"{table.name}/{each.name}")
+        for table, each in consumers
+    ]
+    refuse_shared("asset", assets)
     # Dagster's names of jobs and sets of tenants have no dot.
-    _refuse_repeats("The location", "name in Dagster", [f"{t.database}_{t.table}" for t in tables])
+    refuse_shared("name in Dagster", [(f"{t.database}_{t.table}", t.name) for t in tables])
+
+
+def refuse_shared(what: str, owners: Iterable[tuple[str, str]]) -> None:
+    """Reject a name that two declarations would have; `owners` are names and whose they are.
+
+    Raises ConfigError naming both.
+    """
+    held: dict[str, str] = {}
+    for name, owner in owners:
+        if name in held:
+            raise ConfigError(
+                f"The location: {held[name]} and {owner} would both have the {what} {name!r}; "
+                "rename one of them."
+            )
+        held[name] = owner
 
 
 def view_of(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> str:

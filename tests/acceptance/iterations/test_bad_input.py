@@ -201,7 +201,7 @@ def test_an_index_that_is_declared_twice():
         SourceTable("bad.rows", key="id", indexes=[Mirror(), Mirror()])
     one = SourceTable("bad.rows", key="id", indexes=[Mirror(name="x_mirror")])
     other = SourceTable("bad.rows_x", key="id", indexes=[Mirror()])
-    with pytest.raises(ConfigError, match=r"index view 'bad\.rows_x_mirror' is declared twice"):
+    with pytest.raises(ConfigError, match=r"would both have the index view 'bad\.rows_x_mirror'"):
         build_definitions([one, other], {})
     with pytest.raises(ConfigError, match=r"source table 'bad\.rows' is declared twice"):
         build_definitions([one, one], {})
@@ -273,8 +273,8 @@ def test_an_array_that_is_null(deployment):
     mended(table)
 
 
-def test_a_tenant_that_is_not_the_partition(deployment):
-    table = Table.make(deployment, Mirror(), create=False)
+def test_a_tenant_that_is_not_the_partition(spark_deployment):
+    table = Table.make(spark_deployment, Mirror(), create=False)
     table.sql(
         "CREATE TABLE {t} (tenant STRING, id BIGINT, day INT) USING delta PARTITIONED BY (day) "
         f"TBLPROPERTIES ({FEED})"

@@ -848,7 +848,7 @@ def states(location):
 
 
 def tenants_name(location):
-    return f"sync_tenants_{location.source.database}_people"
+    return f"batch_sync_{location.source.database}_people"
 
 
 def again_tags(result, request):
@@ -877,7 +877,7 @@ def test_a_job_that_no_index_declares_runs_beside_those_that_one_does(locate):
     location.follow()
     register(location, "copy", "mirror")
     (request,) = location.tick().run_requests
-    assert request.job_name == f"sync_tenants_{location.source.database}_people"
+    assert request.job_name == f"batch_sync_{location.source.database}_people"
     assert request.tags[TENANT_TAG] == "a"
     location.requested(request)
     view = f"{location.source.database}.people_copy"

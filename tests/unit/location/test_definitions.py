@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 
 import pytest
-from dagster import Definitions, build_output_context
+from dagster import Definitions, build_output_context, mem_io_manager
 from logs import add, key, over
 
 import assets
@@ -16,8 +17,9 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.delta.feed import ReadKind, ReadPlan
 from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.location.assets.io_manager import IndexIOManager
+from iscp_dagster.location.assets.maintenance import RUN_BY
 from iscp_dagster.location.assets.source_asset import source_spec
-from iscp_dagster.location.build import runner_definitions
+from iscp_dagster.location.build import build_definitions, runner_definitions
 from iscp_dagster.location.names import clickhouse_pool
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
@@ -27,7 +29,9 @@ from iscp_dagster.sync.publish import Delivery
 from iscp_dagster.sync.reader import Reading
 from iscp_dagster.sync.scan import Written
 
-WRITERS = ("docs_symbols_indexes", "sync_tenants_docs_symbols_op")
+WRITERS = ("index_docs_symbols", "batch_sync_docs_symbols_op")
+
+STUBS = {"iscp": object(), "mirror_index": mem_io_manager}
 
 
 @pytest.fixture
@@ -215,3 +219,29 @@ def test_what_is_stored_is_told_of_when_clickhouse_has_gone_since():
     shown = context.consume_logged_metadata()
     assert shown["rows_inserted"].value == 3
     assert "lost_columns" not in shown
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        *("tenants_shop.t", "batch_sync_shop.t", "sync_shop.t", "load_shop.t", "verify_shop.t"),
+        *("index_shop.t", "shop.t_indexes", "load_shop.t_indexes", "shop.t_tenants", "iscp.t"),
+    ],
+)
+def test_no_name_of_one_table_is_another_s(other):
+    tables = [
+        SourceTable(name, key="id", tenant="x", indexes=[Mirror()], load=lambda _: None)
+        for name in ("shop.t", other)
+    ]
+    definitions = build_definitions(tables, STUBS)
+    jobs = [job.name for job in definitions.resolve_all_job_defs()]
+    assert len(jobs) == len(set(jobs)) == 9
+    assert all(definitions.resolve_job_def(name(table)) for table in tables for name in RUN_BY)
+
+
+@pytest.mark.parametrize("other", [("a_b.c", "a.b_c"), ("a._b", "a_.b"), ("x._b__c", "x___b.c")])
+def test_tables_of_one_name_in_dagster_are_refused_by_both_names(other):
+    tables = [SourceTable(name, key="id", indexes=[Mirror()]) for name in other]
+    one, two = map(re.escape, other)
+    with pytest.raises(ConfigError, match=rf"{one} and {two} would both have .*; rename one"):
+        build_definitions(tables, STUBS)

@@ -192,7 +192,7 @@ def test_a_run_of_many_tenants_shows_the_invocations_of_those_that_failed_too(
 ):
     commit(source, "eu", "us")
     runtime.handler = lambda body: "422 no" if body["tenant"] == "us" else None
-    job = location.defs.resolve_job_def("sync_tenants_shop_orders")
+    job = location.defs.resolve_job_def("batch_sync_shop_orders")
     ended = job.execute_in_process(instance=location.instance, raise_on_error=False)
     assert not ended.success
     assert reported(location, ended, MADE).keys() == {"eu"}

@@ -205,7 +205,7 @@ def test_a_trigger_alone_can_be_materialized(location):
 
 def test_many_tenants_of_a_run_are_as_fresh_as_one(location):
     location.in_step("eu", "us")
-    job = location.defs.resolve_job_def("sync_tenants_shop_orders")
+    job = location.defs.resolve_job_def("batch_sync_shop_orders")
     job.execute_in_process(instance=location.instance)
     for tenant in ("eu", "us"):
         assert set(location.status(tenant).values()) == {StaleStatus.FRESH}

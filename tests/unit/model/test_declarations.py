@@ -251,11 +251,11 @@ def test_two_tables_may_have_a_view_of_one_name_but_no_trigger_may_hide_a_table(
     sales = replace(TRADES, name="shop.sales")
     check_declared_once(attached([TRADES, sales], [BIG, replace(BIG, of=sales)]))
     taken = replace(TRADES, name="shop.trades_large")
-    with pytest.raises(ConfigError, match=r"'shop\.trades_large' is both a source table and"):
+    with pytest.raises(ConfigError, match=r"would both have the asset 'shop\.trades_large'"):
         check_declared_once(attached([TRADES, taken], [], [LARGE]))
     other = SourceTable("shop.trades_large", key="id", indexes=[Mirror(name="x")])
     far = replace(TRADES, name="shop.trades", indexes=[Mirror(name="large_x")])
-    with pytest.raises(ConfigError, match=r"'shop\.trades_large_x' is declared twice"):
+    with pytest.raises(ConfigError, match=r"would both have the index view 'shop\.trades_large_x'"):
         check_declared_once(attached([far, other], []))
 
 

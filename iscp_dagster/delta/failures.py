@@ -64,6 +64,10 @@ STORE_DOWN = (
     "SdkClientException",
 )
 """Java's exceptions for a store, HDFS or S3, that does not answer."""
+FEED_TOO_LARGE = "java.io.UTFDataFormatException"
+"""Java's exception for a commit that deletes so many rows of a file by a deletion vector that Delta
+cannot hand them to its feed's readers, which it does in one text of at most 64 KiB.
+"""
 NO_READER = (
     "UnsupportedFileSystemException",
     "ClassNotFoundException: Class org.apache.hadoop.fs.",
@@ -128,6 +132,8 @@ def _unknown(location: str, error: Exception, text: str) -> IscpError:
     if (ours := _ours(text)) is not None:
         return ours
     said = text.partition(STACK)[0]
+    if FEED_TOO_LARGE in said:
+        return FeedGoneError(_message(location, "its deletion vectors are too large", text))
     if any(sign in said for sign in NO_READER):
         return UnavailableError(
             f"{_message(location, 'its store cannot be read', text)}. {LACKING}"

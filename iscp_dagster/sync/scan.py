@@ -26,6 +26,7 @@ from iscp_dagster.model.errors import (
     TEMPORARY,
     FeedGoneError,
     IscpError,
+    ReadError,
     UnreadableError,
 )
 from iscp_dagster.model.jobs import JobID
@@ -182,11 +183,10 @@ def _attempt(
         guard = interruptible(spark, lambda: _any_held(sinks))
         with guard, reading(_place(reader, wanted, sinks)):
             receipts = _run(reader, wanted, writer, workers, spark, through_spark=through_spark)
-    except FeedGoneError as error:
-        _abort(workers, error)
-        return {name: _refused(each, error, unsure=True) for name, each in written.items()}
     except BaseException as error:
         _abort(workers, error)
+        if (gone := _unreadable_feed(wanted, error)) is not None:
+            return {name: _refused(each, gone, unsure=True) for name, each in written.items()}
         clear(written)
         raise
     seconds = time.perf_counter() - started
@@ -196,6 +196,18 @@ def _attempt(
     for name, worker in workers.items():
         written[name] = _consumed(written[name], worker, receipts, seconds)
     return written
+
+
+def _unreadable_feed(wanted: Reading, error: BaseException) -> FeedGoneError | None:
+    """The error as one that a snapshot may heal; None: it would not.
+
+    Whatever else Spark cannot read of changes for good, it may still read of the rows. Of a view,
+    its expressions may be the cause, which people must correct.
+    """
+    if isinstance(error, FeedGoneError):
+        return error
+    changes = not wanted.staged and wanted.transitions is None
+    return FeedGoneError(str(error)) if changes and isinstance(error, ReadError) else None
 
 
 def _met(

@@ -7,17 +7,19 @@ from dataclasses import replace
 
 import pytest
 from stackfixture import free_port
-from tables import FEED, Table
+from tables import FEED, Table, kinds
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
+from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.model.errors import (
     ConfigError,
     IscpError,
     KeyColumnError,
+    ReadError,
     SchemaError,
     SourceError,
     UnavailableError,
@@ -304,3 +306,49 @@ def test_a_row_without_a_tenant_holds_up_no_other(deployment):
     table.follow()
     assert table.look().problems == []
     table.check()
+
+
+def test_deletion_vectors_that_are_too_large_for_the_feed(spark_deployment):
+    """Delta hands them to the feed's readers as one text of at most 64 KiB."""
+    properties = f"{FEED}, delta.enableDeletionVectors = true"
+    columns = "tenant STRING, id BIGINT"
+    table = Table.make(spark_deployment, Mirror(), columns=columns, properties=properties)
+    table.sql("INSERT INTO {t} SELECT /*+ REPARTITION(1) */ 'a', id FROM range(800000)")
+    table.sql("DELETE FROM {t} WHERE pmod(hash(id), 2) = 0")
+    table.follow()
+    table.sql("DELETE FROM {t} WHERE pmod(hash(id, 1), 2) = 0")
+    outcomes = table.follow()
+    assert kinds(outcomes) == [ReadKind.SNAPSHOT]
+    assert "too large" in outcomes[0].plan.reason
+    live = table.sql("SELECT count(*), sum(id) FROM {t}")
+    assert table.query("SELECT count(), sum(id) FROM {mirror}") == [tuple(live[0])]
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_whatever_else_spark_cannot_read_of_changes(deployment, monkeypatch, number):
+    """A snapshot is read instead; where it cannot be read either, its error stops the job."""
+    table = Table.make(deployment, Mirror())
+    for tenant in SEVERAL[:number]:
+        table.insert(1, tenant=tenant)
+    table.follow()
+
+    def fail(*_args, **_options):
+        raise ReadError("Spark could not read the table (SomeException): so it is.")
+
+    monkeypatch.setattr("iscp_dagster.delta.feedscan.plan_feed", fail)
+    monkeypatch.setattr("iscp_dagster.delta.reader.changes", fail)
+    for tenant in SEVERAL[:number]:
+        table.insert(2, tenant=tenant)
+    outcomes = table.follow()
+    assert kinds(outcomes) == [ReadKind.SNAPSHOT] * number
+    if number == 1:
+        assert "so it is" in outcomes[0].plan.reason
+    table.check()
+    monkeypatch.setattr("iscp_dagster.delta.filescan.plan_tasks", fail)
+    monkeypatch.setattr("iscp_dagster.delta.reader.snapshot", fail)
+    table.insert(3)
+    code, message = refused(table)
+    assert (code, "so it is" in message) == (ReadError.code, True)
+
+
+SEVERAL = ("a", "b", "c")

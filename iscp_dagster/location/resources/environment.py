@@ -41,14 +41,16 @@ def resources_from_environment(
 ) -> dict[str, Any]:
     """The resources by name, addressed by the environment, which `iscp up` sets for its children.
 
+    `iscp` takes its sessions from `spark`, which assets of the user's own may take, too.
     The timeouts are ClickHouse's, in seconds. Addresses may hold passwords: they stay in the
     environment and out of every run's config. Raises ConfigError for a setting that cannot be read.
     """
+    spark = Spark(remote=EnvVar(SPARK_REMOTE))
     iscp = Iscp(
         clickhouse=_clickhouse(connect_timeout=connect_timeout, query_timeout=query_timeout),
         lake=Lake(root=EnvVar(LAKE)),
         log=IscpLog(url=EnvVar(LOG_URL)),
-        spark=Spark(remote=EnvVar(SPARK_REMOTE)),
+        spark=spark,
         tolerate_state_mismatch=tolerates_mismatch(os.environ),
         max_versions=bounds_of(os.environ).versions,
         max_bytes=bounds_of(os.environ).bytes,
@@ -56,7 +58,7 @@ def resources_from_environment(
         **{option: EnvVar(name) for option, name in _OPTIONAL.items() if name in os.environ},
     )
     tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in kind_names()}
-    return {"iscp": iscp, **tables}
+    return {"iscp": iscp, "spark": spark, **tables}
 
 
 def _clickhouse(**seconds: Any) -> ClickHouse:

@@ -1,0 +1,78 @@
+"""People's own assets take the `spark` resource, from which the project takes its sessions."""
+
+from __future__ import annotations
+
+import re
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from places import ROOT
+
+from iscp_dagster import Mirror, SourceTable, build_definitions, resources_from_environment
+from iscp_dagster.location.resources.iscp import Iscp
+from iscp_dagster.location.resources.spark import Spark
+
+# Dagster itself uses what it deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run:DeprecationWarning")
+
+DOCS = (ROOT / "docs" / "library.md").read_text()
+EXAMPLE = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)[1]
+
+
+@pytest.fixture
+def environment(monkeypatch, tmp_path, near_spark):
+    """Name a deployment whose Spark is a stand-in; return its lake."""
+    settings = {
+        "CLICKHOUSE_URL": "http://127.0.0.1:1",
+        "SPARK_REMOTE": "sc://127.0.0.1:1",
+        "ISCP_LOG_URL": f"sqlite:///{tmp_path / 'log.sqlite'}",
+        "ISCP_LAKE": str(tmp_path / "lake"),
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    return tmp_path / "lake"
+
+
+def materialized(definitions, key):
+    """Materialize one asset as Dagster does; return the run's result."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        job = definitions.resolve_implicit_global_asset_job_def()
+        return job.execute_in_process(instance=instance, asset_selection=[dg.AssetKey(key)])
+
+
+def test_the_documented_asset_reads_the_table_by_the_spark_resource(environment):
+    rows = pa.table({"id": pa.array(range(7), pa.int64())})
+    write_deltalake(str(environment / "shop" / "orders"), rows)
+    namespace: dict[str, object] = {}
+    exec(EXAMPLE, namespace)
+    result = materialized(namespace["defs"], "counted_orders")
+    (event,) = result.asset_materializations_for_node("counted_orders")
+    assert event.metadata["orders"].value == 7
+
+
+def test_the_path_takes_its_sessions_by_the_same_resource(environment, monkeypatch):
+    ended = []
+
+    class Session:
+        def stop(self):
+            ended.append(self)
+
+    shared = object()
+    monkeypatch.setattr("iscp_dagster.location.resources.spark.private", lambda *_: Session())
+    monkeypatch.setattr("iscp_dagster.location.resources.spark.shared", lambda *_: shared)
+    seen = []
+
+    @dg.asset
+    def own(spark: Spark, iscp: Iscp) -> None:
+        seen.extend([spark.spark_session, iscp.deployment().spark(), spark.shared()])
+
+    orders = SourceTable("shop.orders", key="id", indexes=[Mirror()])
+    resources = resources_from_environment()
+    assert resources["iscp"].spark is resources["spark"]
+    base = build_definitions([orders], resources)
+    assert materialized(dg.Definitions.merge(base, dg.Definitions(assets=[own])), "own").success
+    assert seen[1:] == [shared, shared]
+    # The session of the asset's own ended with the run.
+    assert ended == seen[:1]

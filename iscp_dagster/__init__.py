@@ -18,6 +18,7 @@ from iscp_dagster.model.declared.views import View
 
 if TYPE_CHECKING:
     from iscp_dagster.api.deployed import (
+        count_jobs,
         get_job_count,
         get_job_status,
         pause_job,
@@ -56,6 +57,7 @@ __all__ = [
     "Vector",
     "View",
     "build_definitions",
+    "count_jobs",
     "get_job_count",
     "get_job_status",
     "pause_job",
@@ -77,6 +79,7 @@ _LAZY = {
     "iscp_dagster.location.component.component": ("SourceTableComponent",),
     "iscp_dagster.location.resources.environment": ("resources_from_environment",),
     "iscp_dagster.api.deployed": (
+        "count_jobs",
         "get_job_count",
         "get_job_status",
         "pause_job",

@@ -2,12 +2,15 @@
 
 Each function opens the deployment's log; a program that makes many calls keeps the `Jobs` of
 `iscp_dagster.api.jobs.open_jobs` instead. A job is given by its JobID or as `database.table/job`;
-anything else raises ConfigError.
+anything else raises ConfigError. `connection`, a SQLAlchemy connection to the ISCP log's database,
+makes a call part of the caller's transaction.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from iscp_dagster.api import jobs as api
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -16,21 +19,26 @@ from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
 
 
-def register_job(tenant: str, job: JobID | str, spec: JobSpec) -> bool:
+def register_job(tenant: str, job: JobID | str, spec: JobSpec, *, connection: Any = None) -> bool:
     """See `Jobs.register_job`."""
-    return _jobs().register_job(tenant, job, spec)
+    return _jobs().register_job(tenant, job, spec, connection=connection)
 
 
-def unregister_job(tenant: str, job: JobID | str) -> bool:
+def unregister_job(tenant: str, job: JobID | str, *, connection: Any = None) -> bool:
     """See `Jobs.unregister_job`."""
-    return _jobs().unregister_job(tenant, job)
+    return _jobs().unregister_job(tenant, job, connection=connection)
 
 
 def update_job_spec(
-    tenant: str, job: JobID | str, change: SpecUpdate | JobSpec, *, interrupt: bool = False
+    tenant: str,
+    job: JobID | str,
+    change: SpecUpdate | JobSpec,
+    *,
+    interrupt: bool = False,
+    connection: Any = None,
 ) -> bool:
     """See `Jobs.update_job_spec`."""
-    return _jobs().update_job_spec(tenant, job, change, interrupt=interrupt)
+    return _jobs().update_job_spec(tenant, job, change, interrupt=interrupt, connection=connection)
 
 
 def get_job_status(tenant: str, job: JobID | str) -> JobStatus:
@@ -44,6 +52,11 @@ def get_job_count(state: JobState | str) -> list[tuple[str, JobID, JobStatus]]:
     See `Jobs.get_job_count`.
     """
     return _jobs().get_job_count(state)
+
+
+def count_jobs() -> Mapping[JobState, int]:
+    """See `Jobs.count_jobs`."""
+    return _jobs().count_jobs()
 
 
 def pause_job(tenant: str, job: JobID | str) -> bool:

@@ -247,6 +247,10 @@ class Jobs:
         found = self.deployment.log.jobs(state=JobState.named(state))
         return [(each.key.tenant, each.name, each.status) for each in found]
 
+    def count_jobs(self) -> Mapping[JobState, int]:
+        """How many registered jobs are in each state, 0 included; no job is read."""
+        return self.deployment.log.count()
+
     def list_jobs(
         self,
         tenant: str | None = None,

@@ -101,7 +101,7 @@ def count(*, state: State = None, as_json: AsJson = False) -> None:
 
     jobs = api.open_jobs(os.environ)
     if state is None:
-        counted = jobs.deployment.log.count()
+        counted = jobs.count_jobs()
         if as_json:
             job_json.write({each.label: number for each, number in counted.items()})
         else:

@@ -17,7 +17,7 @@ from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import INITIAL, Trigger
 from iscp_dagster.model.declared.kinds import kinds
 from iscp_dagster.model.declared.services import ServiceConsumer
-from iscp_dagster.model.declared.sharding import FUNCTIONS
+from iscp_dagster.model.declared.sharding import DEFAULT_HASH, FUNCTIONS
 from iscp_dagster.model.declared.tables import ERRORS, ON_REPLACE, SourceTable
 from iscp_dagster.model.declared.views import View
 
@@ -29,7 +29,7 @@ class SpreadModel(Model):
     """Which of the deployment's ClickHouse servers a row lies on."""
 
     model_config = _STRICT
-    hash_function: Literal[tuple(sorted(FUNCTIONS))]  # type: ignore[valid-type]
+    hash_function: Literal[tuple(sorted(FUNCTIONS))] = DEFAULT_HASH  # type: ignore[valid-type]
     key: str | Sequence[str]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from iscp_dagster.model.errors import ConfigError
 
+DEFAULT_HASH = "cityHash64"
 SHARD = "shard"
 """The option of a job's consumer that holds its shard's number."""
 
@@ -61,7 +62,7 @@ class Sharding:
     The deployment sets `shard` and `shards`: 0 of 0 until an index is spread over its endpoints.
     """
 
-    hash_function: str
+    hash_function: str = DEFAULT_HASH
     key: Sequence[str]
     shard: int = 0
     shards: int = 0
@@ -120,13 +121,14 @@ def sharding_of(index: str, declared: object) -> Sharding:
     """The sharding that `index` declares, perhaps as a mapping. Raises ConfigError."""
     if isinstance(declared, Sharding):
         return declared
-    if not isinstance(declared, Mapping) or set(declared) != {"hash_function", "key"}:
+    fields = set(declared) if isinstance(declared, Mapping) else set()
+    if not isinstance(declared, Mapping) or fields | {"hash_function"} != {"hash_function", "key"}:
         raise ConfigError(
             f"Index {index!r}: sharding {declared!r} is malformed; write it as "
-            "{'hash_function': 'cityHash64', 'key': ['id']}."
+            "{'hash_function': 'cityHash64', 'key': ['id']}; the function may be left out."
         )
     try:
-        return Sharding(hash_function=declared["hash_function"], key=declared["key"])
+        return Sharding(**declared)
     except ConfigError as error:
         raise ConfigError(f"Index {index!r}: {error}") from error
 

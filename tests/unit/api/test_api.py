@@ -1190,12 +1190,31 @@ def test_the_functions_act_on_the_deployment_that_the_environment_names(environ)
     assert iscp_dagster.pause_job("rich", name) is True
     assert iscp_dagster.resume_job("rich", name) is True
     assert iscp_dagster.get_job_status("rich", name).code == 0
+    assert iscp_dagster.count_jobs() == {s: int(s is JobState.COMPLETED) for s in JobState}
     ((tenant, found, _),) = iscp_dagster.get_job_count(JobState.COMPLETED)
     assert (tenant, found) == ("rich", name)
     assert open_jobs(environ).get_job("rich", name).priority == 4
     with pytest.raises(WaitError):
         iscp_dagster.wait("docs.symbols", timeout=0)
     assert iscp_dagster.unregister_job("rich", name) is True
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_the_functions_join_a_transaction_of_the_caller(environ, commits):
+    name = JobID(db="docs", table="symbols", job="mirror")
+    assert iscp_dagster.register_job("rich", name, spec(name))
+    change = iscp_dagster.SpecUpdate(priority=4)
+    engine = open_engine(environ["ISCP_LOG_URL"])
+    with engine.connect() as connection, connection.begin() as transaction:
+        assert iscp_dagster.update_job_spec("rich", name, change, connection=connection)
+        assert iscp_dagster.unregister_job("rich", name, connection=connection)
+        assert iscp_dagster.register_job("rich", name, spec(name), connection=connection)
+        assert iscp_dagster.update_job_spec("rich", name, change, connection=connection)
+        assert open_jobs(environ).get_job("rich", name).priority == 0
+        if not commits:
+            transaction.rollback()
+    engine.dispose()
+    assert open_jobs(environ).get_job("rich", name).priority == (4 if commits else 0)
 
 
 def test_without_a_deployment_what_is_not_set_is_named(tmp_path):

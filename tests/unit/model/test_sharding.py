@@ -68,7 +68,8 @@ def test_crc32_is_clickhouses_function_of_that_name():
             {"hash_function": "javaHash", "key": ["tenant", "id"]},
             "javaHash takes one column, but the key is tenant, id; .* use one of: cityHash64",
         ),
-        ({"key": ["id"]}, "is malformed; write it as .*'hash_function': 'cityHash64'"),
+        ({}, "is malformed; write it as .*'hash_function': 'cityHash64'"),
+        ({"hash_function": "cityHash64"}, "is malformed; write it as"),
         ({**BY_ID, "shards": 3}, "is malformed"),
         ("cityHash64(id)", r"Index 'mirror': sharding 'cityHash64\(id\)' is malformed"),
     ],
@@ -348,3 +349,8 @@ def test_the_deployment_of_an_environment_has_its_servers(tmp_path):
     found = deployment_of(environ)
     assert [each.host for each in found.endpoints] == ["one", "two"]
     assert found.endpoint == found.endpoints[0]
+
+
+@pytest.mark.parametrize("declared", [{"key": ["id"]}, Sharding(key="id")])
+def test_a_hash_function_may_be_left_out(declared):
+    assert Mirror(sharding=declared).placement == Mirror(sharding=BY_ID).placement

@@ -110,6 +110,13 @@ def check_keys(location: str, fields: Sequence[DeltaField], keys: Sequence[str])
                 "column must be of a plain type, such as text, a number, a date or a time. Declare "
                 "plain columns as the key, such as a field of it copied into its own column."
             )
+        if field.name in keys and field.collation:
+            raise KeyColumnError(
+                f"The key column {field.name!r} of {location} has the collation "
+                f"{field.collation}, by which Spark may hold two texts equal where ClickHouse does "
+                "not. Declare a key without one, such as the column's texts copied into a column "
+                "of its own."
+            )
 
 
 def check_readable(location: str, fields: Sequence[DeltaField]) -> None:

@@ -19,6 +19,8 @@ DECIMAL = re.compile(r"^decimal\(\s*(\d+)\s*,\s*(-?\d+)\s*\)$")
 PHYSICAL_NAME = "delta.columnMapping.physicalName"
 SQL_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
 """The metadata key of a text column's type in Spark SQL, if its length is bounded."""
+COLLATIONS = "__COLLATIONS"
+"""The metadata that names the collation of each text within a column, by its path."""
 PADDED = re.compile(r"\bchar\(", re.IGNORECASE)
 
 SYSTEM_COLUMNS = VERSION, TIMESTAMP, DELETED = ("_version", "_timestamp", "_deleted")
@@ -87,6 +89,7 @@ class DeltaField:
     """One column. `physical` is its name in the log and the files (column mapping).
 
     `padded`: it holds texts of CHAR(n), which Spark pads with blanks when it reads them.
+    `collation`: by which its texts are equal; empty: where their bytes are.
     """
 
     name: str
@@ -95,6 +98,7 @@ class DeltaField:
     comment: str = ""
     physical: str = field(default="", repr=False)
     padded: bool = field(default=False, repr=False)
+    collation: str = field(default="", repr=False)
 
 
 def parse_schema(text: str) -> tuple[DeltaField, ...]:
@@ -134,7 +138,7 @@ def parse_name(name: str) -> DeltaType:
 
 
 def parse_field(node: dict[str, Any]) -> DeltaField:
-    """One field of a struct; comment, physical name and padding come from its metadata."""
+    """One field of a struct; all but its name and type come from its metadata."""
     metadata = node.get("metadata") or {}
     return DeltaField(
         name=node["name"],
@@ -143,6 +147,7 @@ def parse_field(node: dict[str, Any]) -> DeltaField:
         comment=str(metadata.get("comment", "")),
         physical=str(metadata.get(PHYSICAL_NAME, node["name"])),
         padded=bool(PADDED.search(str(metadata.get(SQL_TYPE, "")))),
+        collation=str((metadata.get(COLLATIONS) or {}).get(node["name"], "")),
     )
 
 

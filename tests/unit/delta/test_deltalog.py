@@ -744,6 +744,14 @@ class TestChecks:
         with pytest.raises(KeyColumnError, match=f"key column 'k' of .* is of type {shown}"):
             check_source(table.log(), keys=["k"])
 
+    def test_a_key_whose_texts_are_equal_where_their_bytes_are_not(self, tmp_path):
+        collated = {"__COLLATIONS": {"k": "spark.UTF8_LCASE"}}
+        column = KEY | {"type": "string", "metadata": collated}
+        table = Table(tmp_path).create([TENANT, column])
+        with pytest.raises(KeyColumnError, match=r"'k' .* has the collation spark.UTF8_LCASE"):
+            check_source(table.log(), keys=["k"])
+        assert check_source(table.log(), keys=[]).fields[1].collation == "spark.UTF8_LCASE"
+
     def test_no_such_column(self, table):
         with pytest.raises(SchemaError, match=r"'v'; .*: tenant, k"):
             check_source(table.log(), keys=["k"], columns=["v"])

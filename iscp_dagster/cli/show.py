@@ -3,39 +3,74 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from operator import attrgetter
 
 from rich.console import Console
-from rich.table import Table
 
 from iscp_dagster.api.facts import compared, named
-from iscp_dagster.api.names import command_for, titled
-from iscp_dagster.cli.parts.plain import plain, word
+from iscp_dagster.api.names import command_for, listed, titled
+from iscp_dagster.cli.parts.counting import ROWS, print_counts, print_rest
+from iscp_dagster.cli.parts.tables import Listing, print_line, print_listing
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.upkeep.comparison import Comparison
 from iscp_dagster.upkeep.verify import Verdict
 
 NO_TABLE = "no table yet"
+Verdicts = Sequence[tuple[SourceTable, Verdict]]
 
 
-def comparison(found: Comparison, *, as_json: bool) -> None:
-    """Print the rows compared and what differs by index and tenant, then what was not compared."""
+def comparison(
+    found: Comparison, *, as_json: bool, differs: bool = False, limit: int | None = None
+) -> None:
+    """Print counts, then what differs by index and tenant, then the rest, and what is not compared.
+
+    With `differs`, leave out what agrees.
+    """
+    chosen = replace(found, verdicts=_chosen(found.verdicts, differs=differs))
     if as_json:
-        Console(soft_wrap=True, highlight=False).print(
-            json.dumps(compared(found), indent=2), markup=False
-        )
+        rows = compared(chosen)
+        print(json.dumps(rows if limit is None else rows[:limit], indent=2))  # noqa: T201
         return
-    console = Console(highlight=False)
     if found.verdicts:
-        _verdicts(console, found.verdicts)
-    for source, index, of in found.unbuilt:
-        head = titled(named(source, index), of)
-        console.print(plain(f"{head}: not built yet"), markup=False)
+        _count(found)
+        _verdicts(chosen.verdicts[: limit or ROWS])
+        print_rest(
+            min(limit or ROWS, len(chosen.verdicts)),
+            len(chosen.verdicts),
+            "--differs, --tenant, --index",
+        )
+    for text in _unbuilt(found):
+        print_line(text)
     for each in found.problems:
-        said = NO_TABLE if each.missing else each.message
-        console.print(plain(f"{each.table}: {said}"), markup=False)
+        print_line(f"{each.table}: {NO_TABLE if each.missing else each.message}")
+
+
+def _chosen(verdicts: Verdicts, *, differs: bool) -> list[tuple[SourceTable, Verdict]]:
+    """Those that differ, then the others, unless only those that differ are wanted."""
+    wanted = [pair for pair in verdicts if not (differs and pair[1].agrees)]
+    return sorted(wanted, key=lambda pair: pair[1].agrees)
+
+
+def _count(found: Comparison) -> None:
+    agree = sum(verdict.agrees for _, verdict in found.verdicts)
+    number = len(found.verdicts)
+    rows = sum(verdict.rows for _, verdict in found.verdicts)
+    parts = {"differ": number - agree, "agree": agree}
+    parts |= {"not built yet": len(found.unbuilt), "rows in all": rows}
+    print_counts(number, "comparison", parts)
+
+
+def _unbuilt(found: Comparison) -> Iterator[str]:
+    """A line for each index that is not built for some tenants."""
+    tenants: dict[str, list[str]] = {}
+    for source, index, of in found.unbuilt:
+        tenants.setdefault(named(source, index), []).append(of)
+    for name, its in tenants.items():
+        head = titled(name, its[0]) if len(its) == 1 else f"{name}, tenants {listed(its)}"
+        yield f"{head}: not built yet"
 
 
 def nothing(found: Comparison, tenant: str | None, ended: Collection[Job] = ()) -> None:
@@ -64,26 +99,29 @@ def _whom(tenant: str | None) -> str:
     return "any tenant" if tenant is None else f"tenant {tenant!r}"
 
 
-def _verdicts(console: Console, found: Sequence[tuple[SourceTable, Verdict]]) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("index", "tenant"):
-        table.add_column(name, overflow="fold")
-    for name in ("version", "rows", "missing", "extra", "differ"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("agrees", no_wrap=True)
-    for source, verdict in found:
-        table.add_row(
-            *map(word, (named(source, verdict.index), verdict.tenant)),
+def _verdicts(found: Verdicts) -> None:
+    rows = [
+        (
+            *(named(source, verdict.index), verdict.tenant),
             *(f"{n:,}" for n in (verdict.version, verdict.rows, verdict.missing)),
             *(f"{n:,}" for n in (verdict.extra, verdict.different)),
-            "[green]yes[/]" if verdict.agrees else "[red]no[/]",
+            "yes" if verdict.agrees else "no",
         )
-    console.print(table)
+        for source, verdict in found
+    ]
+    numbers = ("version", "rows", "missing", "extra", "differ")
+    print_listing(
+        Listing(
+            heads=("index", "tenant", *numbers, "agrees"),
+            rows=rows,
+            numbers=numbers,
+            unwrapped=(*numbers, "agrees"),
+            styles={"yes": "green", "no": "red"},
+        )
+    )
     for source, verdict in found:
         place = titled(named(source, verdict.index), verdict.tenant)
         if verdict.samples:
-            samples = "; ".join(verdict.samples)
-            console.print(plain(f"{place}: look at {samples}"), markup=False)
+            print_line(f"{place}: look at {'; '.join(verdict.samples)}")
         if verdict.dead:
-            letters = f"{verdict.dead:,} dead letters, see `iscp dlq list`"
-            console.print(plain(f"{place}: {letters}"), markup=False)
+            print_line(f"{place}: {verdict.dead:,} dead letters, see `iscp dlq list`")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iscp_dagster.cli.parts.counting import Limit
+
 if TYPE_CHECKING:
     from iscp_dagster.model.jobs import Job
     from iscp_dagster.sync.deployment import Deployment
@@ -28,9 +30,13 @@ def verify(
             show_default=False,
         ),
     ] = None,
+    differs: Annotated[
+        bool, typer.Option("--differs", help="Show only what differs, or was not compared.")
+    ] = False,
+    limit: Limit = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare indexes with their sources: same keys, same values.
+    """Compare indexes with their sources: same keys, same values. What differs comes first.
 
     Exit code 1 when an index differs; else 2 when one could not be compared or none was found.
     """
@@ -56,7 +62,7 @@ def verify(
         wanted = chosen(index or [], declared(environ), {job.name for job in held})
         with telling(Console(stderr=True)) as tell:
             found = compared(deployment, wanted, tenant, tell)
-        show.comparison(found, as_json=as_json)
+        show.comparison(found, as_json=as_json, differs=differs, limit=limit)
         if found.empty and tenant is not None:
             tables = {source.name: source for source, _ in wanted}
             theirs = [j for j in deployment.log.jobs() if f"{j.name.db}.{j.name.table}" in tables]

@@ -111,6 +111,15 @@ def counts(connection: sa.Connection, trigger: str | None) -> list[Count]:
     return [held[each] for each in sorted(held)]
 
 
+def count_states(connection: sa.Connection, chosen: Chosen) -> dict[str, int]:
+    """The chosen deliveries by state, 0 included."""
+    found = dict.fromkeys((State.NEXT.label, State.DELIVERED.label, State.DEAD.label), 0)
+    rows = sa.select(OUTBOX.state, sa.func.count()).where(*conditions(chosen))
+    for state, number in connection.execute(rows.group_by(OUTBOX.state)):
+        found[State(state).label] += number
+    return found
+
+
 def counted(
     connection: sa.Connection, trigger: str, endpoints: Sequence[str], most: int
 ) -> dict[str, int]:

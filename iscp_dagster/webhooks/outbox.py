@@ -71,6 +71,11 @@ class Outbox:
         with self.reading() as connection:
             return history.listed(connection, chosen or Chosen(), limit)
 
+    def count_states(self, chosen: Chosen | None = None) -> dict[str, int]:
+        """How many deliveries are pending, delivered and dead."""
+        with self.reading() as connection:
+            return history.count_states(connection, chosen or Chosen())
+
     def show(
         self, event_id: str, endpoint: str | None = None
     ) -> tuple[list[Delivery], list[Attempt]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iscp_dagster.cli.jobs.options import AsJson, MaybeTenant
+from iscp_dagster.cli.parts.counting import Limit
 from iscp_dagster.cli.parts.group import Group
 
 if TYPE_CHECKING:
@@ -36,13 +37,17 @@ IndexName = Annotated[
 
 @dlq.command("list")
 def list_letters(
-    *, index: IndexName = None, tenant: MaybeTenant = None, as_json: AsJson = False
+    *,
+    index: IndexName = None,
+    tenant: MaybeTenant = None,
+    limit: Limit = None,
+    as_json: AsJson = False,
 ) -> None:
-    """List dead letters: the rows that indexes could not take."""
+    """Count dead letters by index, and list them: the rows that indexes could not take."""
     from iscp_dagster.cli.dlq import show as dlq_show
 
     _, letters = _chosen(None, index, tenant)
-    dlq_show.letters(letters, as_json=as_json)
+    dlq_show.letters(letters, as_json=as_json, limit=limit)
 
 
 @dlq.command()

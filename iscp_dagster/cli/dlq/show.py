@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from iscp_dagster.cli.jobs.json import write
 from iscp_dagster.cli.jobs.show import line
-from iscp_dagster.cli.parts.plain import cell
+from iscp_dagster.cli.parts.counting import ROWS, print_counts, print_rest
+from iscp_dagster.cli.parts.tables import Listing, print_facts, print_listing
 from iscp_dagster.clickhouse.write.letters import DeadLetter
 from iscp_dagster.upkeep.dead_letters import Replayed
 
@@ -20,21 +19,23 @@ _HEAD = 8
 """Characters of an id that are enough to tell it from others."""
 
 
-def letters(found: Sequence[DeadLetter], *, as_json: bool) -> None:
-    """Print one line per letter."""
+def letters(found: Sequence[DeadLetter], *, as_json: bool, limit: int | None = None) -> None:
+    """Print how many letters each index has, then one line per letter."""
     if as_json:
-        write([_json(each) for each in found])
+        write([_json(each) for each in found[:limit]])
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("id", "index", "tenant", "version", "code", "reason"):
-        table.add_column(name, overflow="fold", no_wrap=name == "id")
-    for each in found:
-        reason = f"deleted; {each.reason}" if each.deleted else each.reason
-        values = (each.id[:_HEAD], each.index, each.tenant, str(each.version), str(each.code))
-        table.add_row(*map(cell, (*values, _short(reason))))
-    if found:
-        Console(highlight=False).print(table)
-    line(f"{len(found):,} dead letters")
+    counts = Counter(each.index for each in found)
+    print_counts(len(found), "dead letter", {f"of {name}": n for name, n in counts.items()})
+    rows = [_row(each) for each in found[: limit or ROWS]]
+    heads = ("id", "index", "tenant", "version", "code", "reason")
+    print_listing(Listing(heads=heads, rows=rows, unwrapped={"id"}))
+    print_rest(len(rows), len(found), "--index, --tenant")
+
+
+def _row(each: DeadLetter) -> tuple[str, ...]:
+    reason = f"deleted; {each.reason}" if each.deleted else each.reason
+    values = (each.id[:_HEAD], each.index, each.tenant, str(each.version), str(each.code))
+    return (*values, _short(reason))
 
 
 def whole(found: Sequence[DeadLetter], *, as_json: bool) -> None:
@@ -42,14 +43,8 @@ def whole(found: Sequence[DeadLetter], *, as_json: bool) -> None:
     if as_json:
         write([_json(each) for each in found])
         return
-    console = Console(highlight=False)
     for each in found:
-        table = Table(box=None, pad_edge=False, show_header=False)
-        table.add_column(style="bold", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in _json(each).items():
-            table.add_row(name, cell(str(value)))
-        console.print(table)
+        print_facts({name: str(value) for name, value in _json(each).items()})
 
 
 def replayed(done: Sequence[Replayed], *, as_json: bool) -> None:

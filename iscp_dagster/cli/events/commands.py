@@ -47,7 +47,7 @@ def list_events(
     limit: Limit = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List events with their attempts and next try, the latest first."""
+    """Count events by state, and list them with attempts and next try, the latest first."""
     from iscp_dagster.cli.events import json as event_json
     from iscp_dagster.cli.events import show as event_show
     from iscp_dagster.cli.jobs.json import write
@@ -59,7 +59,7 @@ def list_events(
     if as_json:
         write([event_json.delivery(each) for each in found])
     else:
-        event_show.deliveries(found, limit)
+        event_show.deliveries(found, limit, deliveries.outbox.count_states(chosen))
 
 
 @events.command()

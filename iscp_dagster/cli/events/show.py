@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-
-from rich.console import Console
 
 from iscp_dagster.api.outbox import Standing
 from iscp_dagster.cli.jobs.show import line
-from iscp_dagster.cli.parts.plain import cell, word
-from iscp_dagster.cli.parts.tables import print_facts, print_table, table_of
+from iscp_dagster.cli.parts.counting import print_counts
+from iscp_dagster.cli.parts.tables import Listing, print_facts, print_listing
 from iscp_dagster.webhooks.pending import Attempt, Delivery
 
 _FULL = "%Y-%m-%d %H:%M:%S"
 _SHORT = "%m-%d %H:%M:%S"
 
 
-def deliveries(found: Sequence[Delivery], limit: int) -> None:
-    """Print two lines per event and endpoint: one would be wider than 80 columns."""
+def deliveries(found: Sequence[Delivery], limit: int, counts: Mapping[str, int]) -> None:
+    """Print counts by state, then a line per event and endpoint; a terminal gets two.
+
+    One would be wider than 80 columns.
+    """
+    if found:
+        print_counts(sum(counts.values()), "event", counts)
     heads = ("event\ntrigger, key", "type", "endpoint", "state\nattempts", "recorded\nnext try")
-    table = table_of(*heads)
-    for each in found:
-        table.add_row(
-            f"{word(each.event_id)}\n{word(each.trigger)} {word(each.key)}",
-            word(each.event_type),
-            word(each.endpoint),
-            f"{each.state.label}\n{each.attempts or ''}",
-            f"{_time(each.recorded, _SHORT)}\n{_next(each, _SHORT)}",
+    rows = [
+        (
+            (each.event_id, f"{each.trigger} {each.key}"),
+            *(each.event_type, each.endpoint),
+            (each.state.label, str(each.attempts or "")),
+            (_time(each.recorded, _SHORT), _next(each, _SHORT)),
         )
-    print_table(table)
+        for each in found
+    ]
+    print_listing(Listing(heads=heads, rows=rows))
     more = f", the latest; --limit shows more than {limit:,}" if len(found) == limit else ""
     line(f"{len(found):,} event{'s' * (len(found) != 1)}{more}")
 
@@ -51,24 +54,25 @@ def whole(found: Sequence[Delivery], attempts: Sequence[Attempt]) -> None:
     }
     print_facts(facts)
     for each in found:
-        Console().print()
+        line("")
         print_facts(_delivery(each))
         _attempts([one for one in attempts if one.endpoint == each.endpoint])
 
 
 def endpoints(found: Sequence[Standing]) -> None:
-    """Print two lines per endpoint, and why one is not active."""
+    """Print a line per endpoint, two on a terminal, and why one is not active."""
     heads = ("endpoint\nstate", "pending\noldest", "delivered\nlast", "dead", "failing since")
-    table = table_of(*heads)
-    for each in found:
-        table.add_row(
-            f"{word(each.state.name)}\n{each.state.state}",
-            f"{each.pending:,}\n{_time(each.oldest, _SHORT)}",
-            f"{each.delivered:,}\n{_time(each.state.delivered_at, _SHORT)}",
+    rows = [
+        (
+            (each.state.name, each.state.state),
+            (f"{each.pending:,}", _time(each.oldest, _SHORT)),
+            (f"{each.delivered:,}", _time(each.state.delivered_at, _SHORT)),
             f"{each.dead:,}",
             _time(each.state.health.failing_since, _SHORT),
         )
-    print_table(table)
+        for each in found
+    ]
+    print_listing(Listing(heads=heads, rows=rows))
     for each in found:
         if each.state.reason:
             line(f"{each.state.name} is {each.state.state}: {' '.join(each.state.reason.split())}")
@@ -92,19 +96,16 @@ def _delivery(each: Delivery) -> dict[str, str]:
 
 
 def _attempts(found: Sequence[Attempt]) -> None:
-    table = table_of("attempt", "seconds", "status", "answer", "what follows")
-    for each in found:
-        follows = each.verdict
-        if each.next_at is not None:
-            follows = f"{each.verdict}, {_time(each.next_at, _SHORT)}"
-        table.add_row(
-            _time(each.at, _SHORT),
-            f"{each.seconds:.2f}",
-            "none" if each.status is None else str(each.status),
-            cell(each.answer),
-            follows,
-        )
-    print_table(table)
+    heads = ("attempt", "seconds", "status", "answer", "what follows")
+    print_listing(Listing(heads=heads, rows=list(map(_attempt, found))))
+
+
+def _attempt(each: Attempt) -> tuple[str, ...]:
+    follows = each.verdict
+    if each.next_at is not None:
+        follows = f"{each.verdict}, {_time(each.next_at, _SHORT)}"
+    status = "none" if each.status is None else str(each.status)
+    return (_time(each.at, _SHORT), f"{each.seconds:.2f}", status, each.answer, follows)
 
 
 def _next(each: Delivery, form: str) -> str:

@@ -41,18 +41,20 @@ def list_invocations(
     limit: Limit = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List invocations with their status, the latest first."""
+    """Count invocations by status, and list them, the latest first."""
     from iscp_dagster.api.invocations import chosen, open_invocations
     from iscp_dagster.cli.invocations import show as shown
     from iscp_dagster.cli.jobs.json import write
     from iscp_dagster.invocations.ingress import facts
 
     wanted = chosen(status=status, service=service, handler=handler, key=key, limit=limit)
-    found = [facts.invocation(each) for each in open_invocations(os.environ).invocations(wanted)]
+    store = open_invocations(os.environ)
+    found = [facts.invocation(each) for each in store.invocations(wanted)]
     if as_json:
         write(found)
     else:
-        shown.invocations(found, limit)
+        counts = {each.label: number for each, number in sorted(store.counts(wanted).items())}
+        shown.invocations(found, limit, counts)
 
 
 @invocations.command()

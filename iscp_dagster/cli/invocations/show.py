@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from rich.console import Console
-
 from iscp_dagster.cli.jobs.show import line
-from iscp_dagster.cli.parts.plain import cell, word
-from iscp_dagster.cli.parts.tables import print_facts, print_table, table_of
+from iscp_dagster.cli.parts.counting import print_counts
+from iscp_dagster.cli.parts.tables import Listing, is_terminal, print_facts, print_listing
 
 _FULL, _SHORT, _FINE = "%Y-%m-%d %H:%M:%S", "%m-%d %H:%M:%S", "%m-%d %H:%M:%S.%f"
 _SAID = 160
@@ -24,16 +22,28 @@ _AWAKEABLE = "Awakeable"
 Facts = Mapping[str, Any]
 
 
-def invocations(found: Sequence[Facts], limit: int) -> None:
-    """Print two lines per invocation, and a third of what went wrong with it, in 80 columns."""
-    table = table_of("invocation\ntarget", "status\nattempts", "created\nended or next")
-    for each in found:
-        table.add_row(
-            "\n".join(filter(None, (word(each["id"]), word(each["target"]), _trouble(each)))),
-            f"{_status(each)}\n{each['attempts'] or ''}",
-            f"{_time(each['created'], _SHORT)}\n{_time(each['ended'] or each['next_at'], _SHORT)}",
+def invocations(found: Sequence[Facts], limit: int, counts: Mapping[str, int]) -> None:
+    """Print counts by status, then a line per invocation.
+
+    A terminal gets two lines, and a third of what went wrong, in 80 columns.
+    """
+    if found:
+        print_counts(sum(counts.values()), "invocation", counts)
+    heads = ("invocation\ntarget", "status\nattempts", "created\nended or next")
+    rows = [
+        (
+            (each["id"], each["target"]),
+            (_status(each), str(each["attempts"] or "")),
+            (_time(each["created"], _SHORT), _time(each["ended"] or each["next_at"], _SHORT)),
+            _trouble(each),
         )
-    print_table(table)
+        for each in found
+    ]
+    if is_terminal():
+        stacked = [(tuple(filter(None, (*row[0], row[3]))), *row[1:3]) for row in rows]
+        print_listing(Listing(heads=heads, rows=stacked))
+    else:
+        print_listing(Listing(heads=(*heads, "what went wrong"), rows=rows))
     more = f", the latest; --limit shows more than {limit:,}" if len(found) == limit else ""
     line(f"{len(found):,} invocation{'s' * (len(found) != 1)}{more}")
 
@@ -58,7 +68,7 @@ def whole(each: Facts) -> None:
         "result": _result(each["result"]),
     }
     print_facts({name: str(value) for name, value in facts.items() if value})
-    Console().print()
+    line("")
     _journal(each["journal"])
     for entry in each["journal"]:
         if entry["type"] == _AWAKEABLE and entry["state"] == "waiting":
@@ -93,25 +103,28 @@ def _trouble(each: Facts) -> str:
     if found is None:
         return ""
     said = " ".join(f"{found['code']}: {found['message']}".split())
-    return word(said if len(said) <= _TOLD else f"{said[: _TOLD - 1]}…")
+    return said if len(said) <= _TOLD else f"{said[: _TOLD - 1]}…"
 
 
 def _journal(entries: Sequence[Facts]) -> None:
-    table = table_of("#", "entry\nname", "state", "stored\ncompleted", "what")
-    for each in entries:
-        table.add_row(
+    rows = [
+        (
             str(each["index"]),
-            _lines(each["type"], word(each["name"] or "")),
+            _lines(each["type"], each["name"] or ""),
             each["state"],
             _lines(_time(each["stored"], _FINE), _time(each["completed"], _FINE)),
-            cell(_short(_what(each))),
+            _short(_what(each)),
         )
-    print_table(table)
+        for each in entries
+    ]
+    print_listing(
+        Listing(heads=("#", "entry\nname", "state", "stored\ncompleted", "what"), rows=rows)
+    )
 
 
-def _lines(*said: str) -> str:
+def _lines(*said: str) -> tuple[str, ...]:
     """One below the other; an entry without a second line takes one."""
-    return "\n".join(filter(None, said))
+    return tuple(filter(None, said))
 
 
 def _what(entry: Facts) -> str:

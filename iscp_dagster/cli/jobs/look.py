@@ -20,6 +20,7 @@ from iscp_dagster.cli.jobs.options import (
     State,
     Table,
 )
+from iscp_dagster.cli.parts.counting import Limit
 
 if TYPE_CHECKING:
     from iscp_dagster.api.jobs import Jobs
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from iscp_dagster.upkeep.progress import Progress
 
 
-def status(name: Name, *, tenant: MaybeTenant = None, as_json: AsJson = False) -> None:
+def status(
+    name: Name, *, tenant: MaybeTenant = None, limit: Limit = None, as_json: AsJson = False
+) -> None:
     """Show a job's state, watermark, lag and latest iteration, for all tenants or one.
 
     For many tenants, `iscp job list` shows a table with one line each.
@@ -38,6 +41,7 @@ def status(name: Name, *, tenant: MaybeTenant = None, as_json: AsJson = False) -
     from iscp_dagster.api.names import EVERY, parsed
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
+    from iscp_dagster.cli.parts.counting import ROWS, print_rest
 
     jobs, wanted = api.open_jobs(os.environ), parsed(name)
     table = f"{wanted.db}.{wanted.table}"
@@ -46,8 +50,9 @@ def status(name: Name, *, tenant: MaybeTenant = None, as_json: AsJson = False) -
     named = sorted((each for each in held if each.name == wanted), key=lambda each: each.create_at)
     # If the table was dropped and recreated, take the later job.
     newest = {each.key.tenant: each for each in named}
-    lags = _lags(jobs, table, tenant, [wanted.job])
-    found = [newest[each] for each in sorted(newest)]
+    every = [newest[each] for each in sorted(newest)]
+    found = every[: limit or (None if as_json else ROWS)]
+    lags = _lags(jobs, table, {each.key.tenant for each in found}, [wanted.job])
     built, waiting = _progress(jobs, found), _unserved(jobs, found)
     begun = _histories(jobs, found)
     if as_json:
@@ -60,8 +65,11 @@ def status(name: Name, *, tenant: MaybeTenant = None, as_json: AsJson = False) -
                 for each in found
             ]
         )
-    else:
-        job_show.status(found, lags, built, waiting, begun)
+        return
+    if len(every) > 1:
+        job_show.count_states(every)
+    job_show.status(found, lags, built, waiting, begun)
+    print_rest(len(found), len(every), "--tenant, `iscp job list`")
 
 
 def list_jobs(
@@ -69,31 +77,45 @@ def list_jobs(
     tenant: MaybeTenant = None,
     table: Table = None,
     state: State = None,
+    limit: Limit = None,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs; those registered for every tenant (`*`) come first."""
+    """Count jobs by state, and list them.
+
+    Those registered for every tenant (`*`) come first, then those in error.
+    """
     from iscp_dagster.api import jobs as api
     from iscp_dagster.api.names import EVERY
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
+    from iscp_dagster.cli.parts.counting import ROWS, print_rest
     from iscp_dagster.cli.parts.known import check_known
+    from iscp_dagster.model.states import JobState
 
     jobs = api.open_jobs(os.environ)
-    found = _in_state(jobs, state, tenant, table)
+    every = _in_state(jobs, state, tenant, table)
+    if not as_json:
+        every.sort(key=lambda each: each.state is not JobState.ERROR)
+    found = every[: limit or (None if as_json else ROWS)]
     standing = jobs.standing(table) if state is None and tenant in {None, EVERY} else {}
     if not (found or standing):
         check_known(jobs, tenant=tenant, table=table)
-    tables = sorted({f"{each.name.db}.{each.name.table}" for each in found})
-    lags = {key: lag for each in tables for key, lag in _lags(jobs, each, tenant).items()}
+    tenants: dict[str, set[str]] = {}
+    for each in found:
+        tenants.setdefault(f"{each.name.db}.{each.name.table}", set()).add(each.key.tenant)
+    lags = {key: lag for each in tenants.items() for key, lag in _lags(jobs, *each).items()}
     if as_json:
         all_ = [job_json.standing(*each) for each in standing.items()]
         job_json.write(all_ + [job_json.job(e) | {"lag": lags.get(e.key)} for e in found])
-    else:
-        job_show.jobs(found, standing, lags)
-        job_show.problems(_problems(jobs, found))
+        return
+    if every:
+        job_show.count_states(every)
+    job_show.jobs(found, standing, lags)
+    print_rest(len(found), len(every), "--state, --tenant, --table")
+    job_show.problems(_problems(jobs, every))
 
 
-def count(*, state: State = None, as_json: AsJson = False) -> None:
+def count(*, state: State = None, limit: Limit = None, as_json: AsJson = False) -> None:
     """Count jobs by state, or list those in one state with their latest iteration."""
     from iscp_dagster.api import jobs as api
     from iscp_dagster.cli.jobs import json as job_json
@@ -109,9 +131,9 @@ def count(*, state: State = None, as_json: AsJson = False) -> None:
         return
     found = [(each.key.tenant, each.name, each.status) for each in _in_state(jobs, state)]
     if as_json:
-        job_json.write([job_json.counted(*each) for each in found])
+        job_json.write([job_json.counted(*each) for each in found[:limit]])
     else:
-        job_show.statuses(found)
+        job_show.statuses(found, limit)
 
 
 def history(
@@ -120,7 +142,10 @@ def history(
     tenant: MaybeTenant = None,
     since: Since = None,
     most: Annotated[
-        int, typer.Option(min=1, help="Show only the newest entries, at most this many.")
+        int,
+        typer.Option(
+            "--limit", "--most", min=1, help="Show only the newest entries, at most this many."
+        ),
     ] = 100,
     as_json: AsJson = False,
 ) -> None:
@@ -202,16 +227,13 @@ def _unserved(jobs: Jobs, held: Collection[Job]) -> frozenset[JobID]:
 
 
 def _lags(
-    jobs: Jobs, table: str, tenant: str | None, names: Collection[str] | None = None
+    jobs: Jobs, table: str, tenants: Collection[str], names: Collection[str] | None = None
 ) -> dict[JobKey, float | None]:
     """The lag by job in seconds, None if it is not built; empty when the table cannot be read."""
-    from iscp_dagster.api.names import narrowed
     from iscp_dagster.upkeep.position import positions
 
     try:
         source = jobs.source(table)
-        one = narrowed(tenant)
-        tenants = None if one is None else [one]
         found = positions(jobs.deployment, source, tenants=tenants, indexes=names)
     except Exception:  # noqa: BLE001 - a table may raise anything
         return {}

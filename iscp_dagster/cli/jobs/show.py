@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from iscp_dagster.api.names import EVERY, shown
 from iscp_dagster.cli.jobs.json import is_building
-from iscp_dagster.cli.jobs.options import BUILDING
-from iscp_dagster.cli.parts.plain import cell, plain, word
+from iscp_dagster.cli.jobs.options import BUILDING, STATES
+from iscp_dagster.cli.parts.counting import (
+    ROWS,
+    count_labels,
+    print_counts,
+    print_rest,
+)
+from iscp_dagster.cli.parts.tables import (
+    Listing,
+    is_terminal,
+    print_facts,
+    print_line,
+    print_listing,
+    table_of,
+)
 from iscp_dagster.clickhouse.tables.indexes import Beginning
 from iscp_dagster.joblog.history import Entry, Usage
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
@@ -29,6 +42,7 @@ _UUID = re.compile(r"^([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]
 _COUNTS = ("iterations", "failed", "canceled", "inserted", "deleted", "bytes")
 _RARE = {"failed", "canceled", "deleted"}
 _UNBOUNDED = 10_000
+line = print_line
 
 
 def state_of(job: Job) -> str:
@@ -39,33 +53,33 @@ def state_of(job: Job) -> str:
     return f"{label}, waits" if is_building(job) and not job.active else label
 
 
-def line(text: str) -> None:
-    """Print a line without wrapping or markup."""
-    Console(soft_wrap=True, highlight=False).print(plain(text), markup=False)
+def state_label(job: Job) -> str:
+    """The label by which a person asks for jobs like it: one of `STATES`."""
+    return BUILDING if is_building(job) else job.state.label
 
 
 def status(
-    found: Iterable[Job],
+    found: Sequence[Job],
     lags: Mapping[JobKey, float | None],
     built: Mapping[JobKey, Progress | None],
     waiting: Collection[JobID] = (),
     begun: Mapping[JobKey, Beginning | None] | None = None,
 ) -> None:
     """Print every job with its lag in seconds and its latest iteration, one line per fact."""
-    console = Console(highlight=False)
     for number, job in enumerate(found):
-        table = Table(box=None, pad_edge=False, show_header=False)
-        table.add_column(style="bold", no_wrap=True)
-        table.add_column(overflow="fold")
         facts = _facts(job, _lag(job, lags), built.get(job.key))
         facts |= _history((begun or {}).get(job.key))
         if job.name in waiting:
             facts["readers see"] = "the previous generation, until every tenant is built"
-        for name, value in facts.items():
-            table.add_row(name, cell(value))
         if number:
-            console.print()
-        console.print(table)
+            print_line("")
+        print_facts(facts)
+
+
+def count_states(found: Sequence[Job]) -> None:
+    """Print how many jobs there are, by state, and how many of them are paused."""
+    parts = count_labels(map(state_label, found), STATES)
+    print_counts(len(found), "job", parts | {"paused": sum(bool(job.paused_at) for job in found)})
 
 
 def jobs(
@@ -74,103 +88,123 @@ def jobs(
     lags: Mapping[JobKey, float | None],
 ) -> None:
     """Print one line per standing registration, then one per job."""
-    table = _table("job", "tenant", "state", version=1, lag=1, type=0, trigger=0, code=1)
+    rows = []
     for name, spec in standing.items():
         kind, rule = spec.detail.consumer.type, spec.trigger.job_type
-        table.add_row(word(shown(name)), EVERY, "", "", "", cell(kind), rule, "")
+        rows.append((shown(name), EVERY, "", "", "", kind, rule, ""))
     for job in found:
-        table.add_row(
-            *map(word, (shown(job.name), job.key.tenant, state_of(job))),
-            _version(job.watermark),
-            _seconds(lags.get(job.key)),
-            cell(job.spec.detail.consumer.type),
-            cell(job.spec.trigger.job_type),
-            str(job.status.code or ""),
-        )
-    _print(table, "no jobs")
+        names = (shown(job.name), job.key.tenant, state_of(job))
+        place = (_version(job.watermark), _seconds(lags.get(job.key)))
+        kind, rule = job.spec.detail.consumer.type, job.spec.trigger.job_type
+        rows.append((*names, *place, kind, rule, str(job.status.code or "")))
+    heads = ("job", "tenant", "state", "version", "lag", "type", "trigger", "code")
+    print_listing(Listing(heads=heads, rows=rows, numbers={"version", "lag", "code"}), "no jobs")
 
 
 def problems(found: Sequence[Problem]) -> None:
     """Print one line per problem of a table."""
     for each in found:
-        line(str(each))
+        print_line(str(each))
 
 
 def counts(found: Mapping[JobState, int]) -> None:
     """Print one line per state."""
-    table = _table("state", jobs=1)
-    for state, number in found.items():
-        table.add_row(state.label, f"{number:,}")
-    _print(table)
+    rows = [(state.label, f"{number:,}") for state, number in found.items()]
+    print_listing(Listing(heads=("state", "jobs"), rows=rows, numbers={"jobs"}))
 
 
-def statuses(found: Sequence[tuple[str, JobID, JobStatus]]) -> None:
-    """Print one line per job, with how its latest iteration ended."""
-    table = _table("job", "tenant", "range", ended=0, code=1, message=0)
-    for tenant, name, each in found:
-        table.add_row(
-            word(shown(name)),
-            word(tenant),
-            _range(each.from_, each.to),
-            _time(each.end_at, _SHORT),
-            str(each.code),
-            cell(each.message),
+def statuses(found: Sequence[tuple[str, JobID, JobStatus]], limit: int | None = None) -> None:
+    """Print how many jobs there are, then one line per job, with how its iteration ended."""
+    print_counts(len(found), "job", {})
+    rows = [
+        (
+            *(shown(name), tenant, _range(each.from_, each.to), _time(each.end_at, _SHORT)),
+            *(str(each.code), each.message),
         )
-    _print(table)
-    line(f"{len(found):,} jobs")
+        for tenant, name, each in found[: limit or ROWS]
+    ]
+    heads = ("job", "tenant", "range", "ended", "code", "message")
+    print_listing(Listing(heads=heads, rows=rows, numbers={"code"}))
+    print_rest(len(rows), len(found), "`iscp job list`")
 
 
 def history(found: Sequence[Entry]) -> None:
-    """Print two lines per transition: one would be wider than 80 columns."""
-    table = _table("at", "job\ntenant", "event\nstates", "range\ncode", "who")
-    for number in (0, 2, 3):
-        table.columns[number].no_wrap = True
-    table.columns[4].min_width, table.columns[4].max_width = 8, 12
-    for each in found:
-        table.add_row(
-            _time(each.at, "%m-%d\n%H:%M:%S"),
-            f"{word(shown(each.name))}\n{word(each.key.tenant)}",
-            f"{each.event.value}\n{_states(each)}",
-            f"{_range(each.from_, each.to)}\n{each.code or ''}",
-            cell(_UUID.sub(r"\1", each.who)),
+    """Print a line per transition; a terminal gets two: one would be wider than 80 columns."""
+    heads = ("at", "job\ntenant", "event\nstates", "range\ncode", "who")
+    rows = [
+        (
+            (each.at.strftime("%m-%d"), each.at.strftime("%H:%M:%S")),
+            (shown(each.name), each.key.tenant),
+            (each.event.value, _states(each)),
+            (_range(each.from_, each.to), str(each.code or "")),
+            _UUID.sub(r"\1", each.who),
         )
-    _print(table, "no history")
+        for each in found
+    ]
+    listing = Listing(heads=heads, rows=rows, unwrapped={"at", *heads[2:4]})
+    if not (rows and is_terminal()):
+        print_listing(listing, "no history")
+        return
+    table = table_of(listing)
+    table.columns[4].min_width, table.columns[4].max_width = 8, 12
+    Console(highlight=False).print(table)
 
 
-def usage(found: Sequence[Usage]) -> None:
-    """Print one line per job and tenant, or two where one is wider than the terminal."""
-    wide = _usage_wide(found)
+def usage(found: Sequence[Usage], limit: int | None = None) -> None:
+    """Print the totals, then one line per job and tenant, those with the most seconds first.
+
+    A job has two lines where one is wider than the terminal.
+    """
+    if not found:
+        print_line("no usage")
+        return
+    print_counts(len(found), "job", _totals(found))
+    most = sorted(found, key=lambda each: -each.seconds)[: limit or ROWS]
+    wide = _usage_wide(most)
+    print_listing(wide if not is_terminal() or _fits(wide) else _usage_narrow(most))
+    print_rest(len(most), len(found), "--tenant, --table, --since")
+
+
+def _totals(found: Sequence[Usage]) -> dict[str, Any]:
+    totals: dict[str, Any] = {name: sum(getattr(each, name) for each in found) for name in _COUNTS}
+    return totals | {"seconds": round(sum(each.seconds for each in found), 1)}
+
+
+def _fits(listing: Listing) -> bool:
     console = Console(highlight=False)
     unbounded = console.options.update(max_width=_UNBOUNDED)
-    fits = console.measure(wide, options=unbounded).maximum <= console.width
-    _print(wide if fits else _usage_narrow(found), "no usage")
+    return console.measure(table_of(listing), options=unbounded).maximum <= console.width
 
 
-def _usage_wide(found: Sequence[Usage]) -> Table:
+def _usage_wide(found: Sequence[Usage]) -> Listing:
     """Leaves out counts that are 0 for all."""
     rare = [name for name in _RARE if any(getattr(each, name) for each in found)]
     counts = [name for name in _COUNTS if name not in _RARE or name in rare]
-    table = _table("job", "tenant", **dict.fromkeys((*counts, "seconds"), 1))
-    for each in found:
-        numbers = [f"{getattr(each, name):,}" for name in counts]
-        names = map(word, (shown(each.name), each.tenant))
-        table.add_row(*names, *numbers, f"{each.seconds:,.1f}")
-    return table
+    rows = [
+        (
+            *(shown(each.name), each.tenant, *(f"{getattr(each, name):,}" for name in counts)),
+            f"{each.seconds:,.1f}",
+        )
+        for each in found
+    ]
+    heads = ("job", "tenant", *counts, "seconds")
+    return Listing(heads=heads, rows=rows, numbers=heads[2:])
 
 
-def _usage_narrow(found: Sequence[Usage]) -> Table:
-    heads = ("iterations\n", "failed\ncanceled", "inserted\ndeleted", "bytes\n", "seconds\n")
-    table = _table("job\ntenant", **dict.fromkeys(heads, 1))
-    for each in found:
-        table.add_row(
-            f"{word(shown(each.name))}\n{word(each.tenant)}",
+def _usage_narrow(found: Sequence[Usage]) -> Listing:
+    heads = ("iterations", "failed\ncanceled", "inserted\ndeleted", "bytes", "seconds")
+    rows = [
+        (
+            (shown(each.name), each.tenant),
             f"{each.iterations:,}",
-            f"{each.failed:,}\n{each.canceled:,}",
-            f"{each.inserted:,}\n{each.deleted:,}",
+            (f"{each.failed:,}", f"{each.canceled:,}"),
+            (f"{each.inserted:,}", f"{each.deleted:,}"),
             f"{each.bytes:,}",
             f"{each.seconds:,.1f}",
         )
-    return table
+        for each in found
+    ]
+    return Listing(heads=("job\ntenant", *heads), rows=rows, numbers=heads)
 
 
 def _facts(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
@@ -236,24 +270,6 @@ def _trigger(job: Job) -> str:
     schedule = [f"{name} {value}" for name, value in trigger.schedule.items()]
     parts = [trigger.job_type, *schedule, *(["independent"] if trigger.independent else [])]
     return ", ".join(parts)
-
-
-def _table(*texts: str, **others: int) -> Table:
-    """Make a table: columns of text, then `others`, where 1 marks a column of numbers."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in texts:
-        table.add_column(name, overflow="fold")
-    for name, number in others.items():
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
-    return table
-
-
-def _print(table: Table, nothing: str = "") -> None:
-    """Print the table, or `nothing` if it has no rows."""
-    if table.row_count:
-        Console(highlight=False).print(table)
-    elif nothing:
-        line(nothing)
 
 
 def _place(watermark: Moment) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from iscp_dagster.cli.jobs.options import AsJson
+from iscp_dagster.cli.parts.counting import Limit
 
 
 def flush(*, as_json: AsJson = False) -> None:
@@ -36,6 +37,7 @@ def collect(
     keep_hours: Annotated[
         float, typer.Option(min=0, help="Hours to keep unregistered jobs and their data.")
     ] = 24.0,
+    limit: Limit = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete expired unregistered jobs and their index data."""
@@ -45,6 +47,7 @@ def collect(
     from iscp_dagster.api.names import shown, titled
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
+    from iscp_dagster.cli.parts.counting import ROWS, print_rest
     from iscp_dagster.upkeep import maintenance
 
     jobs = api.open_jobs(os.environ)
@@ -56,8 +59,9 @@ def collect(
         for each in found
     ]
     if as_json:
-        job_json.write({"dry_run": dry_run, "jobs": rows})
+        job_json.write({"dry_run": dry_run, "jobs": rows[:limit]})
         return
-    for row in rows:
+    for row in rows[: limit or ROWS]:
         job_show.line(f"{titled(row['job'], row['tenant'])}: drops {row['drops']}")
+    print_rest(min(limit or ROWS, len(rows)), len(rows), "--json")
     job_show.line(f"{len(rows):,} jobs {'would be deleted' if dry_run else 'deleted'}")

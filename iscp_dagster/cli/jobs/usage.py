@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from iscp_dagster.cli.jobs.options import AsJson, MaybeTenant, Since, Table
+from iscp_dagster.cli.parts.counting import Limit
 
 
 def usage(
@@ -12,9 +13,10 @@ def usage(
     tenant: MaybeTenant = None,
     table: Table = None,
     since: Since = None,
+    limit: Limit = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what each job used: iterations, rows, bytes, seconds."""
+    """Show what all jobs used, and each: iterations, rows, bytes, seconds; the longest first."""
     from iscp_dagster.api import jobs as api
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
@@ -27,6 +29,6 @@ def usage(
     if not found:
         check_known(jobs, tenant=tenant, table=table)
     if as_json:
-        job_json.write([job_json.usage(each) for each in found])
+        job_json.write([job_json.usage(each) for each in found[:limit]])
     else:
-        job_show.usage(found)
+        job_show.usage(found, limit)

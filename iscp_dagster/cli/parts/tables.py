@@ -1,17 +1,51 @@
-"""Tables as commands print them: facts one below the other, and rows under heads."""
+"""Tables as commands print them: facts one below the other, and rows under heads.
+
+A terminal gets a table that fits its width. Whatever else reads stdout gets one line a row, however
+long: nothing is wrapped, folded or cut.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from iscp_dagster.cli.parts.plain import cell
+from iscp_dagster.cli.parts.plain import cell, plain, word
+
+Cell = str | tuple[str, ...]
+"""A text, or several, one below the other on a terminal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """Rows under heads; a head of several lines has cells of as many texts, which may be empty."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    numbers: Collection[str] = ()
+    """The heads of columns that are aligned at the right."""
+    unwrapped: Collection[str] = ()
+    """The heads of columns that a narrow terminal does not fold."""
+    styles: Mapping[str, str] = field(default_factory=dict)
+    """Colours of cells with these texts."""
+
+
+def is_terminal() -> bool:
+    """Whether a person's terminal shows what is printed."""
+    return sys.stdout.isatty()
 
 
 def print_facts(facts: Mapping[str, str]) -> None:
-    """Print names and values, a line each."""
+    """Print names and values, a line each; a value of several lines is printed as it is."""
+    if not is_terminal():
+        width = max(map(len, facts), default=0)
+        for name, value in facts.items():
+            print_line(f"{name:{width}} {value}".rstrip())
+        return
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -20,16 +54,72 @@ def print_facts(facts: Mapping[str, str]) -> None:
     Console(highlight=False).print(table)
 
 
-def table_of(*names: str) -> Table:
-    """A table with these heads, whose lines are aligned at the bottom of theirs."""
+def print_line(text: str) -> None:
+    """Print a line without wrapping or markup."""
+    Console(soft_wrap=True, highlight=False).print(plain(text), markup=False)
+
+
+def print_listing(listing: Listing, nothing: str = "") -> None:
+    """Print the listing, or `nothing` if it has no rows."""
+    if not listing.rows:
+        if nothing:
+            print_line(nothing)
+    elif is_terminal():
+        Console(highlight=False).print(table_of(listing))
+    else:
+        print_lines(listing)
+
+
+def table_of(listing: Listing) -> Table:
+    """The listing as a terminal shows it; heads are aligned at the bottom."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    lines = max(name.count("\n") for name in names)
-    for name in names:
-        table.add_column(name + "\n" * (lines - name.count("\n")), overflow="fold")
+    lines = max(head.count("\n") for head in listing.heads)
+    for head in listing.heads:
+        table.add_column(
+            head + "\n" * (lines - head.count("\n")),
+            overflow="fold",
+            no_wrap=head in listing.unwrapped,
+            justify="right" if head in listing.numbers else "left",
+        )
+    for row in listing.rows:
+        table.add_row(*(_styled(listing, each) for each in row))
     return table
 
 
-def print_table(table: Table) -> None:
-    """Print the table if it has rows."""
-    if table.row_count:
-        Console(highlight=False).print(table)
+def print_lines(listing: Listing) -> None:
+    """Print one line a row, its columns aligned; a head of two lines makes two columns."""
+    spans = [head.split("\n") for head in listing.heads]
+    rights = [head in listing.numbers for head in listing.heads for _ in head.split("\n")]
+    lines = [[name for span in spans for name in span]]
+    lines += [_flat(row, spans) for row in listing.rows]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        texts = map(_aligned, line, widths, rights)
+        print("  ".join(texts).rstrip())  # noqa: T201
+
+
+def _flat(row: Sequence[Cell], spans: Sequence[Sequence[str]]) -> list[str]:
+    """A cell for each column; more texts than columns become one."""
+    flat: list[str] = []
+    for each, span in zip(row, spans, strict=True):
+        texts = list(map(one_line, (each,) if isinstance(each, str) else each))
+        texts = texts if len(texts) <= len(span) else [" ".join(filter(None, texts))]
+        flat += texts + [""] * (len(span) - len(texts))
+    return flat
+
+
+def _aligned(text: str, width: int, right: bool) -> str:  # noqa: FBT001 - for map
+    space = " " * (width - cell_len(text))
+    return space + text if right else text + space
+
+
+def one_line(text: str) -> str:
+    """The text as one line that commands no terminal."""
+    return plain(text.replace("\n", "\\n").replace("\t", "\\t"))
+
+
+def _styled(listing: Listing, each: Cell) -> str:
+    if not isinstance(each, str):
+        return "\n".join(map(word, each))
+    style = listing.styles.get(each)
+    return f"[{style}]{each}[/]" if style else word(each)

@@ -139,7 +139,8 @@ def ids(iscp, *options):
 def test_events_are_listed_with_their_attempts_and_next_try(iscp, outbox):
     put(outbox, event(1))
     attempt(outbox, 503, again(outbox, 300))
-    said = printed(iscp, "events", "list").splitlines()
+    counts, *said = printed(iscp, "events", "list").splitlines()
+    assert counts == "1 event: 1 pending"
     assert said[0].split() == ["event", "type", "endpoint", "state", "recorded"]
     assert said[1].split() == ["trigger,", "key", "attempts", "next", "try"]
     assert said[2].split() == ["alarm-1", "MATCH", "alerts", "pending", "06-18", "12:00:01"]
@@ -169,6 +170,19 @@ def test_events_are_chosen_by_state_endpoint_tenant_and_time(iscp, outbox):
     assert "the latest; --limit shows more than 1" in printed(
         iscp, "events", "list", "--limit", "1"
     )
+
+
+def test_events_are_counted_whatever_the_limit_and_one_line_each_when_piped(iscp, outbox, piped):
+    put(outbox, *(event(number, tenant="acme") for number in range(1, 4)), event(4))
+    attempt(outbox, 204, DELIVERED)
+    put(outbox, event(5, key="k" * 90))
+    counts, heads, row, end = iscp("events", "list", "--limit", "1")[1].splitlines()
+    assert counts.startswith("5 events: ")
+    assert heads.split()[:3] == ["event", "trigger,", "key"]
+    assert row.split()[:3] == ["alarm-5", "alarm", "acme/" + "k" * 90]
+    assert end.startswith("1 event, the latest")
+    assert iscp("events", "list", "--state", "delivered")[1].count("alarm-") == 4
+    assert len(iscp("endpoint", "list")[1].splitlines()) == 1 + 2
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ def test_invocations_are_listed_with_their_status(iscp, hand):
     hand.claim()
     hand.finish(first, b"1")
     said = printed(iscp, "list")
+    assert said.startswith("2 invocations: 1 running, 1 completed\n")
     assert "completed" in line_of(said, first)
     assert "running" in line_of(said, second)
     assert "Counter/orders/7/add" in said
@@ -113,6 +114,20 @@ def test_invocations_are_listed_with_their_status(iscp, hand):
     code, said = iscp("list", "--status", "tired")
     assert (code, "The status 'tired' is unknown; use one of scheduled, inbox" in said) == (1, True)
     assert "completed or failed." in said
+
+
+def test_invocations_are_counted_whatever_the_limit_and_one_line_each_when_piped(iscp, hand, piped):
+    first, second = submitted(hand), submitted(hand, "Counter", "add", "orders/7")
+    hand.claim()
+    hand.finish(first, Failure(code=404, message="no order"))
+    counts, heads, row, end = iscp("list", "--limit", "1")[1].splitlines()
+    assert counts == "2 invocations: 1 running, 1 completed"
+    assert heads.split()[:3] == ["invocation", "target", "status"]
+    assert row.split()[:3] == [second, "Counter/orders/7/add", "running"]
+    assert end == "1 invocation, the latest; --limit shows more than 1"
+    counts, _, row, _ = iscp("list", "--service", "Greeter")[1].splitlines()
+    assert counts == "1 invocation: 1 completed"
+    assert row.split()[-3:] == ["404:", "no", "order"]
 
 
 def test_a_journal_is_shown_entry_by_entry_with_names_states_and_times(iscp, hand):

@@ -656,7 +656,16 @@ def test_the_status_of_all_tenants_is_shown_at_once(iscp, jobs):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
     rows = found(iscp, "job", "status", NAME, "--tenant", "*")
     assert [row["tenant"] for row in rows] == [TENANT, "eu"]
-    assert printed(iscp, "job", "status", NAME, "--tenant", "*").count("building") == 2
+    said = printed(iscp, "job", "status", NAME, "--tenant", "*")
+    assert said.splitlines()[0] == "2 jobs: 2 building"
+    assert [line.split()[1] for line in said.splitlines() if line.startswith("state")] == [
+        "building,",
+        "building,",
+    ]
+    said = printed(iscp, "job", "status", NAME, "--limit", 1)
+    assert said.count("watermark") == 1
+    assert "1 of 2 are shown; see --limit, --tenant" in said
+    assert len(found(iscp, "job", "status", NAME)) == 2
 
 
 def test_the_status_of_a_table_that_cannot_be_read_has_no_lag(iscp, jobs, source):
@@ -672,7 +681,8 @@ def test_jobs_are_listed_by_tenant_table_and_state(iscp, jobs, source):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
     begin(jobs, source)
     said = printed(iscp, "job", "list")
-    heading, *lines = said.splitlines()
+    counts, heading, *lines = said.splitlines()
+    assert counts == "2 jobs: 2 building"
     names = ["job", "tenant", "state", "version", "lag", "type", "trigger", "code"]
     assert heading.split() == names
     (of_eu,) = [line.split() for line in lines if " eu " in line]
@@ -716,7 +726,7 @@ def test_the_shell_completes_commands_and_their_options(iscp, monkeypatch):
     monkeypatch.setenv("COMP_CWORD", "2")
     for words, wanted in {
         "./iscp job re": ["register", "resume", "repair", "rebuild"],
-        "iscp verify --": ["--tenant", "--index", "--json", "--help"],
+        "iscp verify --": ["--tenant", "--index", "--differs", "--limit", "--json", "--help"],
     }.items():
         monkeypatch.setenv("COMP_WORDS", words)
         assert iscp()[1].split() == wanted
@@ -737,7 +747,7 @@ def test_what_is_wrong_with_the_tables_of_the_jobs_is_listed_with_them(iscp, job
 
 def test_what_is_registered_for_every_tenant_is_listed_first(iscp, jobs, source):
     printed(iscp, "job", "register", NAME, "--tenant", "*", "--trigger", "greedy")
-    _, first, *_ = printed(iscp, "job", "list").splitlines()
+    _, _, first, *_ = printed(iscp, "job", "list").splitlines()
     assert first.split()[1:] == ["*", "mirror", "greedy"]
     standing, *rows = found(iscp, "job", "list", "--table", "warehouse.order_lines")
     assert (standing["tenant"], standing["job"], standing["state"]) == ("*", NAME, None)
@@ -784,9 +794,63 @@ def test_jobs_are_counted_by_state_and_those_of_a_state_listed(iscp, jobs, sourc
     assert ["error", "1"] in [line.split() for line in printed(iscp, "job", "count").splitlines()]
     said = printed(iscp, "job", "count", "--state", "error")
     assert "10300" in said
-    assert "1 jobs" in said
+    assert said.startswith("1 job\n")
     (row,) = found(iscp, "job", "count", "--state", "error")
     assert (row["tenant"], row["job"], row["status"]["code"]) == ("eu", NAME, 10_300)
+
+
+MANY = [f"tenant {number:03}" for number in range(120)]
+
+
+@pytest.fixture
+def many(iscp, jobs, source):
+    """Register jobs of 122 tenants, the last in error."""
+    commit(source, *MANY)
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
+    fail(jobs.deployment.log, begin(jobs, source, MANY[-1]), 10_300, "a long message, " * 20)
+
+
+def test_a_long_list_begins_with_counts_and_what_is_in_error(iscp, many):
+    counts, *lines = printed(iscp, "job", "list").splitlines()
+    assert counts == "122 jobs: 1 error, 121 building"
+    rows = [line for line in lines if line.startswith("warehouse.order")]
+    assert [("*" in rows[0], MANY[-1] in rows[1], "error" in rows[1])] == [(True, True, True)]
+    assert len([line for line in rows if "building" in line]) == 99
+    assert lines[-1] == "100 of 122 are shown; see --limit, --state, --tenant, --table."
+    assert len(found(iscp, "job", "list")) == 123
+    assert len(found(iscp, "job", "list", "--limit", 3)) == 4
+    assert printed(iscp, "job", "list", "--state", "error").startswith("1 job: 1 error\n")
+    assert "shown" not in printed(iscp, "job", "list", "--limit", 122)
+
+
+def test_lists_are_one_line_a_row_for_whoever_is_no_terminal(iscp, jobs, many, piped):
+    lists = {
+        ("job", "list"): 103 + 1,
+        ("job", "count", "--state", "error"): 2 + 1,
+        ("job", "history"): 100 + 1,
+        ("usage",): 2 + 1,
+    }
+    for arguments, number in lists.items():
+        code, said = iscp(*arguments)
+        assert code == 0, said
+        assert len(said.splitlines()) == number, said
+    _, _, row = iscp("job", "count", "--state", "error")[1].splitlines()
+    assert ("a long message, " * 20).strip() in row
+    assert row.startswith(f"{NAME}  {MANY[-1]}  all to 1")
+    (newest,) = iscp("job", "history", "--limit", 1)[1].splitlines()[1:]
+    assert newest.split()[2:6] == [NAME, *MANY[-1].split(), "fail"]
+    status = iscp("job", "status", NAME, "--tenant", MANY[-1])[1]
+    assert f"message    {('a long message, ' * 20).strip()}\n" in status
+
+
+def test_usage_begins_with_totals(iscp, jobs, source, clock):
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
+    finish(jobs, source, TENANT, inserted=5, bytes=1_000)
+    finish(jobs, source, "eu", clock=clock, inserted=7, bytes=2_000)
+    totals, *lines = printed(iscp, "usage").splitlines()
+    assert totals == "2 jobs: 2 iterations, 12 inserted, 3,000 bytes, 3.0 seconds"
+    assert [line.split()[0] for line in lines[-3::2]] == ["eu", TENANT]
+    assert [row["tenant"] for row in found(iscp, "usage")] == [TENANT, "eu"]
 
 
 def test_the_history_is_what_happened_oldest_first(iscp, jobs, source, clock):

@@ -35,7 +35,8 @@ def verdict(**changes):
 def test_a_verdict_is_one_line(capsys):
     found = Comparison(verdicts=[(symbols, verdict(tenant="matplotlib"))])
     show.comparison(found, as_json=False)
-    heading, line = capsys.readouterr().out.splitlines()
+    counts, heading, line = capsys.readouterr().out.splitlines()
+    assert counts == "1 comparison: 1 agree, 11,049 rows in all"
     assert heading.split() == [
         *("index", "tenant", "version", "rows", "missing", "extra", "differ", "agrees")
     ]
@@ -51,6 +52,44 @@ def test_what_differs_is_named(capsys):
     said = capsys.readouterr().out
     assert "docs.symbols/mirror, tenant clickhouse-connect: look at a.b; c.d" in said
     assert max(map(len, said.splitlines())) <= 80
+
+
+def test_what_differs_comes_first_of_many_and_can_be_chosen(capsys):
+    agreeing = [(symbols, verdict(tenant=f"t{number}")) for number in range(900)]
+    unbuilt = [(symbols, "mirror", f"u{number}") for number in range(20)]
+    odd = (symbols, verdict(tenant="odd", extra=1, samples=("a.b",)))
+    found = Comparison(verdicts=[*agreeing, odd], unbuilt=unbuilt)
+    show.comparison(found, as_json=False)
+    counts, _, first, *lines = capsys.readouterr().out.splitlines()
+    assert counts == (
+        "901 comparisons: 1 differ, 900 agree, 20 not built yet, 9,955,149 rows in all"
+    )
+    assert first.split()[1] == "odd"
+    assert len(lines) == 99 + 3
+    assert lines[-2].startswith("100 of 901 are shown; see --limit, --differs")
+    assert lines[-1].startswith("docs.symbols/mirror, tenants u0, u1, u10")
+    assert lines[-1].endswith("and 10 more: not built yet")
+    show.comparison(found, as_json=False, differs=True)
+    _, _, row, sample, not_built = capsys.readouterr().out.splitlines()
+    assert (row.split()[1], sample[-3:], not_built) == ("odd", "a.b", lines[-1])
+    show.comparison(found, as_json=True)
+    assert len(json.loads(capsys.readouterr().out)) == 921
+    show.comparison(found, as_json=True, differs=True)
+    assert len(json.loads(capsys.readouterr().out)) == 21
+
+
+def test_a_row_is_one_whole_line_for_whoever_is_no_terminal(capsys, piped):
+    long = "t" * 200 + "\nx"
+    show.comparison(Comparison(verdicts=[(symbols, verdict(tenant=long))]), as_json=False)
+    _, heads, row = capsys.readouterr().out.splitlines()
+    assert row.split()[1] == "t" * 200 + "\\nx"
+    assert heads.index("agrees") == row.index("yes")
+    job_show.usage([used(failed=1, canceled=2, tenant=long)])
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    dlq_show.letters([replace(_letter(), tenant="名" * 50, reason="why " * 30)], as_json=False)
+    counts, heads, row = capsys.readouterr().out.splitlines()
+    assert counts.startswith("1 dead letter: 1 of ")
+    assert "名" * 50 in row
 
 
 UNBUILT = (symbols, "mirror", "c")
@@ -120,15 +159,15 @@ def used(**changes):
 
 def test_usage_is_one_line_a_job_where_that_fits(capsys):
     job_show.usage([used(inserted=1_234), used(tenant="typer")])
-    heading, rich, typer = capsys.readouterr().out.splitlines()
+    _, heading, rich, typer = capsys.readouterr().out.splitlines()
     assert heading.split() == ["job", "tenant", "iterations", "inserted", "bytes", "seconds"]
     assert rich.split() == ["docs.symbols/mirror", "rich", "12", "1,234", "9,876,543", "0.0"]
     assert "typer" in typer
     job_show.usage([used(failed=1, canceled=2, deleted=3, tenant="clickhouse-connect")])
     said = capsys.readouterr().out.splitlines()
-    assert len(said) == 4
+    assert len(said) == 5
     assert max(map(len, said)) <= 80
-    assert "canceled" in said[1]
+    assert "canceled" in said[2]
 
 
 def test_a_letter_s_job_is_no_number_for_json(capsys):

@@ -55,9 +55,10 @@ def invocation(connection: sa.Connection, id_: str) -> Invocation | None:
     return None if row is None else _invocation(row)
 
 
-def counts(connection: sa.Connection) -> dict[Status, int]:
+def counts(connection: sa.Connection, chosen: Chosen) -> dict[Status, int]:
     """See the store."""
-    rows = sa.select(INVOCATIONS.status, sa.func.count()).group_by(INVOCATIONS.status)
+    rows = sa.select(INVOCATIONS.status, sa.func.count()).where(*_conditions(chosen))
+    rows = rows.group_by(INVOCATIONS.status)
     return {Status(status): count for status, count in connection.execute(rows)}
 
 

@@ -146,9 +146,9 @@ class SqlStore:
         """Newest first."""
         return self._read(lambda each: reading.invocations(each, chosen or Chosen()))
 
-    def counts(self) -> dict[Status, int]:
-        """How many there are, by status."""
-        return self._read(reading.counts)
+    def counts(self, chosen: Chosen | None = None) -> dict[Status, int]:
+        """How many of the chosen there are, by status, whatever the limit."""
+        return self._read(lambda each: reading.counts(each, chosen or Chosen()))
 
     def journal(self, id_: str) -> list[JournalEntry]:
         """An invocation's journal; empty if it is unknown."""

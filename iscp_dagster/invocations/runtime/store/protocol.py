@@ -56,8 +56,8 @@ class Store(Protocol):
     def invocations(self, chosen: Chosen | None = None) -> list[Invocation]:
         """Newest first."""
 
-    def counts(self) -> dict[Status, int]:
-        """How many there are, by status."""
+    def counts(self, chosen: Chosen | None = None) -> dict[Status, int]:
+        """How many of the chosen there are, by status, whatever the limit."""
 
     def journal(self, id_: str) -> list[JournalEntry]:
         """An invocation's journal; empty if it is unknown."""

@@ -1,0 +1,48 @@
+"""Counts of what a command lists, and how much of it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated
+
+import typer
+
+from iscp_dagster.cli.parts.tables import one_line, print_line
+
+ROWS = 100
+"""The most rows that a command shows unless it is asked for more."""
+
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help=f"The most rows to show; default: {ROWS}, with --json all.", show_default=False
+    ),
+]
+
+
+def count_nouns(number: int, noun: str) -> str:
+    """A number with its noun: `1 job`, `1,920 jobs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def print_counts(number: int, noun: str, parts: Mapping[str, int]) -> None:
+    """Print how many there are, and the parts that are not 0: `12 jobs: 3 error, 9 completed`."""
+    said = join_counts(parts)
+    print_line(f"{count_nouns(number, noun)}{f': {said}' if said else ''}")
+
+
+def join_counts(parts: Mapping[str, int]) -> str:
+    """The parts that are not 0, as `3 error, 9 completed`."""
+    return ", ".join(f"{number:,} {one_line(name)}" for name, number in parts.items() if number)
+
+
+def count_labels(labels: Iterable[str], order: Iterable[str]) -> dict[str, int]:
+    """How often each label of `order` occurs, in that order."""
+    held = list(labels)
+    return {name: held.count(name) for name in order}
+
+
+def print_rest(shown: int, number: int, options: str) -> None:
+    """Say, if not all are shown, by which other options than --limit to choose."""
+    if shown < number:
+        print_line(f"{shown:,} of {number:,} are shown; see --limit, {options}.")

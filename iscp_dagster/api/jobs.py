@@ -297,10 +297,13 @@ class Jobs:
         tenant: str | None = None,
         timeout: float = 300.0,
         index: str | None = None,
+        *,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> int:
         """Return a commit's version once it is searchable in every index (None: the latest commit).
 
-        With `index`, in that index or the consumer of that job alone.
+        With `index`, in that index or the consumer of that job alone. `tell` is called with a line
+        about what is still to come, whenever that may have changed.
         Registered consumers of the user's own must have it too. Waits for all tenants that the
         table holds at that version, or for `tenant` alone; leaves out unregistered jobs. Raises
         WaitError after `timeout` seconds, or at once when a lagging job is in error or paused, or
@@ -314,6 +317,7 @@ class Jobs:
             sleep=self.sleep,
             monotonic=self.monotonic,
             index=index,
+            tell=tell,
         )
         return wait.until(version, timeout)
 

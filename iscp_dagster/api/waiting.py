@@ -11,6 +11,8 @@ from functools import cached_property
 
 from iscp_dagster.api.names import command_for, listed
 from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.joblog.history import Bookmark
+from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.model.declared.tables import REBUILD, SourceTable
 from iscp_dagster.model.errors import (
     ConfigError,
@@ -28,6 +30,10 @@ from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.serving import unserved
 
 POLL_SECONDS = 0.2
+"""The first pause, and the one after something happened."""
+LONGEST_POLL_SECONDS = 1.0
+GROWTH = 1.5
+"""Of the pauses while nothing happens."""
 MOST_NAMED = 5
 
 Wanted = Mapping[str, Collection[str]]
@@ -79,11 +85,14 @@ class Wait:
     monotonic: Callable[[], float]
     index: str | None = None
     """The one index to wait for; None: all."""
+    tell: Callable[[str], None] = lambda _: None
+    """Called before each pause with what is still to come."""
 
     def until(self, version: int | None, timeout: float) -> int:
         """Return the version once every index has it (None: the latest).
 
-        Looks at once, then every 0.2 s for `timeout` seconds. Raises WaitError, ConfigError.
+        Looks at once, then for `timeout` seconds whenever a commit or an event of the table's jobs
+        may have changed something. Raises WaitError, ConfigError.
         """
         deadline = self.monotonic() + timeout
         table_id = self.delta_log.table_id()
@@ -93,9 +102,10 @@ class Wait:
             raise ConfigError(
                 f"There is no version {goal} of {self.source.name}; versions begin at 0."
             )
+        pauses = self._pauses(deadline)
         while (latest := self._latest(table_id)) < goal:
-            self._pause(
-                deadline,
+            self.tell(f"version {goal} is to be committed; the latest is {latest}")
+            pauses.pause(
                 f"version {goal} does not exist; the latest is {latest}. Name a version that was "
                 "committed",
             )
@@ -108,16 +118,43 @@ class Wait:
 
     def _until_searchable(self, goal: int, table_id: str, deadline: float) -> None:
         self._refuse_unknown()
+        signs, pauses = self._signs(table_id), self._pauses(deadline)
+        signs.refresh()
         wanted, tenants = self._wanted(goal), None
         while lagging := self._lagging(goal, table_id, wanted, tenants):
             self._refuse_broken(goal, lagging)
-            self._pause(
-                deadline,
-                f"version {goal} is not searchable in every index: {_named(lagging)}. Wait longer, "
-                "check `iscp job list`, and see whether the sensor iscp_runner is on",
-            )
+            self._pause_until_changed(goal, lagging, signs, pauses)
             # Tenants that already have the commit are not checked again.
             tenants = {lag.tenant for lag in lagging}
+
+    def _pause_until_changed(
+        self, goal: int, lagging: Collection[Lag], signs: Signs, pauses: Pauses
+    ) -> None:
+        """Return when another look may find something else, or at the deadline.
+
+        Raises WaitError if that has come before.
+        """
+        # Which generation readers see is in ClickHouse, of which no sign tells.
+        changed, unserved = False, any(lag.unserved for lag in lagging)
+        while not changed:
+            self.tell(f"version {goal} is still to come in {_count(lagging)}: {_named(lagging)}")
+            pauses.pause(
+                f"version {goal} is not searchable in every index: {_named(lagging)}. Wait longer, "
+                "check `iscp job list`, and see whether the sensor iscp_runner is on"
+            )
+            if signs.refresh():
+                pauses.seconds, changed = POLL_SECONDS, True
+            changed = changed or unserved or pauses.ended
+
+    def _pauses(self, deadline: float) -> Pauses:
+        return Pauses(
+            name=self.source.name, deadline=deadline, sleep=self.sleep, monotonic=self.monotonic
+        )
+
+    def _signs(self, table_id: str) -> Signs:
+        log, source = self.deployment.log, self.source
+        ids = {table_id, *log.table_ids(source.database, source.table)}
+        return Signs(log=log, delta_log=self.delta_log, table_ids=ids)
 
     def _lagging(
         self, goal: int, table_id: str, wanted: Wanted, tenants: Collection[str] | None
@@ -225,11 +262,6 @@ class Wait:
             f"{'' if anew else 'register its jobs again, and '}wait for a version of the new table."
         )
 
-    def _pause(self, deadline: float, late: str) -> None:
-        if self.monotonic() >= deadline:
-            raise WaitError(f"{self.source.name}: timed out: {late}.", late=True)
-        self.sleep(POLL_SECONDS)
-
     def _refuse_unknown(self) -> None:
         """Raises NoSuchJobError for a tenant that has neither rows nor a job."""
         tenant, of_table = self.tenant, (self.source.database, self.source.table)
@@ -280,6 +312,54 @@ class Wait:
             f"{self.source.name} has no index to wait for: none registers itself, and no job is "
             "registered. Register one (`iscp job register`)."
         )
+
+
+@dataclass(kw_only=True)
+class Pauses:
+    """Pauses that grow, to the deadline of a wait."""
+
+    name: str
+    deadline: float
+    sleep: Callable[[float], None]
+    monotonic: Callable[[], float]
+    seconds: float = POLL_SECONDS
+
+    @property
+    def ended(self) -> bool:
+        """Whether the deadline has come."""
+        return self.monotonic() >= self.deadline
+
+    def pause(self, late: str) -> None:
+        """Sleep. Raises WaitError with `late` at the deadline."""
+        if self.ended:
+            raise WaitError(f"{self.name}: timed out: {late}.", late=True)
+        self.sleep(min(self.seconds, self.deadline - self.monotonic()))
+        self.seconds = min(self.seconds * GROWTH, LONGEST_POLL_SECONDS)
+
+
+@dataclass(kw_only=True)
+class Signs:
+    """What tells cheaply whether a table's jobs may stand elsewhere than at the last look."""
+
+    log: JobLog
+    delta_log: DeltaLog
+    table_ids: Collection[str]
+    _bookmark: Bookmark | None = None
+    _latest: tuple[int, int, str] | None = None
+
+    def refresh(self) -> bool:
+        """Whether there was a commit, or an event of the table's jobs, since the last call."""
+        touched, moment = self.log.touched(self._bookmark), self.delta_log.latest()
+        # Moments of one version are equal, also those of a table that took another's place.
+        latest = (moment.version, moment.micros, self.delta_log.table_id(moment.version))
+        ours = any(table_id in self.table_ids for table_id, _ in touched.tenants)
+        changed = latest != self._latest or ours or not touched.whole
+        self._bookmark, self._latest = touched.upto, latest
+        return changed
+
+
+def _count(lagging: Collection[Lag]) -> str:
+    return f"{len(lagging):,} index{'' if len(lagging) == 1 else 'es'}"
 
 
 def _verb(lag: Lag) -> str:

@@ -9,6 +9,9 @@ import typer
 
 from iscp_dagster.cli.jobs.options import AsJson, MaybeTenant, TableName
 
+LINE_SECONDS = 10.0
+"""Between two lines of progress where stderr is no terminal."""
+
 
 def wait(
     table: TableName,
@@ -23,13 +26,18 @@ def wait(
 ) -> None:
     """Wait until a commit is searchable in every index. Exit code 1 if it is not in time.
 
-    Also waits for your own registered consumers.
+    Also waits for your own registered consumers. What is still to come is shown on stderr.
     """
+    from rich.console import Console
+
     from iscp_dagster.api import jobs as api
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
+    from iscp_dagster.cli.parts.progress import telling
 
-    reached = api.open_jobs(os.environ).wait(table, version, tenant, timeout)
+    jobs = api.open_jobs(os.environ)
+    with telling(Console(stderr=True), seconds=LINE_SECONDS) as tell:
+        reached = jobs.wait(table, version, tenant, timeout, tell=tell)
     if as_json:
         job_json.write({"table": table, "tenant": tenant, "version": reached})
     else:

@@ -737,8 +737,43 @@ def test_wait_returns_the_version_when_every_index_has_it(jobs, source, clock):
         lambda: finish(jobs, source, name=OTHER),
     ]
     assert jobs.wait("shop.orders") == 1
-    assert clock.slept == [0.2, 0.2, 0.2]
+    assert clock.slept == pytest.approx([0.2, 0.3, 0.2], abs=1e-6)
     assert jobs.wait("shop.orders", 0, timeout=0) == 0
+
+
+def test_a_wait_in_which_nothing_happens_reads_no_job(jobs, source, clock, monkeypatch):
+    """The next commit and the log's history are looked at, more and more rarely."""
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    elsewhere = JobID(db="shop", table="refunds", job="mirror")
+    read, log = [], type(jobs.deployment.log)
+    held = log.jobs
+    monkeypatch.setattr(log, "jobs", lambda *a, **b: read.append(clock.now) or held(*a, **b))
+    clock.meanwhile = [lambda: None] * 50 + [
+        lambda: jobs.deployment.log.register("eu", elsewhere, "another table", spec(elsewhere))
+    ]
+    began = clock.monotonic()
+    with pytest.raises(WaitError, match="timed out"):
+        jobs.wait("shop.orders", timeout=100)
+    assert clock.monotonic() - began == pytest.approx(100, abs=1e-3)
+    assert len(clock.slept) < 110
+    assert max(clock.slept) == 1.0
+    # Once at first, once at the deadline, and what each look reads beside that.
+    assert len(set(read)) == 2
+
+
+def test_what_a_wait_waits_for_is_told(jobs, source, clock):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    commit(source, "eu")
+    clock.meanwhile = [lambda: None, lambda: finish(jobs, source)]
+    told = []
+    assert jobs.wait("shop.orders", tell=told.append) == 1
+    lacking = "version 1 is still to come in 1 index: 'mirror' of tenant 'eu' is not built yet"
+    assert {each.partition(" (")[0] for each in told} == {lacking}
+    with pytest.raises(WaitError):
+        jobs.wait("shop.orders", 2, timeout=1, tell=told.append)
+    assert told[-1] == "version 2 is to be committed; the latest is 1"
 
 
 def test_wait_is_for_a_version_not_for_what_came_after_it(jobs, source, clock):

@@ -237,6 +237,18 @@ def test_what_is_being_done_is_told_to_a_terminal_alone():
         assert terminal or out.getvalue() == ""
 
 
+def test_a_long_wait_is_told_of_now_and_then_elsewhere():
+    out, now = io.StringIO(), [0.0]
+    with telling(Console(file=out, width=80), seconds=10, monotonic=lambda: now[0]) as tell:
+        for second in range(40):
+            now[0] = float(second)
+            tell(f"version 1 is still to come in {'2 indexes' if second < 25 else '1 index'}\x1b")
+    assert out.getvalue().splitlines() == [
+        "version 1 is still to come in 2 indexes\\x1b",
+        "version 1 is still to come in 1 index\\x1b",
+    ]
+
+
 @pytest.mark.parametrize(
     ("found", "differs", "whole"),
     [

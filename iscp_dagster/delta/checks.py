@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from iscp_dagster.delta.log.commit import FEED_PROPERTY
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.facts import TableFacts
+from iscp_dagster.delta.log.files import spark_path
 from iscp_dagster.model.declared.schema import (
     SYSTEM_COLUMNS,
     Decimal,
@@ -148,7 +149,8 @@ def is_reserved(name: str) -> bool:
 
 def feed_remedy(location: str) -> str:
     """The statement that turns the change feed on."""
-    return f"ALTER TABLE delta.{ident(location)} SET TBLPROPERTIES ({FEED_PROPERTY} = true)"
+    table = f"delta.{ident(spark_path(location))}"
+    return f"ALTER TABLE {table} SET TBLPROPERTIES ({FEED_PROPERTY} = true)"
 
 
 def _check_features(log: DeltaLog, facts: TableFacts) -> None:

@@ -25,6 +25,7 @@ from iscp_dagster.delta.checks import (
     check_names,
 )
 from iscp_dagster.delta.comparing import orderable
+from iscp_dagster.delta.log.files import spark_path
 from iscp_dagster.delta.variants import as_text, has_variant
 from iscp_dagster.model.declared.schema import (
     DELETED,
@@ -43,7 +44,7 @@ UPSERTS = ("insert", "update_postimage")
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which rows and columns of the table at `path`, as Spark names it.
+    """Which rows and columns of the table at `path`, as it is declared.
 
     `tenants` None means all rows except those whose tenant is null. Of the `types` (Delta's, by
     column) only those of the tenant and of variants are used; variants are read as JSON text.
@@ -95,7 +96,11 @@ def snapshot(spark: Any, selection: Selection, at: Moment) -> Any:
 
 def table_at(spark: Any, selection: Selection, at: Moment) -> Any:
     """The table as of version `at`, of all tenants."""
-    return spark.read.format("delta").option("versionAsOf", at.version).load(selection.path)
+    return (
+        spark.read.format("delta")
+        .option("versionAsOf", at.version)
+        .load(spark_path(selection.path))
+    )
 
 
 def changes(
@@ -200,7 +205,7 @@ def feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
     spark.conf.set("spark.sql.datetime.java8API.enabled", "true")
     reader = spark.read.format("delta").option("readChangeFeed", "true")
     reader = reader.option("startingVersion", after.version + 1)
-    found = reader.option("endingVersion", upto.version).load(selection.path)
+    found = reader.option("endingVersion", upto.version).load(spark_path(selection.path))
     return of_tenants(found, selection)
 
 

@@ -173,6 +173,12 @@ def local_path(location: str) -> str | None:
     return unquote(url.path) if url.scheme == "file" else None
 
 
+def spark_path(location: str) -> str:
+    """The location as Spark takes it, for which a percent escape in a file's URL is no escape."""
+    folder = local_path(location) if location.startswith("file:") else None
+    return location if folder is None else f"file://{folder}"
+
+
 def log_files(location: str, options: dict[str, str] | None = None) -> LogFiles:
     """The files of the table at `location`: local ones directly, others through deltalake."""
     folder = local_path(location)

@@ -93,9 +93,15 @@ def _refused(location: str, version: int | None, error: Exception) -> IscpError:
 def table_url(location: str) -> str:
     """The URL for deltalake; for a local path a file URL, where `#` and `?` have no meaning.
 
-    Raises SourceError for a local path with `%41` or the like, which deltalake decodes twice.
+    Raises SourceError for a path with `%41` or the like: in a local one deltalake decodes it twice,
+    and in another store's URL, which it decodes, Spark does not.
     """
     folder = local_path(location)
+    if folder is None and ESCAPE.search(location):
+        raise SourceError(
+            f"The path {location} holds a percent escape, which is a character for deltalake and "
+            "three for Spark. Write the character itself, or move the table to a path without one."
+        )
     if folder is None:
         return location
     if ESCAPE.search(folder):

@@ -16,6 +16,7 @@ from dagster import (
 )
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.delta.log.files import spark_path
 from iscp_dagster.location.assets.data_versions import AssetEvent, DataVersions, version_event
 from iscp_dagster.location.assets.iterations import tenants_of
 from iscp_dagster.location.assets.metadata import log_facts
@@ -93,7 +94,7 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
                 load(
                     Load(
                         spark=spark,
-                        path=deployment.path(source),
+                        path=spark_path(deployment.path(source)),
                         tenants=tenants,
                         config=config(**context.op_execution_context.op_config) if config else None,
                         log=context.log,

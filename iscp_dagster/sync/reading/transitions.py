@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.delta.log.files import spark_path
 from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.declared.attach import CHANGES
@@ -111,7 +112,8 @@ def check_timestamps(log: DeltaLog, range_: Range, *, staged: bool) -> None:
     log is copied, and events are told apart by their times.
     """
     properties = log.facts(range_.to.version).metadata.configuration
-    alter = f"ALTER TABLE delta.{ident(log.location)} SET TBLPROPERTIES ('{ENABLED}' = 'true')"
+    table = f"delta.{ident(spark_path(log.location))}"
+    alter = f"ALTER TABLE {table} SET TBLPROPERTIES ('{ENABLED}' = 'true')"
     if properties.get(ENABLED, "false").lower() != "true":
         raise SourceError(
             f"{log.location} has no in-commit timestamps, and changes are told apart by them: the "

@@ -269,3 +269,23 @@ def test_rows_without_a_key_are_told_apart_by_all_their_columns(deployment):
     verdicts = verify(deployment, table.source, tell=told.append)
     assert [(each.agrees, each.rows) for each in verdicts] == [(True, 3)]
     assert told == [f"comparing {table.source.name}/mirror, a, at version {table.version}"]
+
+
+def test_a_url_with_escapes_names_one_folder_for_all_readers(spark_deployment, tmp_path):
+    properties = f"{FEED}, delta.enableDeletionVectors = true"
+    folder = f"delta.`{tmp_path}/rel x#1`"
+    sql = spark_deployment.spark().sql
+    columns = "tenant STRING, id BIGINT, name STRING"
+    sql(
+        f"CREATE TABLE {folder} ({columns}) USING delta PARTITIONED BY (tenant) "
+        f"TBLPROPERTIES ({properties})"
+    )
+    sql(f"INSERT INTO {folder} SELECT 'a', id, 'x' FROM range(0, 20, 1, 1)")
+    url = f"{(tmp_path / 'rel x#1').as_uri()}"
+    assert url.endswith("/rel%20x%231")
+    table = Table.make(spark_deployment, Mirror(), create=False, path=url)
+    table.follow()
+    sql(f"DELETE FROM {folder} WHERE id = 3")
+    table.follow()
+    assert table.query("SELECT count() FROM {mirror}") == [(19,)]
+    table.check()

@@ -27,8 +27,9 @@ from iscp_dagster.delta.feed import Feed, FeedState, ReadKind, feed_state, read_
 from iscp_dagster.delta.log.commits import MAX_STEPS, commit_name
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.facts import DeltaFacts
-from iscp_dagster.delta.log.files import LocalFiles, ObjectFiles, local_path, log_files
+from iscp_dagster.delta.log.files import LocalFiles, ObjectFiles, local_path, log_files, spark_path
 from iscp_dagster.delta.log.mark import LogMark
+from iscp_dagster.delta.log.opening import table_url
 from iscp_dagster.model.errors import (
     FeedGoneError,
     KeyColumnError,
@@ -919,3 +920,17 @@ class TestFiles:
         table = Table(tmp_path / "per%41cent").create()
         with pytest.raises(SourceError, match="percent escape"):
             table.log().table_id()
+        with pytest.raises(SourceError, match="a character for deltalake and three for Spark"):
+            table_url("s3://bucket/per%20cent")
+
+    @pytest.mark.parametrize(
+        ("location", "path"),
+        [
+            ("/a/b c", "/a/b c"),
+            ("file:///a/b%20c%23d", "file:///a/b c#d"),
+            ("file:/a/b", "file:///a/b"),
+            ("s3://bucket/a", "s3://bucket/a"),
+        ],
+    )
+    def test_how_spark_takes_a_path(self, location, path):
+        assert spark_path(location) == path

@@ -28,7 +28,11 @@ from dagster import (
     RunsFilter,
 )
 from dagster._core.definitions.data_version import DATA_VERSION_TAG
-from dagster._core.events import DagsterEvent, DagsterEventBatchMetadata
+from dagster._core.events import (
+    AssetMaterializationPlannedData,
+    DagsterEvent,
+    DagsterEventBatchMetadata,
+)
 
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.joblog.sql.statements import portions
@@ -104,6 +108,7 @@ def reporting(context: Context, its: Iterations) -> Iterator[Tell]:
     def store(served: Sequence[Success], wrong: Sequence[Outcome]) -> None:
         for events in (*(made_of(served) if served else ()), observations(its.source, wrong)):
             store_events(context, takewhile(lambda _: not ended.is_set(), events))
+        report_failed(context, its.source, takewhile(lambda _: not ended.is_set(), wrong))
 
     with ThreadPoolExecutor(1, "reporting") as beside, _set_when_interrupted(ended):
         try:
@@ -212,6 +217,26 @@ def observations(source: SourceTable, wrong: Iterable[Outcome]) -> Iterator[Asse
                 partition=key.tenant,
                 metadata={**told_metadata(each.told), "error": error},
             )
+
+
+def report_failed(context: Context, source: SourceTable, wrong: Iterable[Outcome]) -> None:
+    """Have Dagster show the partitions of failed jobs as failed, until they are materialized.
+
+    To Dagster a partition has failed when a run that planned to materialize it has, and only runs
+    of assets plan by themselves; a run with a failed job fails.
+    """
+    declared = {each.name for each in source.consumers}
+    step = context.get_step_execution_context()
+    for outcome in wrong:
+        if isinstance(outcome, Failed) and outcome.claim.key.job_name in declared:
+            key = outcome.claim.key
+            planned = AssetMaterializationPlannedData(
+                job_key(source, key.job_name), partition=key.tenant
+            )
+            event = DagsterEvent.build_asset_materialization_planned_event(
+                step.job_name, step.step.key, planned
+            )
+            context.instance.report_dagster_event(event, run_id=step.run_id)
 
 
 def unreported(

@@ -9,6 +9,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
+from dagster._core.storage.partition_status_cache import AssetPartitionStatus as Status
 from onetable import Clock, commit, finish, in_memory
 
 from iscp_dagster import Changes, Endpoint, Mirror, SourceTable, Trigger, View, build_definitions
@@ -22,7 +23,7 @@ from iscp_dagster.location.assets.io_manager import (
     clickhouse_schema,
 )
 from iscp_dagster.location.assets.iterations import Iterations
-from iscp_dagster.location.names import partitions_name
+from iscp_dagster.location.names import partitions_name, partitions_of
 from iscp_dagster.location.outs import InOrder
 from iscp_dagster.location.sensor.recovery import Ours
 from iscp_dagster.location.sensor.runner import run_request
@@ -118,6 +119,13 @@ class Location:
         context = LoadingContextForTest(self.instance)
         resolver = CachingStaleStatusResolver(self.instance, graph, context)
         return {name: resolver.get_status(self.key(name), tenant) for name in KEYS}
+
+    def partition_statuses(self, name):
+        """How Dagster's page of partitions shows each tenant."""
+        tenants = self.instance.get_dynamic_partitions(partitions_name(self.source))
+        return self.instance.get_status_by_partition(
+            self.key(name), tenants, partitions_of(self.source)
+        )
 
     def latest(self, name):
         event = self.instance.get_latest_materialization_event(self.key(name))
@@ -245,6 +253,54 @@ def test_what_a_view_s_job_lacks_does_not_keep_its_trigger_back(location, monkey
 
     monkeypatch.setattr(Iterations, "_by_hand", failing)
     assert sorted(location.run("eu", fails=True)) == sorted(KEYS - {"big"})
+
+
+@pytest.mark.parametrize("job_name", ["batch_sync_shop_orders", None])
+def test_a_tenant_that_fails_among_many_shows_as_failed(location, monkeypatch, job_name):
+    location.in_step("eu", "us")
+    span = {
+        "dagster/asset_partition_range_start": "eu",
+        "dagster/asset_partition_range_end": "us",
+    }
+
+    def run(**options):
+        if job_name is not None:
+            job = location.defs.resolve_job_def(job_name)
+            return job.execute_in_process(instance=location.instance, **options)
+        job = location.defs.resolve_implicit_global_asset_job_def()
+        keys = [location.key(name) for name in KEYS]
+        options |= {"asset_selection": keys, "tags": span}
+        return job.execute_in_process(instance=location.instance, **options)
+
+    run()
+    with monkeypatch.context() as patch:
+        patch.setattr(Iterations, "_by_hand", failing("a_large", "us"))
+        assert not run(raise_on_error=False).success
+    statuses = location.partition_statuses("a_large")
+    assert (statuses["eu"], statuses["us"]) == (Status.MATERIALIZED, Status.FAILED)
+    assert Status.FAILED not in location.partition_statuses("a_huge").values()
+    location.run("us", "a_large")
+    assert location.partition_statuses("a_large")["us"] is Status.MATERIALIZED
+
+
+def failing(name, tenant):
+    """Return iterations in which that job of the tenant fails."""
+    by_hand = Iterations._by_hand
+
+    def failing_by_hand(its):
+        for outcomes in by_hand(its):
+            yield [
+                Failed(
+                    claim=SimpleNamespace(key=outcome.job.key, name=outcome.job.name),
+                    code=10_100,
+                    message="gone",
+                )
+                if (outcome.job_name, outcome.tenant) == (name, tenant)
+                else outcome
+                for outcome in outcomes
+            ]
+
+    return failing_by_hand
 
 
 def test_what_was_served_before_an_error_is_reported(location, monkeypatch):

@@ -42,7 +42,9 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> IndexKind:
             f"rebuild its shards ({_rebuild(source, info)})."
         )
     if info.columns:
-        changes["columns"] = info.columns
+        changes |= {"columns": info.columns, "exclude": changes.get("exclude", ())}
+    elif "exclude" in changes:
+        changes["columns"] = None
     kind = _kind(info.type)
     known = {each.name for each in fields(kind)} - {"sharding"}
     if unknown := sorted(set(changes) - known):

@@ -45,6 +45,11 @@ class Changes(IndexKind):
                 "its rows would tell of changes that never were; leave errors= out, and keep the "
                 "column as another type with types={...}."
             )
+        if self.exclude:
+            raise ConfigError(
+                f"Index {self.name!r}: exclude={self.exclude!r}, but a changes index takes only "
+                "columns=[...], the columns whose changes it keeps."
+            )
         if self.append:
             raise ConfigError(
                 f"Index {self.name!r}: append=True, but a change is a change of a key; declare the "

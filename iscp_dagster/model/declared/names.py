@@ -1,9 +1,9 @@
-"""Names that must be unique: an index view in ClickHouse, an asset in Dagster."""
+"""Names that must be unique, such as an index view's, and lists of the names of columns."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from iscp_dagster.model.declared.kinds import views_beside
 from iscp_dagster.model.errors import ConfigError
@@ -74,3 +74,48 @@ def owners(view: str) -> Iterator[tuple[str, str]]:
     for at, char in enumerate(view):
         if char == "_" and 0 < at < len(view) - 1:
             yield view[:at], view[at + 1 :]
+
+
+def check_lists(name: str, columns: Sequence[str] | None, exclude: Sequence[str]) -> None:
+    """Reject lists that name no columns, and both of them together. Raises ConfigError."""
+    for option, names in (("columns", columns), ("exclude", exclude)):
+        if isinstance(names, str):
+            raise ConfigError(
+                f"Index {name!r}: {option}={names!r} is not a list of names; write "
+                f"{option}=[{names!r}]."
+            )
+        if not all(isinstance(column, str) for column in names or ()):
+            raise ConfigError(f"Index {name!r}: {option}={names!r} is not a list of names.")
+    if columns is not None and exclude:
+        raise ConfigError(
+            f"Index {name!r}: columns= and exclude= are both given; name either the columns that "
+            "it carries, or those that it leaves out."
+        )
+
+
+def check_excluded(where: str, exclude: Collection[str], needed: Collection[str]) -> None:
+    """Reject leaving out a column that the index cannot do without. Raises ConfigError."""
+    if wanted := [column for column in exclude if column in needed]:
+        raise ConfigError(
+            f"Index {where}: exclude= names {wanted[0]!r}, which the index needs: the tenant, the "
+            "key, and the columns that its kind is about are always in it. Remove it from exclude=."
+        )
+
+
+def asked_columns(
+    where: str,
+    available: Sequence[str],
+    columns: Sequence[str] | None,
+    exclude: Collection[str],
+) -> Sequence[str]:
+    """The columns asked for, besides those always carried. Raises ConfigError for an unknown one
+    in `exclude`.
+    """
+    if unknown := sorted(set(exclude) - set(available)):
+        raise ConfigError(
+            f"Index {where}: exclude= names {unknown[0]!r}, which the source lacks; it has: "
+            f"{', '.join(available)}."
+        )
+    if columns is not None:
+        return columns
+    return [column for column in available if column not in exclude]

@@ -11,6 +11,9 @@ from typing import Any, ClassVar
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.kinds import check_kind
 from iscp_dagster.model.declared.names import (
+    asked_columns,
+    check_excluded,
+    check_lists,
     check_no_shard,
     check_view,
     checked_database,
@@ -42,6 +45,7 @@ _NOT_OF_TABLES = {
     "auto_register",
     "errors",
     "sharding",
+    "exclude",
 }
 
 
@@ -53,6 +57,8 @@ class Index:
     name: str = ""
     columns: Sequence[str] | None = None
     """The source columns it carries; key and tenant are always included. None: all."""
+    exclude: Sequence[str] = ()
+    """The source columns that it leaves out, instead of `columns`; later ones are carried."""
     types: Mapping[str, str] = field(default_factory=dict)
     """By column, ClickHouse types other than the default (docs/types.md)."""
     description: str | None = None
@@ -78,11 +84,7 @@ class Index:
             raise ConfigError(
                 f"Index {self.name!r}: errors={self.errors!r} is not one of: {', '.join(ERRORS)}."
             )
-        if isinstance(self.columns, str):
-            raise ConfigError(
-                f"Index {self.name!r}: columns={self.columns!r} is not a list of names; write "
-                f"columns=[{self.columns!r}]."
-            )
+        check_lists(self.name, self.columns, self.exclude)
         known = isinstance(self.types, Mapping)
         if not known or not all(
             isinstance(part, str) for pair in self.types.items() for part in pair
@@ -133,6 +135,8 @@ class Index:
         """What determines its tables, besides the columns' types; a change makes another index."""
         chosen = {each.name for each in fields(self)} - _NOT_OF_TABLES
         said = {"kind": self.kind} | {n: _plain(getattr(self, n)) for n in sorted(chosen)}
+        # Left out where it says nothing, as tables that were made without it do not name it.
+        said |= {"exclude": _plain(self.exclude)} if self.exclude else {}
         return said | ({"sharding": self.placement.to_json()} if self.placement else {})
 
 
@@ -253,7 +257,8 @@ class SourceTable:
         Raises ConfigError for a column that the source lacks.
         """
         tenant = (self.tenant,) if self.tenant else ()
-        asked = available if index.columns is None else index.columns
+        where = f"{self.name}/{index.name}"
+        asked = asked_columns(where, available, index.columns, index.exclude)
         wanted = {*tenant, *self.keys, *asked, *index.needed_columns}
         missing = sorted(wanted - set(available))
         if missing:
@@ -293,6 +298,8 @@ def check_index(source: SourceTable, index: Index) -> None:
     """Reject an index that the table cannot have. Raises ConfigError."""
     check_kind(f"{source.name}/{index.name}", index)
     check_append(source, index)
+    needed = {*source.keys, *index.needed_columns, *([source.tenant] if source.tenant else [])}
+    check_excluded(f"{source.name}/{index.name}", index.exclude, needed)
     check_view(source.name, source.table, index.shown)
     if index.placement is None:
         check_no_shard(source.name, index.name)
@@ -321,11 +328,11 @@ def check_sharding(source: SourceTable, index: Index) -> None:
     allowed = dict.fromkeys((*([source.tenant] if source.tenant else []), *source.keys))
     key = index.sharding.key if isinstance(index.sharding, Sharding) else ()
     if index.append:
-        carried = {*(index.columns or key), *index.needed_columns, *allowed}
+        carried = {*(index.columns or key), *index.needed_columns, *allowed} - {*index.exclude}
         if lacking := [column for column in key if column not in carried]:
             raise ConfigError(
                 f"Index {source.name}/{index.name}: the sharding key has {lacking[0]!r}, which is "
-                "not one of its columns. Add it to columns=[...], or shard by other columns."
+                "not one of its columns. Have it carry that column, or shard by other columns."
             )
         return
     if strange := [column for column in key if column not in allowed]:

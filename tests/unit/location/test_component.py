@@ -77,6 +77,7 @@ indexes:
   - kind: text
     text: [body]
     tokenizer: ngrams(3)
+    exclude: [embedding]
     auto_register: false
     description: words
     owners: [a@b.example]
@@ -158,6 +159,7 @@ def tables(monkeypatch):
             FullText(
                 ["body"],
                 tokenizer="ngrams(3)",
+                exclude=["embedding"],
                 auto_register=False,
                 description="words",
                 owners=["a@b.example"],

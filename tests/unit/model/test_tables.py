@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster import Changes, FullText, Mirror, SourceTable, Vector
 from iscp_dagster.api.chosen import chosen
 from iscp_dagster.batches import keepersql
 from iscp_dagster.clickhouse.write import letters
@@ -39,6 +39,13 @@ def test_names_come_from_the_declaration():
         (lambda: orders(indexes=[Mirror(), Mirror()]), "index 'mirror' is declared twice"),
         (lambda: Mirror(priority=2**31), "Index 'mirror': The priority 2147483648 is out of"),
         (lambda: Mirror(priority="high"), "Index 'mirror': The priority 'high' is not a whole"),
+        (lambda: Mirror(exclude="v"), r"exclude='v' is not a list of names; write exclude=\['v'\]"),
+        (lambda: Mirror(exclude=[3]), r"exclude=\[3\] is not a list of names"),
+        (lambda: Mirror(columns=["a"], exclude=["b"]), "columns= and exclude= are both given"),
+        (lambda: orders(indexes=[Mirror(exclude=["id"])]), "mirror: exclude= names 'id', which"),
+        (lambda: orders(indexes=[Mirror(exclude=["region"])]), "exclude= names 'region', which"),
+        (lambda: orders(indexes=[FullText("body", exclude=["body"])]), "names 'body', which the"),
+        (lambda: Changes(exclude=["v"]), r"takes only columns=\[\.\.\.\]"),
         (lambda: Vector("v", dimension=0), "dimension 0 is below 1"),
         (lambda: Vector("v", dimension="3"), "dimension='3' is not a whole number"),
         (lambda: Vector("v", dimension=3, expansion=True), "expansion=True is not a whole"),
@@ -183,3 +190,28 @@ def test_a_command_names_indexes_that_are_only_registered_too():
     assert chosen(["shop.a"], tables, held) == [(tables[0], ["mirror", "copy"])]
     with pytest.raises(ConfigError, match=r"shop\.a/copy, shop\.a/mirror, shop\.b/copy\.$"):
         chosen(["shop.gone/copy"], tables, held)
+
+
+def test_an_index_carries_what_it_does_not_exclude():
+    table = orders(indexes=[FullText("body", exclude=["embedding"]), Mirror()])
+    words, mirror = table.indexes
+    assert table.columns_of(words, COLUMNS) == COLUMNS[:-1]
+    assert table.columns_of(words, (*COLUMNS, "later")) == (*COLUMNS[:-1], "later")
+    assert words.definition["exclude"] == ["embedding"]
+    assert "exclude" not in mirror.definition, "tables that were made before stay as they are"
+    with pytest.raises(ConfigError, match=r"orders/text: exclude= names 'embedding', which the so"):
+        table.columns_of(words, COLUMNS[:-1])
+
+
+def test_a_spec_says_either_which_columns_an_index_has_or_which_not():
+    table = orders(indexes=[Mirror(exclude=["embedding"]), FullText("body", columns=["title"])])
+
+    def index(job, type_, **said):
+        return index_of(table, ConsumerInfo(type=type_, db="shop", table="orders", job=job, **said))
+
+    narrow = index("mirror", "mirror", columns=("title",))
+    assert table.columns_of(narrow, COLUMNS) == ("region", "id", "title")
+    wide = index("text", "text", options={"exclude": ["embedding"]})
+    assert table.columns_of(wide, COLUMNS) == COLUMNS[:-1]
+    with pytest.raises(ConfigError, match="both given"):
+        index("mirror", "mirror", columns=("title",), options={"exclude": ["body"]})

@@ -29,6 +29,10 @@ WHOLE: Mapping[str, int | str] = MappingProxyType(
         # No cached results, and no rows left out by FINAL.
         "use_query_cache": 0,
         "final": 0,
+        # A table of very many columns has long statements, with many names in each.
+        "max_query_size": 64 << 20,
+        "max_ast_elements": 10_000_000,
+        "max_expanded_ast_elements": 10_000_000,
     }
 )
 """Settings sent with every statement of this package."""

@@ -145,7 +145,8 @@ class IndexStore:
 
     def lost(self) -> list[str]:
         """Return the stored columns that the source no longer has."""
-        return [name for name in self._columns() if name not in self.shape.column_types()]
+        types = self.shape.column_types()
+        return [name for name in self._columns() if name not in types]
 
     @property
     def data(self) -> IndexData:

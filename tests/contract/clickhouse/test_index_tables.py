@@ -109,6 +109,27 @@ def test_the_view_hides_deleted_rows_and_system_columns(make):
     assert [row[0] for row in described.result_rows] == ["tenant", "id", "body", "v"]
 
 
+def test_a_table_of_very_many_columns_is_made_widened_and_served(endpoint):
+    names = [f"{'a column with a long name, ' * 40}{number}" for number in range(300)]
+    more = [DeltaField(name=name, type=Primitive("string")) for name in names]
+    source = SourceTable(f"contract.t{next(NUMBERS)}", key="id", tenant="tenant")
+
+    def of(*fields):
+        return IndexStore(
+            endpoint=endpoint, shape=IndexTable(source=source, index=Mirror(), fields=fields)
+        )
+
+    store = of(*FIELDS, *more)
+    store.ensure()
+    store.ensure_views()
+    store.stage()
+    of(*FIELDS, *more, DeltaField(name="later", type=Primitive("long"))).ensure()
+    every = ", ".join(map(ident, [*names, "later"]))
+    assert len(every) > 256 << 10
+    query = f"SELECT {every} FROM {store.shape.name(store.shape.view)}"
+    assert store.endpoint.client().query(query).result_rows == []
+
+
 def test_an_older_change_that_comes_late_does_not_win(make):
     store = make(Mirror())
     write(store, rows([1], version=9, body="new"), upto=9)

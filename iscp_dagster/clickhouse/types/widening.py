@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from iscp_dagster.clickhouse.types.typetext import ChType, TypeTextError, parsed
 
 INTEGER = re.compile(r"(U?)Int(\d+)")
 LINES = (("BFloat16", "Float32", "Float64"), ("Date", "Date32"))
+EXACT_BITS = 32
+"""The bits of the integers that Float64 holds all of."""
+MOST_DIGITS = 6
+"""Of a second, in the DateTime64 that has all of Date32's days."""
 
 
 def same_type(held: str, wanted: str) -> bool:
@@ -18,27 +23,88 @@ def same_type(held: str, wanted: str) -> bool:
 
 def widens(held: str, wanted: str) -> bool:
     """Whether ClickHouse's type `wanted` holds every value of `held`, so that rows can stay."""
-    before, after = _known(held), parsed(wanted)
-    if before is None or (_nullable(before) and not _nullable(after)):
+    before = _known(held)
+    return before is not None and _holds(before, parsed(wanted))
+
+
+def _holds(before: ChType, after: ChType) -> bool:
+    if _nullable(before) and not _nullable(after):
         return False
     return _wider(before.bare, after.bare)
 
 
 def _wider(before: ChType, after: ChType) -> bool:
-    if before == after or any(
-        before.name in line and after.name in line[line.index(before.name) :] for line in LINES
-    ):
-        return True
-    same_kind = before.name.rstrip("0123456789") == after.name.rstrip("0123456789")
-    if same_kind and before.name.startswith("Enum"):
-        smaller = after.name in {before.name, "Enum16"}
-        return smaller and _members(before).items() <= _members(after).items()
-    if before.name == after.name == "Decimal":
-        return before.numbers[1] == after.numbers[1] and before.numbers[0] < after.numbers[0]
-    return _more_bits(before.name, after.name)
+    rule = RULES.get(after.name)
+    return (
+        before == after
+        or _is_on_a_line(before.name, after.name)
+        or _has_more_bits(before.name, after.name)
+        or (rule is not None and rule(before, after))
+    )
 
 
-def _more_bits(before: str, after: str) -> bool:
+def _is_on_a_line(before: str, after: str) -> bool:
+    return any(before in line and after in line[line.index(before) :] for line in LINES)
+
+
+def _has_parts(before: ChType, after: ChType) -> bool:
+    return before.name == after.name and all(map(_holds, before.parts, after.parts))
+
+
+def _has_fields(before: ChType, after: ChType) -> bool:
+    """Whether a named tuple has all fields of another; ClickHouse fills new ones with null."""
+    if before.name != after.name or not before.names or not after.names:
+        return False
+    old = dict(zip(before.names, before.parts, strict=True))
+    new = dict(zip(after.names, after.parts, strict=True))
+    kept = old.keys() <= new.keys() and all(_holds(old[name], new[name]) for name in old)
+    return kept and all(_nullable(new[name]) for name in new.keys() - old.keys())
+
+
+def _has_digits(before: ChType, after: ChType) -> bool:
+    """Whether a decimal has as many digits before and after the point."""
+    precision, scale = after.numbers
+    if integer := INTEGER.fullmatch(before.name):
+        bits = int(integer[2]) - (not integer[1])
+        return precision - scale >= len(str(2**bits))
+    if before.name != "Decimal":
+        return False
+    digits, decimals = before.numbers
+    return scale >= decimals and precision - scale >= digits - decimals
+
+
+def _has_days(before: ChType, after: ChType) -> bool:
+    is_day = before.name in {"Date", "Date32"}
+    return is_day and after.zone == "UTC" and after.numbers[0] <= MOST_DIGITS
+
+
+def _has_integers(before: ChType, _after: ChType) -> bool:
+    integer = INTEGER.fullmatch(before.name)
+    return integer is not None and int(integer[2]) <= EXACT_BITS
+
+
+def _has_members(before: ChType, after: ChType) -> bool:
+    if before.name not in {"Enum8", after.name}:
+        return False
+    return _members(before).items() <= _members(after).items()
+
+
+RULES: Mapping[str, Callable[[ChType, ChType], bool]] = MappingProxyType(
+    {
+        "Array": _has_parts,
+        "Map": _has_parts,
+        "Tuple": _has_fields,
+        "Decimal": _has_digits,
+        "DateTime64": _has_days,
+        "Float64": _has_integers,
+        "Enum8": _has_members,
+        "Enum16": _has_members,
+    }
+)
+"""Which types hold all values of another, by the name of the wider one."""
+
+
+def _has_more_bits(before: str, after: str) -> bool:
     narrow, wide = INTEGER.fullmatch(before), INTEGER.fullmatch(after)
     if not narrow or not wide:
         return False

@@ -13,12 +13,14 @@ from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.model.errors import SchemaError
 from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+NTZ = "'delta.feature.timestampNtz' = 'supported'"
 MAPPED = f"{FEED}, 'delta.columnMapping.mode' = 'name'"
 COLUMNS = "tenant STRING, id BIGINT, p STRING, q STRING, w INT"
 HISTORIES = {
@@ -154,3 +156,37 @@ def test_a_comparison_says_that_the_log_has_lost_a_version_and_compares_what_the
     }
     table.follow()
     table.check()
+
+
+def test_whatever_delta_widens_is_widened_in_the_index(deployment):
+    widened = {
+        "b": ("TINYINT", "-128", "BIGINT"),
+        "i": ("INT", "-2147483648", "DOUBLE"),
+        "n": ("SMALLINT", "7", "DECIMAL(12, 2)"),
+        "f": ("FLOAT", "1.5", "DOUBLE"),
+        "d": ("DECIMAL(5, 2)", "-123.45", "DECIMAL(20, 4)"),
+        "l": ("BIGINT", "-9223372036854775808", "DECIMAL(20, 0)"),
+        "day": ("DATE", "DATE'1969-12-31'", "TIMESTAMP_NTZ"),
+        "s.a": ("STRUCT<a: SMALLINT>", "struct(3)", "INT"),
+        "xs.element": ("ARRAY<INT>", "array(4, NULL)", "BIGINT"),
+    }
+    named = [(name.partition(".")[0], type_) for name, (type_, *_) in widened.items()]
+    columns = ", ".join(f"{name} {type_}" for name, type_ in named)
+    table = Table.make(
+        deployment,
+        Mirror(),
+        columns=f"tenant STRING, id BIGINT, {columns}",
+        properties=f"{FEED}, delta.enableTypeWidening = true, {NTZ}",
+    )
+    values = ", ".join(f"CAST({value} AS {type_})" for type_, value, _ in widened.values())
+    for number, tenant in enumerate("ab"):
+        table.sql(f"INSERT INTO {{t}} SELECT '{tenant}', {number}, {values}")
+    table.follow()
+    for name, (_, _, type_) in widened.items():
+        table.sql(f"ALTER TABLE {{t}} ALTER COLUMN {name} TYPE {type_}")
+    table.sql("UPDATE {t} SET d = 1234567890.1234, n = 0.25, xs = array(5000000000) WHERE id = 1")
+    table.follow()
+    assert {job.state for job in table.jobs()} == {JobState.COMPLETED}
+    table.check()
+    found = table.query("SELECT toString(d), n, xs FROM {mirror} ORDER BY id")
+    assert [row[0] for row in found] == ["-123.45", "1234567890.1234"]

@@ -69,7 +69,8 @@ def _served(deployment: Deployment, info: ConsumerInfo) -> int | None:
 def serve_all(deployment: Deployment, sources: Sequence[SourceTable]) -> Served:
     """Serve every complete generation whose run died before it was fully served.
 
-    Where there is nothing to do, asks ClickHouse only once per database.
+    Renews views that another version of this package made. Where there is nothing to do, asks
+    ClickHouse only once per database.
     """
     found = Served()
     for endpoint, database in _places(deployment, sources):
@@ -111,6 +112,8 @@ def _serve(deployment: Deployment, source: SourceTable, name: str, found: Served
         store = _store(deployment, source, job)
         if store is not None and serve_when_built(deployment, job, store):
             found.indexes.append(job)
+        elif store is not None:
+            store.renew_views()
     except Exception as error:  # noqa: BLE001 - whatever an index raises stops it alone
         found.problems.append(f"{source.name}/{name}: {error}")
 

@@ -35,7 +35,7 @@ class Changes(IndexKind):
     view: Sequence[Mapping[str, Any]] = ()
     """The view's definition, see `View.definition`; empty: all rows of the source."""
     kind: ClassVar[str] = "changes"
-    beside: ClassVar[str] = "as_of"
+    beside: ClassVar[tuple[str, ...]] = ("as_of",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,9 +100,9 @@ class Changes(IndexKind):
             f"WHERE {ident(CHANGE)} >= {ChangeKind.BASE} SETTINGS {settings(EXACT_FINAL)}"
         )
 
-    def view_beside(self, shape: Shape, selected: str) -> str:
+    def view_beside(self, end: str, shape: Shape, selected: str) -> str:
         """The rows of the view as of a version of the source."""
-        del selected
+        del end, selected
         return self.rows_as_of(shape, "{version:UInt64}")
 
     def rows_as_of(self, shape: Shape, version: str) -> str:

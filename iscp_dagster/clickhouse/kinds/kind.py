@@ -94,9 +94,15 @@ class IndexKind(Index):
         columns = ", ".join(map(ident, selected))
         return f"SELECT {columns} FROM {shape.final} SETTINGS {settings(EXACT_FINAL)}"
 
-    def view_beside(self, shape: Shape, selected: str) -> str:
-        """Return the SELECT of the view `beside`, with the columns `selected`; empty: no view."""
-        del shape, selected
+    def view_beside(self, end: str, shape: Shape, selected: str) -> str:
+        """Return the SELECT of the view that ends in `end`, one of `beside`.
+
+        It shows the columns `selected`, a SELECT list.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no view {end!r}.")
+
+    def note(self) -> str:
+        """Return what readers of the index views should know, for the comments of these; or ''."""
         return ""
 
     def fitted(self, target: Rows, rows: pa.Table) -> pa.Table:

@@ -9,11 +9,14 @@ from iscp_dagster.clickhouse.kinds.kind import Rows
 from iscp_dagster.clickhouse.types.shown import row_shown
 from iscp_dagster.model.errors import SchemaError
 
+LARGEST = (2 - 2**-23) * 2.0**127
+"""The largest float of 32 bits, in which the graph measures."""
+
 
 def whole_vectors(target: Rows, rows: pa.Table, vector: str, dimension: int) -> pa.Table:
     """Check every live vector; replace those of deleted rows that the graph would refuse.
 
-    The graph accepts vectors of one length, without NaN and infinities.
+    The graph accepts vectors of one length, of finite floats that 32 bits hold.
     """
     column = rows[vector].combine_chunks()
     gone = pc.cast(rows[target.deleted], pa.bool_()).combine_chunks()
@@ -30,8 +33,9 @@ def whole_vectors(target: Rows, rows: pa.Table, vector: str, dimension: int) -> 
 
 
 def _endless(column: pa.ListArray) -> pa.BooleanArray:
-    """Return which vectors have a float that is NaN or infinite."""
-    finite = pc.fill_null(pc.is_finite(pc.list_flatten(column)), fill_value=True)
+    """Return which vectors have a float that is NaN, infinite, or beyond those of 32 bits."""
+    size = pc.abs(pc.list_flatten(column))
+    finite = pc.fill_null(pc.less_equal(size, LARGEST), fill_value=True)
     if pc.all(finite, min_count=0).as_py():
         return pa.repeat(pa.scalar(value=False), len(column))
     rows = pc.unique(pc.list_parent_indices(column).filter(pc.invert(finite)))
@@ -46,6 +50,7 @@ def _misfit(target: Rows, row: pa.Table, vector: str, dimension: int) -> SchemaE
             f"{dimension}; give every row a vector of the declared dimension."
         )
     return SchemaError(
-        f"{target.name}: vector column {vector!r} has NaN or an infinity in row {key}, so no "
-        "distance to it exists; give every row a vector of finite floats."
+        f"{target.name}: vector column {vector!r} has NaN, an infinity or a float beyond "
+        f"{LARGEST:g} in row {key}, so no distance to it exists; give every row a vector of finite "
+        "floats of 32 bits."
     )

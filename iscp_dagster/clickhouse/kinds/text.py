@@ -10,13 +10,23 @@ from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.model.errors import ConfigError
 
+NOTE = (
+    "hasAllTokens, hasAnyTokens and hasPhrase fold texts and words (Unicode NFKC_Casefold) where "
+    "they are conditions of a WHERE, with the words as one text. They do not fold words in an "
+    "array, and not in a SELECT list, an aggregate or a comparison such as = 0. NOT of one also "
+    "selects rows whose text is NULL: add IS NOT NULL."
+)
+"""What the engine does, for the comment of the index view."""
+
 
 @dataclass(frozen=True)
 class FullText(IndexKind):
     """A mirror with a `text` index on each column in `text`, for word search.
 
     `tokenizer` is a tokenizer expression of ClickHouse's text index, such as
-    `splitByNonAlpha` or `ngrams(3)`. Case is ignored.
+    `splitByNonAlpha` or `ngrams(3)`. Texts and words are folded by Unicode's NFKC_Casefold, so
+    neither case nor the form of an accent matters; of a column kept as FixedString only the case
+    of ASCII. ClickHouse folds in a WHERE alone, see `NOTE`.
     """
 
     text: str | Sequence[str]
@@ -44,5 +54,12 @@ class FullText(IndexKind):
 
     def _index(self, column: str) -> str:
         name, quoted = ident(f"{column}_text"), ident(column)
-        options = f"tokenizer = {self.tokenizer}, preprocessor = lower({quoted})"
+        # The normalization refuses other bytes than UTF-8, and FixedString.
+        folded = f"normalizeUTF8NFKCCasefold(toValidUTF8({quoted}))"
+        if "FixedString" in self.types.get(column, ""):
+            folded = f"lower({quoted})"
+        options = f"tokenizer = {self.tokenizer}, preprocessor = {folded}"
         return f"INDEX {name} {quoted} TYPE text({options})"
+
+    def note(self) -> str:
+        return NOTE

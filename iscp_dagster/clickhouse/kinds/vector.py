@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, Rows, Shape, settings
+from iscp_dagster.clickhouse.kinds.neighbours import Neighbours
 from iscp_dagster.model.declared.schema import Array, DeltaField, DeltaType, Primitive
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, SchemaError
@@ -18,13 +19,8 @@ if TYPE_CHECKING:
     from iscp_dagster.clickhouse.types.stored import Stored
 
 FLOATS = ("Float32", "Float64", "BFloat16")
-# Without rescoring ClickHouse serves the graph's own row numbers, which FINAL does not filter:
-# rows that were replaced or deleted come back.
-EXACT_NEAREST = {
-    **EXACT_FINAL,
-    "vector_search_with_rescoring": 1,
-    "vector_search_index_fetch_multiplier": 3,
-}
+NEAREST, DISTANCES = "nearest", "distances"
+"""The ends of the names of its views beside the first."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,7 @@ class Vector(IndexKind):
     expansion: int = 128
     """HNSW's ef_construction: candidates while building."""
     kind: ClassVar[str] = "vector"
-    beside: ClassVar[str] = "nearest"
+    beside: ClassVar[tuple[str, ...]] = (NEAREST, DISTANCES)
 
     METRICS: ClassVar[Mapping[str, str]] = {"cosine": "cosineDistance", "l2": "L2Distance"}
 
@@ -101,16 +97,22 @@ class Vector(IndexKind):
         graph = f"{self.connectivity}, {self.expansion}"
         return [f"INDEX {name} {column} TYPE vector_similarity('hnsw', {shape}, {graph})"]
 
-    def view_beside(self, shape: Shape, selected: str) -> str:
-        distance = f"{self.distance}({ident(self.vector)}, {{query:Array(Float32)}})"
-        tenant = shape.source.tenant
-        type_ = shape.column_types()[tenant] if tenant else ""
-        where = f"WHERE {ident(tenant)} = {{tenant:{type_}}} " if tenant else ""
-        by = ident("_distance" if "distance" in shape.columns else "distance")
-        return (
-            f"SELECT {selected}, {distance} AS {by} FROM {shape.final} {where}"
-            f"ORDER BY {by} LIMIT {{k:UInt32}} SETTINGS {settings(EXACT_NEAREST)}"
+    def select(self, shape: Shape, selected: Sequence[str]) -> str:
+        # An ORDER BY of the plain column's distance would have the graph answer, dead rows too.
+        vector = f"materialize({ident(self.vector)}) AS {ident(self.vector)}"
+        columns = ", ".join(vector if name == self.vector else ident(name) for name in selected)
+        return f"SELECT {columns} FROM {shape.final} SETTINGS {settings(EXACT_FINAL)}"
+
+    def view_beside(self, end: str, shape: Shape, selected: str) -> str:
+        neighbours = Neighbours(
+            function=self.distance,
+            vector=self.vector,
+            shape=shape,
+            selected=selected,
+            append=self.append,
         )
+        by_end = {NEAREST: neighbours.select_nearest, DISTANCES: neighbours.select_distances}
+        return by_end[end]()
 
     def fitted(self, target: Rows, rows: pa.Table) -> pa.Table:
         """Check every live vector; replace those of deleted rows that the graph would refuse."""

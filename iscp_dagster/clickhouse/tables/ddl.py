@@ -1,17 +1,20 @@
 """The ClickHouse tables and views of one index.
 
 For an index `docs.symbols` / `mirror` a user sees the view `docs.symbols_mirror`, and for a
-vector index the parameterized view `docs.symbols_vector_nearest(tenant, query, k)`. Behind
-them are `<view>__rows` (the rows served) and, while tenants are being built, one
-`<view>__staging_...` for each attempt; the names of a later generation include its number.
+vector index the parameterized views `docs.symbols_vector_nearest(tenant, query, k)` and
+`docs.symbols_vector_distances(tenant, query)`. Behind them are `<view>__rows` (the rows served)
+and, while tenants are being built, one `<view>__staging_...` for each attempt; the names of a later
+generation include its number.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.metadata import version
 
 from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.quoting import ident, text
@@ -71,6 +74,8 @@ FLOATS = ("Float32", "Float64", "BFloat16")
 
 OWNER = "index"
 """The definition's key for the index that owns the tables."""
+MADE_BY = "version"
+"""The key, in a view's comment, for the version of this package that made the view."""
 
 SETTINGS = {"flatten_nested": 0, "allow_suspicious_low_cardinality_types": 1}
 """Keep Nested as one column; accept every LowCardinality that a declaration asks for."""
@@ -222,21 +227,38 @@ class IndexTable:
 
     def view_statements(self, lost: Sequence[str] = ()) -> list[str]:
         """Create or replace the views; columns that the source `lost` come last."""
-        selected = ", ".join(map(ident, (*self.columns, *lost)))
-        select = self.index.select(self, (*self.columns, *lost))
-        plain = f"CREATE OR REPLACE VIEW {self.name(self.view)} AS {select}"
-        # Put the plain view last: it determines which generation is served.
-        return [*self._views_beside(selected), plain]
+        return [
+            *self._drop_views_beside(),
+            *(
+                f"CREATE OR REPLACE VIEW {self.name(view)} AS {select} "
+                f"COMMENT {text(self.view_comment(select))}"
+                for view, select in self.selects(lost).items()
+            ),
+        ]
 
-    def _views_beside(self, selected: str) -> Iterator[str]:
-        for end in views_beside():
-            name = self.name(self.beside(end))
-            if end == self.index.beside:
-                select = self.index.view_beside(self, selected)
-                yield f"CREATE OR REPLACE VIEW {name} AS {select}"
-            elif self.generation:
-                # An earlier generation may have been of another kind.
-                yield f"DROP VIEW IF EXISTS {name}"
+    def selects(self, lost: Sequence[str] = ()) -> dict[str, str]:
+        """Return the views' SELECTs; the plain view, which says what is served, is the last."""
+        columns = (*self.columns, *lost)
+        selected = ", ".join(map(ident, columns))
+        beside = {
+            self.beside(end): self.index.view_beside(end, self, selected)
+            for end in self.index.beside
+        }
+        return {**beside, self.view: self.index.select(self, columns)}
+
+    def view_comment(self, select: str) -> str:
+        """Return the comment of a view: by it a view that was made otherwise is recognized."""
+        note = {"note": self.index.note()} if self.index.note() else {}
+        digest = hashlib.sha256(select.encode()).hexdigest()[:16]
+        said = {OWNER: self.owner, MADE_BY: version("iscp_dagster"), "select": digest, **note}
+        return json.dumps(said, ensure_ascii=False)
+
+    def _drop_views_beside(self) -> Iterator[str]:
+        """Drop the views of other kinds: an earlier generation may have been of one."""
+        if self.generation:
+            for end in views_beside():
+                if end not in self.index.beside:
+                    yield f"DROP VIEW IF EXISTS {self.name(self.beside(end))}"
 
     def _engine(self) -> str:
         if self.index.append:

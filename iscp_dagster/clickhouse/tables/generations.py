@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 from iscp_dagster.clickhouse.connect.barrier import shown
@@ -15,7 +16,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.gate import Gate
 from iscp_dagster.clickhouse.connect.portions import portions
 from iscp_dagster.clickhouse.connect.quoting import ident, text
-from iscp_dagster.clickhouse.tables.ddl import SETTINGS, table_name
+from iscp_dagster.clickhouse.tables.ddl import MADE_BY, SETTINGS, table_name
 from iscp_dagster.clickhouse.tables.staging import ATTEMPT, new_attempt
 from iscp_dagster.model.declared.kinds import views_beside
 
@@ -193,17 +194,27 @@ def read_generation(view: str, select: str) -> int:
 
 
 def unsettled_views(endpoint: Endpoint, database: str) -> frozenset[str]:
-    """Return the views of indexes with tables of a generation other than the served one."""
+    """Return the views to look after.
+
+    Another version of this package made them, or there are tables of a generation not served.
+    """
     query = (
-        "SELECT name, as_select FROM system.tables "
+        "SELECT name, as_select, comment FROM system.tables "
         "WHERE database = {database:String} AND NOT is_temporary"
     )
     with endpoint.errors(f"look for the indexes of {database}"):
-        found = dict(endpoint.client().query(query, {"database": database}).result_rows)
-    tables = [parts for name in found if (parts := _TABLE.fullmatch(name))]
+        rows = endpoint.client().query(query, {"database": database}).result_rows
+    selects = {name: select for name, select, _ in rows}
+    old = {name for name, _, comment in rows if not _is_made_by_us(comment)}
+    tables = [parts for name in selects if (parts := _TABLE.fullmatch(name))]
     return frozenset(
-        each["view"]
-        for each in tables
-        if each["view"] in found
-        and read_generation(each["view"], found[each["view"]]) != int(each["generation"] or 0)
+        parts["view"]
+        for parts in tables
+        if (view := parts["view"]) in selects
+        and (view in old or read_generation(view, selects[view]) != int(parts["generation"] or 0))
     )
+
+
+def _is_made_by_us(comment: str) -> bool:
+    """Whether a view's comment says that this version of the package made it."""
+    return f'"{MADE_BY}": "{version("iscp_dagster")}"' in comment

@@ -126,14 +126,35 @@ class IndexStore:
         held, view = found[self.shape.rows].columns, found.get(self.shape.view)
         for name, type_ in self.shape.column_types().items():
             self._fit(name, held.get(name), type_)
-        shown = view.columns if view else None
-        if (self._lost_its_view() if shown is None else self._shows_less(shown)) and self._serves():
+        missing = self._lost_its_view() if view is None else self._has_old_views(found)
+        if missing and self._serves():
             self.ensure_views()
 
     def ensure_views(self) -> None:
         """Create or replace the views that a user queries."""
         for statement in self.shape.view_statements(self.lost()):
             self._run(statement)
+
+    def renew_views(self) -> bool:
+        """Replace views that another version of this package made; return whether there were any.
+
+        Idempotent. Leaves alone an index that has no view, or serves another generation.
+        """
+        found = namesakes(self.endpoint, self.shape)
+        has_old = self.shape.view in found and self._has_old_views(found) and self._serves()
+        if has_old:
+            self.ensure_views()
+        return has_old
+
+    def _has_old_views(self, found: Mapping[str, Existing]) -> bool:
+        """Whether a view is missing or made otherwise than it would be now, or shows less."""
+        shape, view, table = self.shape, found[self.shape.view], found.get(self.shape.rows)
+        held, types = table.columns if table else {}, shape.column_types()
+        selects = shape.selects([name for name in held if name not in types])
+        return self._shows_less(view.columns) or any(
+            name not in found or found[name].comment != shape.view_comment(select)
+            for name, select in selects.items()
+        )
 
     def _lost_its_view(self) -> bool:
         """Whether a delayed drop of an earlier index of this name took the view of served rows."""

@@ -61,4 +61,4 @@ def kinds() -> Mapping[str, type[Any]]:
 @cache
 def views_beside() -> tuple[str, ...]:
     """The suffixes of the index views that kinds have beside the first."""
-    return tuple(sorted({kind.beside for kind in kinds().values() if kind.beside}))
+    return tuple(sorted({end for kind in kinds().values() for end in kind.beside}))

@@ -75,8 +75,8 @@ class Index:
     sharding: Sharding | Mapping[str, Any] | None = None
     """Which of the deployment's ClickHouse servers a row lies on; None: all rows on the first."""
     kind: ClassVar[str] = ""
-    beside: ClassVar[str] = ""
-    """An index view that the kind has beside its first is named `<index view>_<beside>`."""
+    beside: ClassVar[tuple[str, ...]] = ()
+    """Each index view that the kind has beside its first is named `<index view>_<one of these>`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", checked_name(self.name or self.kind, "index"))

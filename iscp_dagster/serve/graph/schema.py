@@ -92,6 +92,7 @@ def _nearest(types: Types, served: Served) -> GraphQLField:
             width=len(names),
             vector=given["near"],
             tenant=given.get("tenant"),
+            where=given.get("where"),
             limit=given.get("limit"),
         )
         return nearest(_asking(info), near)
@@ -100,6 +101,9 @@ def _nearest(types: Types, served: Served) -> GraphQLField:
     arguments = {"near": GraphQLArgument(numbers, description="The vector to be near to.")}
     if served.source.tenant:
         arguments["tenant"] = GraphQLArgument(GraphQLNonNull(GraphQLString))
+    arguments["where"] = GraphQLArgument(
+        types.where(served), description="Which rows are neighbours at all."
+    )
     arguments["limit"] = GraphQLArgument(GraphQLInt)
     return GraphQLField(_rows(row), arguments, resolve, description=_about(served))
 

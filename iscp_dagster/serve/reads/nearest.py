@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from iscp_dagster.clickhouse.connect.quoting import ident
-from iscp_dagster.clickhouse.kinds.vector import Vector
+from iscp_dagster.clickhouse.kinds.lengths import LARGEST
+from iscp_dagster.clickhouse.kinds.vector import DISTANCES, NEAREST, Vector
 from iscp_dagster.clickhouse.types.typetext import parsed
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve import scalars
@@ -14,20 +16,18 @@ from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.comparing import ranked
 from iscp_dagster.serve.reads import tenancy
 from iscp_dagster.serve.reads.caps import Asking
+from iscp_dagster.serve.reads.order import Order
 from iscp_dagster.serve.rows import rows, select_list
 from iscp_dagster.serve.scalars import BadValueError
 from iscp_dagster.serve.served import Place, Served
-from iscp_dagster.serve.sql import Parameters, fits
-from iscp_dagster.serve.where import Row
+from iscp_dagster.serve.sql import Parameters, condition, fits
+from iscp_dagster.serve.where import EVERYTHING, Row, parse
 
 
 class ForbiddenError(IscpError):
     """A query names a tenant that the viewer may not see; nothing was read."""
 
     code = 10_840
-
-
-_LARGEST = (2 - 2**-23) * 2.0**127
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,8 @@ class Near:
     vector: Sequence[float]
     tenant: str | None = None
     """A table with tenants needs one of them: a graph is searched within a tenant."""
+    where: Mapping[str, Any] | None = None
+    """Which rows are neighbours at all; with a condition no graph is asked."""
     limit: int | None = None
     width: int = 1
     """How many values of a row are shown."""
@@ -62,8 +64,8 @@ def nearest(asking: Asking, asked: Near) -> list[Row]:
         raise BadValueError(
             f"near: the vector has {len(asked.vector)} numbers, and the index's have {dimension}."
         )
-    if any(abs(each) > _LARGEST for each in asked.vector):
-        raise BadValueError(f"near: a number is beyond {_LARGEST:g}, the largest of 32 bits.")
+    if any(abs(each) > LARGEST for each in asked.vector):
+        raise BadValueError(f"near: a number is beyond {LARGEST:g}, the largest of 32 bits.")
     if not limit or not tenancy.sees_some(served, asking.viewer):
         return []
     distance = distance_of(served)
@@ -80,17 +82,19 @@ def _neighbours(asking: Asking, asked: Near, limit: int, place: Place) -> list[R
     served, distance, parameters = asked.served, distance_of(asked.served), Parameters()
     columns = (distance, *asked.columns)
     vector = ",".join(repr(float(each)) for each in asked.vector)
-    given = [
-        f"query = {parameters.bind('Array(Float32)', f'[{vector}]')}",
-        f"k = {parameters.bind('UInt32', str(limit))}",
-    ]
+    where = parse(served.by_field, asked.where)
+    arguments = [f"query = {parameters.bind('Array(Float32)', f'[{vector}]')}"]
+    if where == EVERYTHING:
+        arguments.append(f"k = {parameters.bind('UInt32', str(limit))}")
     if served.tenant is not None:
         type_ = str(served.tenant.type.bare)
-        given.append(f"tenant = {parameters.bind(type_, asked.tenant or '')}")
-    view = ident(place.database, f"{served.view}_{Vector.beside}")
+        arguments.append(f"tenant = {parameters.bind(type_, asked.tenant or '')}")
+    view = ident(place.database, f"{served.view}_{NEAREST if where == EVERYTHING else DISTANCES}")
+    keys = [Order(column=column).sql for column in served.identity if column.compares]
+    order = ", ".join((ident(distance.name), *keys))
     query = (
-        f"SELECT {select_list(columns)} FROM {view}({', '.join(given)}) "
-        f"ORDER BY {ident(distance.name)} LIMIT {limit}"
+        f"SELECT {select_list(columns)} FROM {view}({', '.join(arguments)}) "
+        f"WHERE {condition(where, parameters)} ORDER BY {order} LIMIT {limit}"
     )
     return list(rows(place.endpoint, query, parameters.values, columns, asking.limits(limit)))
 
@@ -99,4 +103,4 @@ def distance_of(served: Served) -> Column:
     """Return the column in which the view of nearest neighbours has the distance."""
     taken = any(each.name == "distance" for each in (*served.columns, *served.hidden))
     name = "_distance" if taken else "distance"
-    return Column(name=name, field=name, type=parsed("Float32"), scalar=scalars.FLOAT64)
+    return Column(name=name, field=name, type=parsed("Float64"), scalar=scalars.FLOAT64)

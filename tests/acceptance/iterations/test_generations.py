@@ -254,6 +254,24 @@ def test_what_a_tenant_built_in_its_place_has_lost_comes_again(table):
     both.check()
 
 
+def test_views_of_an_earlier_version_are_renewed_within_the_hour(deployment):
+    table = Table.make(deployment, Vector("v", dimension=2, name="mirror"))
+    table.insert(1)
+    table.follow()
+    database, view = table.source.database, f"{table.source.table}_mirror_nearest"
+    query = "SELECT as_select FROM system.tables WHERE database = {d:String} AND name = {t:String}"
+    made = table.query(query, d=database, t=view)
+    rows = f"{database}.{table.source.table}_mirror__rows"
+    deployment.endpoint.client().command(
+        f"CREATE OR REPLACE VIEW {database}.{view} AS SELECT id FROM {rows} FINAL"
+    )
+    plain = f"{database}.{table.source.table}_mirror"
+    deployment.endpoint.client().command(f"CREATE OR REPLACE VIEW {plain} AS SELECT * FROM {rows}")
+    assert serve_all(deployment, [table.source]).problems == []
+    assert table.query(query, d=database, t=view) == made
+    table.check()
+
+
 @pytest.mark.parametrize("died", ["before the views", "between the views", "before the drop"])
 def test_a_take_over_that_was_interrupted_is_finished(deployment, monkeypatch, died):
     table = Table.make(deployment, Vector("v", dimension=2, name="mirror"))

@@ -74,7 +74,7 @@ def test_a_kind_of_another_package_is_kept_as_those_built_in(installed, clickhou
     assert "contract.blooming/b: body of 4 is empty" in receipt.message
     write(store, rows([4], body="", deleted=True), upto=3)
     assert [row[1] for row in served(store)] == [0, 1, 2, 3]
-    with pytest.raises(ConfigError, match="_counted or _nearest belong to other index views"):
+    with pytest.raises(ConfigError, match="_counted or _distances or _nearest belong to other"):
         SourceTable("contract.t", key="id", indexes=[Mirror(name="b_counted")])
     assert io_manager_key("bloom") in resources.from_environment()
     IndexData(endpoint=endpoint, database="contract", view="blooming_b").drop()

@@ -1,0 +1,336 @@
+"""Neighbours of a vector: whatever a query selects, k live rows, measured as NumPy measures."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from shipping import write
+
+from iscp_dagster import SourceTable, Vector
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.kinds.neighbours import EXACT_ROWS
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.model.declared.schema import Array, DeltaField, Primitive
+
+NUMBERS = itertools.count()
+MANY = EXACT_ROWS + 2_500
+"""Enough rows that candidates come from the graph."""
+WIDE = 8
+
+
+@dataclass
+class Corpus:
+    """An index of vectors, and beside it what should live in it."""
+
+    endpoint: Endpoint
+    metric: str
+    dimension: int = WIDE
+    element: str = "float"
+    append: bool = False
+    live: dict[str, dict[int, Any]] = field(default_factory=dict)
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        fields = (
+            DeltaField(name="tenant", type=Primitive("string")),
+            DeltaField(name="id", type=Primitive("long")),
+            DeltaField(name="kind", type=Primitive("long")),
+            DeltaField(name="v", type=Array(element=Primitive(self.element))),
+        )
+        source = SourceTable(f"near.t{next(NUMBERS)}", key="id", tenant="tenant")
+        index = Vector(
+            "v", dimension=self.dimension, metric=self.metric, append=self.append, expansion=64
+        )
+        shape = IndexTable(source=source, index=index, fields=fields)
+        self.store = IndexStore(endpoint=self.endpoint, shape=shape)
+        self.store.ensure()
+        self.store.ensure_views()
+
+    def put(self, tenant: str, ids: Any, vectors: Any) -> None:
+        """Insert or update rows, as one commit; the column `kind` is the id modulo 10."""
+        ids, vectors = list(map(int, ids)), np.asarray(vectors, dtype=np.float64)
+        self._write(tenant, ids, vectors, deleted=False)
+        stored = vectors if self.element == "double" else vectors.astype(np.float32)
+        self.live.setdefault(tenant, {}).update(zip(ids, stored.astype(np.float64), strict=True))
+
+    def delete(self, tenant: str, ids: Any) -> None:
+        """Delete rows, as one commit."""
+        ids = list(map(int, ids))
+        vectors = np.array([self.live[tenant].pop(row) for row in ids])
+        self._write(tenant, ids, vectors, deleted=True)
+
+    def _write(self, tenant: str, ids: list[int], vectors: Any, *, deleted: bool) -> None:
+        self.version += 1
+        floats = pa.float64() if self.element == "double" else pa.float32()
+        flat = pa.array(vectors.reshape(-1), pa.float64()).cast(floats)
+        offsets = pa.array(range(0, flat.__len__() + 1, self.dimension), pa.int32())
+        number = len(ids)
+        table = pa.table(
+            {
+                "tenant": pa.array([tenant] * number, pa.string()),
+                "id": pa.array(ids, pa.int64()),
+                "kind": pa.array([row % 10 for row in ids], pa.int64()),
+                "v": pa.ListArray.from_arrays(offsets, flat),
+                "_version": pa.array([self.version] * number, pa.int64()),
+                "_timestamp": pa.array([self.version] * number, pa.int64()),
+                "_deleted": pa.array([deleted] * number, pa.bool_()),
+            }
+        )
+        receipts = write(self.store, table, rows_per_chunk=4_000, upto=self.version)
+        assert not any(receipt.code for receipt in receipts), receipts
+
+    def query(self, sql: str, query: Any, k: int, tenant: str = "a") -> list[tuple[Any, ...]]:
+        """Run SQL in which NEAREST, DISTANCES and VIEW stand for the index's views."""
+        given = "query = {query:Array(Float32)}, tenant = {tenant:String}"
+        name = self.store.shape.name
+        sql = (
+            sql.replace("NEAREST", f"{name(self.store.shape.beside('nearest'))}({given}, k = {k})")
+            .replace("DISTANCES", f"{name(self.store.shape.beside('distances'))}({given})")
+            .replace("VIEW", name(self.store.shape.view))
+        )
+        parameters = {"query": [float(part) for part in query], "tenant": tenant}
+        return list(self.endpoint.client().query(sql, parameters=parameters).result_rows)
+
+    def measure(self, query: Any, tenant: str = "a") -> dict[int, float]:
+        """Return every live row's distance, measured outside ClickHouse."""
+        rows = self.live.get(tenant, {})
+        if not rows:
+            return {}
+        matrix = np.array(list(rows.values()))
+        q = np.asarray(query, dtype=np.float32).astype(np.float64)
+        if self.metric == "l2":
+            distances = np.linalg.norm(matrix - q, axis=1)
+        else:
+            norms = np.linalg.norm(matrix, axis=1) * np.linalg.norm(q)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                distances = 1 - (matrix @ q) / norms
+        return dict(zip(rows, distances.tolist(), strict=True))
+
+    def merge(self) -> None:
+        rows = self.store.shape.name(self.store.shape.rows)
+        self.endpoint.client().command(f"OPTIMIZE TABLE {rows} FINAL")
+
+    def parts(self) -> int:
+        query = (
+            "SELECT count() FROM system.parts "
+            "WHERE active AND database = 'near' AND table = {t:String}"
+        )
+        found = self.endpoint.client().query(query, {"t": self.store.shape.rows}).result_rows
+        return int(found[0][0])
+
+
+FORMS = {
+    "id": "SELECT id FROM NEAREST",
+    "id and distance": "SELECT id, distance FROM NEAREST",
+    "distance first": "SELECT distance, id FROM NEAREST ORDER BY distance",
+    "everything": "SELECT id, * EXCEPT id FROM NEAREST",
+    "in order": "SELECT id, distance FROM NEAREST ORDER BY distance, id",
+    "limited": "SELECT id FROM NEAREST ORDER BY distance, id LIMIT 100000",
+    "subquery": "SELECT id FROM (SELECT id, distance FROM NEAREST) ORDER BY distance, id",
+    "in a set": "SELECT id FROM VIEW WHERE (tenant, id) IN (SELECT tenant, id FROM NEAREST)",
+    "joined": "SELECT n.id FROM NEAREST AS n JOIN VIEW AS r ON r.id = n.id AND r.tenant = n.tenant",
+    "with settings": "SELECT id FROM NEAREST SETTINGS vector_search_with_rescoring = 0",
+    "with rescoring": "SELECT id FROM NEAREST SETTINGS vector_search_with_rescoring = 1",
+    "without a graph": "SELECT id FROM NEAREST SETTINGS max_limit_for_vector_search_queries = 1",
+    "all, limited": "SELECT id, distance FROM DISTANCES ORDER BY distance, id LIMIT LAST",
+    "all ids, limited": "SELECT id FROM DISTANCES ORDER BY distance, id LIMIT LAST",
+}
+
+
+def ids_of(corpus: Corpus, form: str, query: Any, k: int, tenant: str = "a") -> list[int]:
+    rows = corpus.query(FORMS[form].replace("LAST", str(k)), query, k, tenant)
+    return [row[1] if form == "distance first" else row[0] for row in rows]
+
+
+def check_forms(corpus: Corpus, query: Any, k: int, tenant: str = "a", recall: float = 1.0) -> None:
+    """Whatever is selected, k live rows come, and they are the nearest."""
+    check_rows(corpus, query, k, tenant, recall)
+    for form in FORMS:
+        check_ids(corpus, ids_of(corpus, form, query, k, tenant), query, k, tenant, recall)
+
+
+def check_ids(
+    corpus: Corpus, ids: list[int], query: Any, k: int, tenant: str, recall: float
+) -> None:
+    """They are k live rows, if so many live, and enough of them are among the nearest."""
+    measured = corpus.measure(query, tenant)
+    wanted = min(k, len(measured))
+    assert len(ids) == len(set(ids)) == wanted
+    assert set(ids) <= set(measured)
+    farthest = sorted(measured.values())[wanted - 1] if wanted else 0
+    assert sum(measured[row] <= farthest + 1e-9 for row in ids) >= recall * wanted
+
+
+def check_rows(corpus: Corpus, query: Any, k: int, tenant: str = "a", recall: float = 1.0) -> None:
+    """The rows that come are counted as they are, and have their true distances."""
+    measured = corpus.measure(query, tenant)
+    counted = corpus.query("SELECT count() FROM NEAREST", query, k, tenant)
+    assert counted == [(min(k, len(measured)),)]
+    rows = corpus.query("SELECT id, distance FROM NEAREST", query, k, tenant)
+    check_ids(corpus, [row for row, _ in rows], query, k, tenant, recall)
+    assert [measured[row] for row, _ in rows] == pytest.approx([far for _, far in rows], abs=1e-9)
+
+
+@pytest.fixture(scope="module")
+def endpoint(clickhouse_url):
+    return Endpoint.parse(clickhouse_url)
+
+
+def searches(corpus: Corpus) -> int:
+    """Return how often graphs were asked since the server began."""
+    query = "SELECT sum(value) FROM system.events WHERE event = 'USearchSearchCount'"
+    return int(corpus.endpoint.client().query(query).result_rows[0][0])
+
+
+def test_deleted_neighbours_leave_their_places_to_live_ones(endpoint):
+    corpus = Corpus(endpoint=endpoint, metric="l2", dimension=2)
+    ids = np.arange(1_000)
+    corpus.put("a", ids, np.stack([ids % 97, ids % 31], axis=1))
+    measured = corpus.measure([5, 5])
+    corpus.delete("a", [row for row in ids if measured[row] < 3])
+    check_forms(corpus, [5, 5], 3)
+    corpus.merge()
+    check_forms(corpus, [5, 5], 3)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_neighbours_of_many_rows_are_live_and_near(endpoint, metric):
+    """Rows are updated and deleted, most of them near to a query, in several parts and one."""
+    random = np.random.default_rng(7)
+    corpus = Corpus(endpoint=endpoint, metric=metric)
+    corpus.put("a", range(MANY), random.normal(size=(MANY, WIDE)))
+    corpus.put("b", range(1_500), random.normal(size=(1_500, WIDE)))
+    crowded, other = random.normal(size=WIDE), random.normal(size=WIDE)
+    measured = corpus.measure(crowded)
+    near = sorted(measured, key=measured.__getitem__)
+    corpus.delete("a", near[:400])
+    corpus.put("a", near[400:600], -random.normal(size=(200, WIDE)) - crowded)
+    corpus.put("a", near[:20], random.normal(size=(20, WIDE)) / 10 + crowded)
+    corpus.delete("b", range(0, 1_500, 3))
+    assert corpus.parts() > 2
+    for merged in (False, True):
+        if merged:
+            corpus.merge()
+        check_forms(corpus, crowded, 10, recall=0.9)
+        check_rows(corpus, other, 10, recall=0.9)
+        for k, recall in ((300, 0.9), (2_000, 1)):
+            check_rows(corpus, crowded, k, recall=recall)
+        check_rows(corpus, crowded, 5, "b")
+        check_rows(corpus, other, 5, "nobody")
+
+
+def test_a_large_tenant_is_searched_by_its_graph_and_a_small_one_is_measured(endpoint):
+    random = np.random.default_rng(8)
+    corpus = Corpus(endpoint=endpoint, metric="l2")
+    corpus.put("a", range(MANY), random.normal(size=(MANY, WIDE)))
+    before = searches(corpus)
+    corpus.query("SELECT id FROM NEAREST", [0] * WIDE, 5)
+    assert searches(corpus) > before
+    before = searches(corpus)
+    for form in ("all, limited", "all ids, limited"):
+        ids_of(corpus, form, [0] * WIDE, 5)
+    measure = "L2Distance(v, {query:Array(Float32)})"
+    corpus.query(f"SELECT id FROM VIEW ORDER BY {measure} LIMIT 5", [0] * WIDE, 5)
+    assert searches(corpus) == before
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_the_index_view_itself_can_be_ordered_by_a_distance(endpoint, metric):
+    random = np.random.default_rng(9)
+    corpus = Corpus(endpoint=endpoint, metric=metric)
+    corpus.put("a", range(500), random.normal(size=(500, WIDE)))
+    query = random.normal(size=WIDE)
+    measured = corpus.measure(query)
+    near = sorted(measured, key=measured.__getitem__)
+    corpus.delete("a", near[:40])
+    function = {"cosine": "cosineDistance", "l2": "L2Distance"}[metric]
+    by = f"{function}(v, {{query:Array(Float32)}})"
+    for where in ("tenant = 'a'", "tenant = 'a' AND id >= 0", "1"):
+        for shown in ("id", f"id, {by} AS d", "id, v"):
+            rows = corpus.query(
+                f"SELECT {shown} FROM VIEW WHERE {where} ORDER BY {by} LIMIT 5", query, 5
+            )
+            assert [row[0] for row in rows] == near[40:45], (where, shown)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_conditions_on_all_distances_hold_before_rows_are_counted(endpoint, metric):
+    random = np.random.default_rng(10)
+    corpus = Corpus(endpoint=endpoint, metric=metric)
+    corpus.put("a", range(MANY), random.normal(size=(MANY, WIDE)))
+    query = random.normal(size=WIDE)
+    near = corpus.measure(query)
+    corpus.delete("a", sorted(near, key=near.__getitem__)[:300])
+    measured = {row: far for row, far in corpus.measure(query).items() if row % 10 == 3}
+    rows = corpus.query(
+        "SELECT id, distance FROM DISTANCES WHERE kind = 3 ORDER BY distance LIMIT 10", query, 10
+    )
+    assert [row for row, _ in rows] == sorted(measured, key=measured.__getitem__)[:10]
+    assert [far for _, far in rows] == pytest.approx(sorted(measured.values())[:10], abs=1e-9)
+    within = corpus.query("SELECT count() FROM DISTANCES WHERE distance < 0.9", query, 1)
+    assert within == [(sum(far < 0.9 for far in corpus.measure(query).values()),)]
+
+
+TINY = {
+    1: (1e-30, 0.0),
+    2: (0.0, 1e-40),
+    3: (0.0, 0.0),
+    4: (3e38, 3e37),
+    5: (-1e-44, 0.0),
+    6: (1.0, 1.0),
+    7: (-3e38, -3e38),
+}
+
+
+@pytest.mark.parametrize("query", [(1.0, 0.0), (1e-38, 0.0), (3e38, 0.0), (1e-44, 0.0)])
+def test_cosine_knows_no_length(endpoint, query):
+    corpus = Corpus(endpoint=endpoint, metric="cosine", dimension=2)
+    corpus.put("a", TINY, list(TINY.values()))
+    for view in ("NEAREST ORDER BY distance, id", "DISTANCES ORDER BY distance, id"):
+        rows = corpus.query(f"SELECT id, distance FROM {view}", query, 10)
+        assert [row for row, _ in rows] == [1, 4, 6, 2, 7, 5, 3]
+        cosines = [0, 1 - 1 / 1.01**0.5, 1 - 0.5**0.5, 1, 1 + 0.5**0.5, 2]
+        assert [far for _, far in rows][:6] == pytest.approx(cosines, abs=1e-6)
+        assert np.isnan(rows[6][1])
+    assert [row for (row,) in corpus.query("SELECT id FROM NEAREST", query, 2)] == [1, 4]
+
+
+def test_a_query_without_direction_has_no_nearest_rows_and_still_gets_rows(endpoint):
+    corpus = Corpus(endpoint=endpoint, metric="cosine", dimension=2)
+    corpus.put("a", TINY, list(TINY.values()))
+    rows = corpus.query("SELECT id, distance FROM NEAREST", (0, 0), 3)
+    assert len(rows) == 3
+    assert all(np.isnan(far) for _, far in rows)
+
+
+def test_l2_of_large_vectors_is_measured(endpoint):
+    corpus = Corpus(endpoint=endpoint, metric="l2", dimension=2)
+    corpus.put("a", [1, 2, 3], [(3e38, 0), (2e38, 0), (1e-40, 0)])
+    rows = corpus.query("SELECT id, distance FROM NEAREST", (1e38, 0), 3)
+    assert [row for row, _ in rows] == [2, 3, 1]
+    assert [far for _, far in rows] == pytest.approx([1e38, 1e38, 2e38], rel=1e-6)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_doubles_are_measured_as_doubles(endpoint, metric):
+    random = np.random.default_rng(11)
+    corpus = Corpus(endpoint=endpoint, metric=metric, element="double")
+    corpus.put("a", range(2_000), random.normal(size=(2_000, WIDE)))
+    corpus.delete("a", range(0, 2_000, 7))
+    check_forms(corpus, random.normal(size=WIDE), 10)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_appended_rows_have_neighbours_too(endpoint, metric):
+    random = np.random.default_rng(12)
+    corpus = Corpus(endpoint=endpoint, metric=metric, append=True)
+    corpus.put("a", range(2_000), random.normal(size=(2_000, WIDE)))
+    corpus.put("a", range(2_000, 2_100), random.normal(size=(100, WIDE)))
+    for k in (1, 10, 400):
+        check_forms(corpus, random.normal(size=WIDE), k, recall=0.9)

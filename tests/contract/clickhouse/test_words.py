@@ -1,0 +1,163 @@
+"""Words on the real engine: what is folded, and where. docs/quickstart.md says what is not."""
+
+from __future__ import annotations
+
+import itertools
+import unicodedata
+
+import pyarrow as pa
+import pytest
+from shipping import write
+
+from iscp_dagster import FullText, SourceTable
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.quoting import text
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.model.declared.schema import DeltaField, Primitive
+
+NUMBERS = itertools.count()
+DOTLESS = "\N{LATIN SMALL LETTER DOTLESS I}"
+CAFE = "Caf\N{LATIN SMALL LETTER E WITH ACUTE}"
+TEXTS = {
+    1: "The FIRE printer",
+    2: "ΟΔΟΣ",
+    3: "οδος",
+    4: "STRASSE",
+    5: "straße",
+    6: unicodedata.normalize("NFC", CAFE),
+    7: unicodedata.normalize("NFD", CAFE),
+    8: "İstanbul",
+    9: "ISTANBUL",
+    10: f"{DOTLESS}stanbul",
+    11: "\N{LATIN SMALL LIGATURE FI}re",
+    12: "ПРИВЕТ мир",
+    13: None,
+    14: "the printer is on fire",
+    15: "\N{FULLWIDTH LATIN CAPITAL LETTER F}IRE",
+}
+
+
+@pytest.fixture(scope="module")
+def store(clickhouse_url):
+    return filled(Endpoint.parse(clickhouse_url), "string", TEXTS)
+
+
+def filled(endpoint, type_, texts, **options):
+    fields = (
+        DeltaField(name="id", type=Primitive("long")),
+        DeltaField(name="body", type=Primitive(type_)),
+    )
+    source = SourceTable(f"words.t{next(NUMBERS)}", key="id")
+    shape = IndexTable(source=source, index=FullText("body", **options), fields=fields)
+    store = IndexStore(endpoint=endpoint, shape=shape)
+    store.ensure()
+    store.ensure_views()
+    arrow = pa.binary() if type_ == "binary" else pa.string()
+    # Two parts, so that folding does not depend on one.
+    for version, rows in enumerate((list(texts)[::2], list(texts)[1::2]), 1):
+        system = {"_version": version, "_timestamp": version, "_deleted": False}
+        table = pa.table(
+            {
+                "id": pa.array(rows, pa.int64()),
+                "body": pa.array([texts[row] for row in rows], arrow),
+                **{name: pa.array([value] * len(rows)) for name, value in system.items()},
+            }
+        )
+        receipts = write(store, table, upto=version)
+        assert not any(receipt.code for receipt in receipts), receipts
+    return store
+
+
+def ids(store, condition):
+    view = store.shape.name(store.shape.view)
+    query = f"SELECT id FROM {view} WHERE {condition} ORDER BY id"
+    return [row[0] for row in store.endpoint.client().query(query).result_rows]
+
+
+@pytest.mark.parametrize(
+    ("word", "rows"),
+    [
+        ("fire", [1, 11, 14, 15]),
+        ("FIRE", [1, 11, 14, 15]),
+        ("Printer FIRE", [1, 14]),
+        ("οδος", [2, 3]),
+        ("ΟΔΟΣ", [2, 3]),
+        ("οδοσ", [2, 3]),
+        ("strasse", [4, 5]),
+        ("STRAßE", [4, 5]),
+        (unicodedata.normalize("NFC", "CAFÉ"), [6, 7]),
+        (unicodedata.normalize("NFD", "café"), [6, 7]),
+        ("cafe", []),
+        ("istanbul", [9]),
+        ("İSTANBUL", [8]),
+        (f"{DOTLESS}stanbul", [10]),
+        ("привет МИР", [12]),
+    ],
+)
+@pytest.mark.parametrize(
+    "form",
+    [
+        "hasAllTokens(body, {})",
+        "id > 0 AND hasAllTokens(body, {})",
+        "hasAllTokens(body, {}) OR id = 1000",
+        "NOT (NOT hasAllTokens(body, {}))",
+        "id IN (SELECT id FROM VIEW WHERE hasAllTokens(body, {}))",
+    ],
+)
+def test_words_are_found_whatever_their_case(store, word, rows, form):
+    condition = form.format(text(word)).replace("VIEW", store.shape.name(store.shape.view))
+    assert ids(store, condition) == rows
+
+
+def test_some_words_and_phrases_are_found_whatever_their_case(store):
+    assert ids(store, "hasAnyTokens(body, 'ПРИВЕТ ΟΔΟΣ')") == [2, 3, 12]
+    assert ids(store, "hasPhrase(body, 'the FIRE')") == [1]
+    assert ids(store, "hasPhrase(body, 'Printer IS on')") == [14]
+    assert ids(store, "hasPhrase(body, 'fire printer')") == [1]
+
+
+def test_what_the_engine_does_not_fold_is_as_the_note_says(store):
+    """If this fails, the engine has learned to fold there: say so in the note and the docs."""
+    assert ids(store, "hasAllTokens(body, ['FIRE'])") == []
+    assert ids(store, "hasAllTokens(body, ['fire'])") == [1, 11, 14, 15]
+    view = store.shape.name(store.shape.view)
+    query = f"SELECT countIf(hasAllTokens(body, 'FIRE')) FROM {view}"
+    assert store.endpoint.client().query(query).result_rows == [(1,)]
+    assert 14 in ids(store, "hasAllTokens(body, 'FIRE') = 0")
+
+
+def test_rows_without_a_text_come_only_if_they_are_not_excluded(store):
+    without = [row for row in TEXTS if row not in {1, 11, 14, 15}]
+    assert ids(store, "NOT hasAllTokens(body, 'fire')") == without
+    has_text = [row for row in without if row != 13]
+    assert ids(store, "NOT hasAllTokens(body, 'fire') AND body IS NOT NULL") == has_text
+
+
+def test_both_sides_can_be_folded_by_hand_where_the_engine_does_not(store):
+    view = store.shape.name(store.shape.view)
+    fold = "normalizeUTF8NFKCCasefold"
+    has = f"hasAllTokens({fold}(body), {fold}('FIRE'))"
+    query = f"SELECT countIf({has}) FROM {view}"
+    assert store.endpoint.client().query(query).result_rows == [(4,)]
+
+
+def test_the_comment_of_the_view_says_where_it_folds(store):
+    query = "SELECT comment FROM system.tables WHERE database = 'words' AND name = {view:String}"
+    found = store.endpoint.client().query(query, {"view": store.shape.view}).result_rows
+    assert "do not fold words in an array" in found[0][0]
+
+
+def test_bytes_that_are_no_text_hold_up_nothing(clickhouse_url):
+    odd = {1: b"FIRE \xff\xfe ok", 2: b"\xc3", 3: b"", 4: None, 5: "ÉTÉ".encode()}
+    store = filled(Endpoint.parse(clickhouse_url), "binary", odd)
+    assert ids(store, "hasAllTokens(body, 'fire OK')") == [1]
+    assert ids(store, "hasAllTokens(body, 'été')") == [5]
+
+
+def test_texts_of_fixed_length_fold_ascii(clickhouse_url):
+    endpoint = Endpoint.parse(clickhouse_url)
+    texts = {1: "FIRE now", 2: "ÉTÉ ok"}
+    store = filled(endpoint, "string", texts, types={"body": "FixedString(8)"})
+    assert ids(store, "hasAllTokens(body, 'fire')") == [1]
+    assert ids(store, "hasAllTokens(body, 'été')") == []

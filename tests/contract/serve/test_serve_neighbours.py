@@ -1,0 +1,82 @@
+"""Neighbours by GraphQL: live ones alone, as many as asked for, among what `where` selects."""
+
+from __future__ import annotations
+
+import pytest
+from servedshop import Shop, ask, table_of
+from shipping import write
+
+from iscp_dagster import FullText, Vector
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+
+FAR = {"l2": lambda x, y: ((x - 5) ** 2 + (y - 5) ** 2) ** 0.5}
+
+
+def row(number, body="text"):
+    vector = [float(number % 97), float(number % 31)]
+    return ("acme", number, body, "1.50", 0, 0.5, None, vector)
+
+
+@pytest.fixture(scope="module")
+def shop(clickhouse_url):
+    """A thousand vectors, of which the nearest to (5, 5) were deleted."""
+    made = Shop(Endpoint.parse(clickhouse_url), indexes=(Vector("v", dimension=2, metric="l2"),))
+    (index,) = made.indexes
+    made.build(index, [row(number, ("even", "odd")[number % 2]) for number in range(1_000)])
+    gone = [number for number in range(1_000) if FAR["l2"](*row(number)[-1]) < 3]
+    table = table_of([row(number) for number in gone], version=2)
+    deleted = table.schema.get_field_index("_deleted")
+    flags = [True] * len(gone)
+    table = table.set_column(deleted, "_deleted", [flags])
+    receipts = write(made.store(index), table, upto=2)
+    assert not any(receipt.code for receipt in receipts), receipts
+    made.live = sorted(set(range(1_000)) - set(gone))
+    return made
+
+
+def nearest(shop, arguments, k):
+    asked = f'near: [5, 5], tenant: "acme", limit: {k}{arguments}'
+    query = f"{{ {shop.database}_tickets_vector({asked}) {{ id distance }} }}"
+    answer = ask(shop.client(), query)
+    assert "errors" not in answer, answer
+    (rows,) = answer["data"].values()
+    return [(int(found["id"]), found["distance"]) for found in rows]
+
+
+def brute_force(shop, k, selects=lambda _: True):
+    measured = [(FAR["l2"](*row(number)[-1]), number) for number in shop.live if selects(number)]
+    return [(number, pytest.approx(far)) for far, number in sorted(measured)[:k]]
+
+
+@pytest.mark.parametrize("k", [1, 3, 10, 200])
+def test_neighbours_are_live(shop, k):
+    assert nearest(shop, "", k) == brute_force(shop, k)
+    assert nearest(shop, ", where: {}", k) == brute_force(shop, k)
+
+
+@pytest.mark.parametrize("k", [1, 5, 50])
+def test_a_condition_holds_before_rows_are_counted(shop, k):
+    odd = nearest(shop, ', where: {body: {_eq: "odd"}}', k)
+    assert odd == brute_force(shop, k, lambda number: number % 2)
+    late = nearest(shop, ', where: {id: {_gte: "900"}, _not: {body: {_eq: "odd"}}}', k)
+    assert late == brute_force(shop, k, lambda number: number >= 900 and number % 2 == 0)
+
+
+def test_a_condition_that_selects_nothing_has_no_neighbours(shop):
+    assert nearest(shop, ", where: {body: {_is_null: true}}", 5) == []
+
+
+def test_words_are_folded_in_one_of_several_columns(clickhouse_url):
+    made = Shop(Endpoint.parse(clickhouse_url), indexes=(FullText(["body", "customer"]),))
+    texts = ["ΟΔΟΣ", "STRASSE", None, "plain"]
+    made.build(made.indexes[0], [row(n, body) for n, body in enumerate(texts)])
+
+    def words(said):
+        query = f"query($w: String) {{ {made.database}_tickets_text(words: $w) {{ id }} }}"
+        (rows,) = ask(made.client(), query, w=said)["data"].values()
+        return [int(found["id"]) for found in rows]
+
+    assert words("οδος") == [0]
+    assert words("straße") == [1]
+    assert words("ACME") == [0, 1, 2, 3]
+    assert words("nothing") == []

@@ -35,6 +35,7 @@ LANES = {
                 "odd_names",
             )
         ),
+        "acceptance/histories/",
         "acceptance/location/",
     ),
     "around": (

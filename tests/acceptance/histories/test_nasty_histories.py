@@ -1,0 +1,460 @@
+"""Histories that went wrong elsewhere, or might: what ClickHouse serves is what Spark reads.
+
+A history is its name, SQL with `{t}` for the Delta table, `LOOK` where it is synchronized and
+compared in between, and what differs from a table `(tenant, id, v)`: other columns after the id
+(`more`), or all of them (`columns`). All of them run in one Spark, some side by side.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from nastyhistories import LOOK, history, live
+from tables import FEED, deployment_at
+
+from iscp_dagster import FullText, Mirror, Vector
+from iscp_dagster.spark.session import private
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+AT_ONCE = 4
+SETTINGS = {
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    # Without a limit, VACUUM and RESTORE list folders in thousands of tasks.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+    "spark.databricks.delta.schema.autoMerge.enabled": "false",
+}
+PLAIN_FEED = "delta.enableChangeDataFeed = true"
+"""Without in-commit timestamps, which delta-rs does not write."""
+MAPPED = f"{FEED}, delta.columnMapping.mode = 'name'"
+VECTORS = f"{FEED}, delta.enableDeletionVectors = true"
+WIDENING = f"{FEED}, delta.enableTypeWidening = true"
+ODD_TENANTS = (
+    *(
+        "a b",
+        "a/b",
+        "a%2Fb",
+        "quo'te",
+        'quo"te',
+        "back\\slash",
+        "tick`",
+        "é",
+        "e\u0301",
+        "名",
+        "😀",
+    ),
+    *(".", "..", "null", "NULL", "None", "default", "*", "%s", "{a:String}", "a,b", "a=b", "a;b"),
+    *("--", "/*", "tab\t", "line\nbreak", "\r", "\x7f", " a", "a ", "A", "a", "0", "-1"),
+    *("1e3", "true", "(x)", "[y]", "<z>", "#", "?", "&", "$", "@", "~", "t" * 180),
+)
+WIDE = 1_000
+NINES = "9" * 38
+OLD = "'1969-12-31 23:59:59.999999Z', '1900-01-01 00:00:00', '1900-01-01'"
+LATE = "'2299-12-31 23:59:59.999999Z', '2299-12-31 23:59:59.999999', '2299-12-31'"
+ODD_FLOATS = "float('-Infinity'), double('NaN')"
+
+
+def put(*rows):
+    """The statement that inserts rows, each written as its values."""
+    return f"INSERT INTO {{t}} VALUES {', '.join(f'({row})' for row in rows)}"
+
+
+TWO = put("'a', 1, 'x'", "'a', 2, 'y'", "'b', 1, 'z'", "'b', 2, 'w'")
+"""Two rows of each of two tenants."""
+
+
+def sql_text(value):
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def append_by_rust(*rows):
+    """Append rows `(tenant, id, v)` by delta-rs."""
+
+    def append(table):
+        names = ("tenant", "id", "v")
+        columns = {name: [row[at] for row in rows] for at, name in enumerate(names)}
+        write_deltalake(table.path, pa.table(columns), mode="append")
+
+    return append
+
+
+def delete_by_rust(predicate):
+    return lambda table: DeltaTable(table.path).delete(predicate)
+
+
+def update_by_rust(predicate, **updates):
+    return lambda table: DeltaTable(table.path).update(predicate=predicate, updates=updates)
+
+
+HISTORIES = (
+    history(
+        "keys are swapped, then go round in three commits",
+        *(TWO, LOOK, "UPDATE {t} SET id = 3 - id", LOOK, "UPDATE {t} SET id = 9 WHERE id = 1"),
+        *("UPDATE {t} SET id = 1 WHERE id = 2", "UPDATE {t} SET id = 2 WHERE id = 9"),
+    ),
+    history(
+        "tenants exchange their rows, and one is left without",
+        *(TWO, LOOK, "UPDATE {t} SET tenant = CASE tenant WHEN 'a' THEN 'b' ELSE 'a' END", LOOK),
+        "UPDATE {t} SET tenant = 'c', id = id + 10 WHERE tenant = 'a'",
+    ),
+    history(
+        "a tenant is deleted and comes again",
+        *(TWO, LOOK, "DELETE FROM {t} WHERE tenant = 'a'", LOOK, put("'a', 2, 'again'")),
+    ),
+    history(
+        "a key lives many lives between two looks",
+        *(TWO, LOOK, "DELETE FROM {t} WHERE id = 1", put("'a', 1, 'second'")),
+        *("UPDATE {t} SET v = 'third' WHERE id = 1", "DELETE FROM {t} WHERE id = 1"),
+        put("'a', 1, 'fourth'"),
+    ),
+    history(
+        "deletion vectors, and files rewritten over them",
+        *("INSERT INTO {t} SELECT 'a', id, 'v' || id FROM range(1000)", LOOK),
+        *("DELETE FROM {t} WHERE id % 3 = 0", "UPDATE {t} SET v = 'new' WHERE id % 7 = 0", LOOK),
+        *("OPTIMIZE {t}", "DELETE FROM {t} WHERE id % 5 = 0"),
+        properties=VECTORS,
+    ),
+    history(
+        "half of a large file is deleted, twice",
+        *("INSERT INTO {t} SELECT /*+ COALESCE(1) */ 'a', id, 'v' FROM range(600000)", LOOK),
+        *("DELETE FROM {t} WHERE id % 2 = 0", "DELETE FROM {t} WHERE id % 4 = 1"),
+        properties=VECTORS,
+        where="id % 997 < 3",
+        unmet="a large deletion vector is longer than a text that Java writes",
+    ),
+    history(
+        "delta-rs writes beside Spark",
+        *(TWO, LOOK, append_by_rust(("a", 3, "rust"), ("c", 1, "new"))),
+        *("UPDATE {t} SET v = 'spark' WHERE id = 3", update_by_rust("id = 1", v="'both'")),
+        delete_by_rust("tenant = 'b' AND id = 2"),
+        properties=PLAIN_FEED,
+    ),
+    history(
+        "the change feed's files are vacuumed",
+        *(TWO, LOOK, "UPDATE {t} SET v = 'u' WHERE id = 1", "DELETE FROM {t} WHERE id = 2"),
+        "VACUUM {t} RETAIN 0 HOURS",
+    ),
+    history(
+        "the change feed is switched off for a while",
+        *(TWO, LOOK, "ALTER TABLE {t} SET TBLPROPERTIES (delta.enableChangeDataFeed = false)"),
+        *("UPDATE {t} SET v = 'unseen' WHERE id = 1", "DELETE FROM {t} WHERE id = 2"),
+        *("ALTER TABLE {t} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)", LOOK),
+        "UPDATE {t} SET v = 'seen' WHERE id = 1",
+    ),
+    history(
+        "foreign encodings",
+        put("'a', 1, CAST(X'ff61' AS STRING)", "'a', 2, CAST(X'e4f6' AS STRING)"),
+        *(LOOK, put("'a', 3, CAST(X'c328' AS STRING)", "'a', 4, '\ufffd'")),
+        "UPDATE {t} SET v = CAST(X'eda080' AS STRING) WHERE id = 1",
+    ),
+    history(
+        "odd tenants",
+        put(*(f"{quoted}, 1, {quoted}" for quoted in map(sql_text, ODD_TENANTS))),
+        *(LOOK, "UPDATE {t} SET v = upper(v)", "DELETE FROM {t} WHERE tenant LIKE 'a%'"),
+    ),
+    history(
+        "odd columns",
+        *(put("'a', 1, 1, 2, 3, 4, 5, struct(6, 7), array(8)"), LOOK),
+        *(
+            "UPDATE {t} SET `a b` = -1, `;` = -2",
+            "INSERT INTO {t} SELECT 'b', * EXCEPT (tenant) FROM {t}",
+        ),
+        more="`a b` INT, `;` INT, `it's` INT, `größe` INT, `grüße` INT, "
+        "`s.t` STRUCT<`x y`: INT, `Ä`: INT>, `a.r.r` ARRAY<INT>",
+        properties=MAPPED,
+    ),
+    history(
+        "MERGE inserts, updates and deletes",
+        *(TWO, LOOK),
+        "MERGE INTO {t} t USING (SELECT * FROM VALUES ('a', 1L, 'm'), ('a', 2L, NULL), "
+        "('c', 1L, 'n') AS s(tenant, id, v)) s ON t.tenant = s.tenant AND t.id = s.id "
+        "WHEN MATCHED AND s.v IS NULL THEN DELETE WHEN MATCHED THEN UPDATE SET * "
+        "WHEN NOT MATCHED THEN INSERT * WHEN NOT MATCHED BY SOURCE AND t.id = 2 THEN DELETE",
+    ),
+    history(
+        "MERGE brings a column",
+        *(TWO, LOOK),
+        "MERGE WITH SCHEMA EVOLUTION INTO {t} t USING (SELECT 'a' AS tenant, 1L AS id, 'm' AS v, "
+        "7 AS more) s ON t.tenant = s.tenant AND t.id = s.id WHEN MATCHED THEN UPDATE SET * "
+        "WHEN NOT MATCHED THEN INSERT *",
+    ),
+    history(
+        "OPTIMIZE, also by Z-order, between changes",
+        *(TWO, put("'a', 3, 'more'"), LOOK, "OPTIMIZE {t}"),
+        *("UPDATE {t} SET v = 'o' WHERE id = 1", "OPTIMIZE {t} ZORDER BY (id)"),
+    ),
+    history(
+        "RESTORE to an earlier version",
+        *(TWO, "UPDATE {t} SET v = 'later'", "DELETE FROM {t} WHERE id = 2", LOOK),
+        *("RESTORE TABLE {t} TO VERSION AS OF 1", LOOK, put("'a', 5, 'on'")),
+    ),
+    history(
+        "CREATE OR REPLACE, with other columns and fewer tenants",
+        *(TWO, LOOK),
+        "CREATE OR REPLACE TABLE {t} USING delta PARTITIONED BY (tenant) TBLPROPERTIES "
+        f"({FEED}) AS SELECT 'b' AS tenant, 1L AS id, 7 AS n",
+        *(LOOK, put("'b', 2, 8", "'c', 1, 9")),
+        on_replace="rebuild",
+    ),
+    history(
+        "all rows are deleted, then overwritten",
+        *(TWO, LOOK, "DELETE FROM {t}", LOOK, "INSERT OVERWRITE {t} VALUES ('a', 1, 'over')"),
+        "INSERT OVERWRITE {t} VALUES ('b', 1, 'over'), ('b', 2, 'and over')",
+    ),
+    history(
+        "TRUNCATE, then new rows",
+        *(TWO, LOOK, "TRUNCATE TABLE {t}", LOOK, put("'b', 1, 'new'")),
+    ),
+    history(
+        "REPLACE WHERE, of rows and of a partition",
+        *(TWO, LOOK, "INSERT INTO {t} REPLACE WHERE id = 1 VALUES ('a', 1, 'r'), ('c', 1, 'r')"),
+        "INSERT INTO {t} REPLACE WHERE tenant = 'b' VALUES ('b', 5, 'p')",
+    ),
+    history(
+        "columns are added",
+        *(TWO, LOOK, "ALTER TABLE {t} ADD COLUMNS (n INT AFTER id, more DATE)", LOOK),
+        put("'a', 3, 5, 'z', DATE'2020-02-29'"),
+    ),
+    history(
+        "a struct's field is added",
+        *(put("'a', 1, struct('x')"), LOOK, "ALTER TABLE {t} ADD COLUMNS (s.more DATE)"),
+        more="s STRUCT<a: STRING>",
+        unmet="another struct asks for a rebuild (10300)",
+    ),
+    history(
+        "columns change places",
+        *(TWO, LOOK, "ALTER TABLE {t} ALTER COLUMN v FIRST", LOOK),
+        "INSERT INTO {t} (tenant, id, v) VALUES ('a', 3, 'placed')",
+    ),
+    history(
+        "numbers are widened",
+        *(put("'a', 1, 127, 1.1"), LOOK, "ALTER TABLE {t} ALTER COLUMN n TYPE INT"),
+        *("ALTER TABLE {t} ALTER COLUMN f TYPE DOUBLE", put("'a', 2, 2147483647, 1e300")),
+        more="n TINYINT, f FLOAT",
+        properties=WIDENING,
+    ),
+    history(
+        "a decimal is widened",
+        *(put("'a', 1, 9.99"), LOOK, "ALTER TABLE {t} ALTER COLUMN d TYPE DECIMAL(20, 4)"),
+        put("'a', 2, 1234567890123456.1234"),
+        more="d DECIMAL(5, 2)",
+        properties=WIDENING,
+        unmet="a decimal with a larger scale needs a rebuild",
+    ),
+    history(
+        "two columns exchange their names by metadata alone",
+        *(put("'a', 1, 'p', 'q'", "'b', 1, 'pp', 'qq'"), LOOK),
+        *(f"ALTER TABLE {{t}} RENAME COLUMN {old} TO {new}" for old, new in ("px", "qp", "xq")),
+        more="p STRING, q STRING",
+        properties=MAPPED,
+    ),
+    history(
+        "a column is renamed, then one tenant writes",
+        *(TWO, LOOK, "ALTER TABLE {t} RENAME COLUMN v TO w", put("'a', 3, 'after'")),
+        properties=MAPPED,
+    ),
+    history(
+        "a column is dropped and added again",
+        *(put("'a', 1, 5", "'b', 1, 6"), LOOK, "ALTER TABLE {t} DROP COLUMN w"),
+        "ALTER TABLE {t} ADD COLUMNS (w INT)",
+        more="w INT",
+        properties=MAPPED,
+    ),
+    history(
+        "a struct's field is renamed",
+        *(put("'a', 1, struct(1, 2)", "'b', 1, struct(3, 4)"), LOOK),
+        "ALTER TABLE {t} RENAME COLUMN s.x TO z",
+        more="s STRUCT<x: INT, y: INT>",
+        properties=MAPPED,
+        unmet="another struct asks for a rebuild (10300)",
+    ),
+    history(
+        "generated, default and identity columns",
+        *("INSERT INTO {t} (tenant, id) VALUES ('a', 1), ('a', 2)", LOOK),
+        "UPDATE {t} SET id = 20 WHERE id = 2",
+        "INSERT INTO {t} (tenant, id, d) VALUES ('a', 3, NULL)",
+        more="g BIGINT GENERATED ALWAYS AS (id * 2), d STRING DEFAULT 'none', "
+        "i BIGINT GENERATED ALWAYS AS IDENTITY",
+        properties=f"{FEED}, delta.feature.allowColumnDefaults = 'supported'",
+    ),
+    history(
+        "types within types within types",
+        put("'a', 1, array(struct(map('k', array(struct(1.5D, NULL))), 'x'))"),
+        *(LOOK, put("'a', 2, array()", "'a', 3, array(struct(map(), NULL))")),
+        put("'a', 4, array(struct(map('é', array(struct(NULL, true))), NULL), struct(map(), ''))"),
+        more="n ARRAY<STRUCT<m: MAP<STRING, ARRAY<STRUCT<d: DOUBLE, b: BOOLEAN>>>, s: STRING>>",
+    ),
+    history(
+        "arrays, maps and structs are null",
+        put("'a', 1, NULL, NULL, NULL", "'a', 2, array(1), map('k', 1), struct(1, 'x')"),
+        *(LOOK, "UPDATE {t} SET l = NULL, m = NULL, s = NULL WHERE id = 2"),
+        put("'a', 3, array(NULL), map('k', NULL), struct(NULL, NULL)"),
+        more="l ARRAY<INT>, m MAP<STRING, INT>, s STRUCT<a: INT, b: STRING>",
+        nulls=False,
+        unmet="null arrays, maps and structs are refused",
+    ),
+    history(
+        "maps whose keys are bytes, structs and arrays",
+        put("'a', 1, map(X'00ff', 1), map(struct(1, 'x'), 1), map(array(1, 2), 'l')"),
+        *(LOOK, put("'a', 2, map(), map(struct(2, ''), 2, struct(1, ''), 3), map()")),
+        "UPDATE {t} SET b = map(X'', 5, X'80', NULL) WHERE id = 1",
+        more="b MAP<BINARY, INT>, s MAP<STRUCT<x: INT, y: STRING>, INT>, l MAP<ARRAY<INT>, STRING>",
+        verified=True,
+        unmet="verify takes such keys' texts",
+    ),
+    history(
+        "values at the ends of their types, and nulls in their place",
+        put(f"'a', 1, true, -128, 0.0F, 0.0D, -{NINES}BD, '', X'', {OLD}"),
+        put(f"'a', 2, NULL, NULL, {ODD_FLOATS}, {NINES}BD, NULL, NULL, NULL, NULL, NULL"),
+        *(LOOK, "UPDATE {t} SET f = -0.0F, d = -0.0D, b = NULL, x = X'00', n = NULL WHERE id = 1"),
+        put(f"'a', 3, false, 127, 1.4E-45F, 4.9E-324D, 1.10BD, '', X'ff', {LATE}"),
+        more="b BOOLEAN, y TINYINT, f FLOAT, d DOUBLE, e DECIMAL(38, 0), s STRING, x BINARY, "
+        "t TIMESTAMP, n TIMESTAMP_NTZ, day DATE",
+    ),
+    history(
+        "far times kept as numbers and texts",
+        put("'a', 1, '0001-01-01 00:00:00Z', '0001-01-01 00:00:00', '0001-01-01'"),
+        *(LOOK, put("'a', 3, NULL, NULL, NULL")),
+        put("'a', 2, '9999-12-31 23:59:59.999999Z', '9999-12-31 23:59:59.999999', '9999-12-31'"),
+        more="t TIMESTAMP, n TIMESTAMP_NTZ, d DATE",
+        indexes=(
+            Mirror(types={"t": "Int64", "n": "String", "d": "Int32"}),
+            Mirror(name="texts", types={"t": "String", "n": "Int64", "d": "String"}),
+        ),
+    ),
+    history(
+        "empty texts and bytes of zero",
+        put("'a', 1, ''", r"'a', 2, '\u0000'", r"'a', 3, 'x\u0000y'", "'a', 4, NULL"),
+        *(LOOK, r"UPDATE {t} SET v = concat(v, '\u0000')"),
+    ),
+    history(
+        "very long texts",
+        put("'a', 1, repeat('é', 2000000)", "'a', 2, repeat('x', 70000)"),
+        *(LOOK, "UPDATE {t} SET v = repeat('y', 5000000) WHERE id = 2"),
+    ),
+    history(
+        "a thousand columns",
+        f"INSERT INTO {{t}} SELECT 'a', id, {', '.join(map(str, range(WIDE)))} FROM range(3)",
+        *(LOOK, put(f"'a', 5, {', '.join(['NULL'] * WIDE)}")),
+        more=", ".join(f"c{number} INT" for number in range(WIDE)),
+    ),
+    history(
+        "keys that look alike",
+        put("'a', 'é', 1", "'a', 'e\u0301', 2", "'a', 'É', 3", "'a', '', 4", "'a', ' ', 5"),
+        put("'a', 'x', 6", "'a', 'x ', 7", r"'a', 'x\u0000', 8", "'a', CAST(X'ff' AS STRING), 9"),
+        *(LOOK, "UPDATE {t} SET n = -n", "DELETE FROM {t} WHERE k = 'é'"),
+        columns="tenant STRING, k STRING, n INT",
+        key="k",
+    ),
+    history(
+        "keys of many types together",
+        put("'a', true, '1969-12-31', 1.10, X'00', '1969-12-31 23:59:59.5Z', 'v'"),
+        put("'a', false, '1969-12-31', 1.1, X'', '1969-12-31 23:59:59.5Z', NULL"),
+        *(LOOK, "UPDATE {t} SET v = 'new' WHERE b"),
+        "UPDATE {t} SET x = X'ff', c = -1.1 WHERE NOT b",
+        columns="tenant STRING, b BOOLEAN, d DATE, c DECIMAL(5, 2), x BINARY, t TIMESTAMP, "
+        "v STRING",
+        key=("b", "d", "c", "x", "t"),
+    ),
+    history(
+        "a key's zero gets a sign",
+        *(put("'a', 0.0D, 'plus'", "'a', 1.5D, 'v'", "'b', -0.0D, 'minus'"), LOOK),
+        *("UPDATE {t} SET k = -0.0D, v = 'was plus' WHERE v = 'plus'", LOOK),
+        "DELETE FROM {t} WHERE tenant = 'b'",
+        columns="tenant STRING, k DOUBLE, v STRING",
+        key="k",
+    ),
+    history(
+        "both zeros are keys",
+        *(put("'a', 0.0D, 'plus'"), LOOK, put("'a', -0.0D, 'minus'")),
+        columns="tenant STRING, k DOUBLE, v STRING",
+        key="k",
+        unmet="one of the two is lost",
+    ),
+    history(
+        "a key that is no number",
+        *(put("'a', double('NaN'), 'nan'", "'a', double('Infinity'), 'inf'"), LOOK),
+        *("UPDATE {t} SET v = 'changed'", LOOK, "DELETE FROM {t} WHERE isnan(k)"),
+        columns="tenant STRING, k DOUBLE, v STRING",
+        key="k",
+    ),
+    history(
+        "rows without a key, and some of them twice",
+        *(put("'a', 1, map('k', 1)", "'a', 1, map('k', 1)", "'b', NULL, map()"), LOOK),
+        *(put("'a', 1, map('k', 1)"), LOOK),
+        put("'a', NULL, map('j', NULL)", "'a', NULL, map('j', NULL)"),
+        columns="tenant STRING, n INT, m MAP<STRING, INT>",
+        key=(),
+        indexes=(Mirror(append=True),),
+    ),
+    history(
+        "no tenants, and clustered",
+        *("INSERT INTO {t} SELECT id, 'v' || id FROM range(100)", LOOK),
+        *(
+            "UPDATE {t} SET v = 'u' WHERE id % 10 = 0",
+            "OPTIMIZE {t}",
+            "DELETE FROM {t} WHERE id = 5",
+        ),
+        columns="id BIGINT, v STRING",
+        tenant=None,
+        by="CLUSTER BY (id)",
+    ),
+    history(
+        "tenants of numbers",
+        *(put("1, 1, 'x'", "-5, 1, 'y'", "0, 1, 'z'"), LOOK),
+        *("UPDATE {t} SET tenant = 7 WHERE tenant = 0", put("1, 2, 'w'")),
+        columns="tenant INT, id BIGINT, v STRING",
+    ),
+    history(
+        "checkpoints of version 2, row tracking, and no statistics",
+        *(TWO, "UPDATE {t} SET v = 'one' WHERE id = 1", LOOK),
+        *("UPDATE {t} SET id = id + 1 WHERE tenant = 'a'", put("'a', 9, 'nine'")),
+        properties=f"{FEED}, delta.checkpointPolicy = 'v2', delta.checkpointInterval = 2, "
+        "delta.enableRowTracking = true, delta.dataSkippingNumIndexedCols = 0",
+    ),
+    history(
+        "several indexes with columns of their own",
+        *(put("'a', 1, 'some words', array(1F, 2F), 7"), LOOK),
+        *("UPDATE {t} SET n = 8", put("'a', 2, 'more', array(0F, -0F), NULL")),
+        more="v STRING, e ARRAY<FLOAT>, n INT",
+        indexes=(Mirror(columns=["n"]), FullText("v", columns=["v"]), Vector("e", dimension=2)),
+    ),
+    history(
+        "variants, and texts of limited length",
+        put("""'a', 1, parse_json('{"b": 1.50, "a": [null, "x"]}'), 'abc', 'de'"""),
+        *(LOOK, "UPDATE {t} SET j = parse_json('null') WHERE id = 1", put("'a', 2, NULL, '', 'f'")),
+        more="j VARIANT, vc VARCHAR(5), ch CHAR(4)",
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def running(request, spark_remote, clickhouse_url, tmp_path_factory):
+    """Start the histories that were asked for, some at a time; give the future of each."""
+    writer = private(spark_remote, SETTINGS)
+    of_mine = [item for item in request.session.items if item.path == request.path]
+    asked = [item.callspec.params["history"] for item in of_mine]
+
+    def run(history):
+        folder = tmp_path_factory.mktemp("history")
+        live(history, deployment_at(clickhouse_url, spark_remote, folder), writer)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {each.name: pool.submit(run, each) for each in asked}
+        pool.shutdown(cancel_futures=True)
+    writer.stop()
+
+
+def parameters():
+    for each in HISTORIES:
+        marks = [pytest.mark.xfail(strict=True, reason=each.unmet)] if each.unmet else []
+        yield pytest.param(each, id=each.name, marks=marks)
+
+
+@pytest.mark.parametrize("history", [*parameters()])
+def test_clickhouse_has_what_spark_has(running, history):
+    running[history.name].result()

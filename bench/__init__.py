@@ -1,1 +1,11 @@
 """Side-by-side measurements: `python -m bench`."""
+
+import sys
+
+from iscp_dagster.model.errors import SetupError
+from iscp_dagster.model.imports import need
+
+try:
+    need("local", "`python -m bench`")
+except SetupError as problem:
+    sys.exit(f"bench: {problem}")

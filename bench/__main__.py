@@ -11,7 +11,8 @@
     python -m bench --only triggers    # from a commit to its event's receiver, on its own stack
     python -m bench --only invocations # of services: the endpoint alone, then with the runtime
 
-Other parts use the running stack, or CLICKHOUSE_URL and SPARK_REMOTE; both on this machine.
+It needs the extra `local`, and the part store the extra `test`. Other parts use the running stack,
+or CLICKHOUSE_URL and SPARK_REMOTE; both on this machine.
 """
 
 from __future__ import annotations

@@ -242,7 +242,6 @@ HISTORIES = (
         put("'a', 2, 1234567890123456.1234"),
         more="d DECIMAL(5, 2)",
         properties=WIDENING,
-        unmet="a decimal with a larger scale needs a rebuild",
     ),
     history(
         "two columns exchange their names by metadata alone",

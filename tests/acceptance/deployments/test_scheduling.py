@@ -396,18 +396,22 @@ def test_the_end_of_the_stack_cancels_what_runs_and_what_waits(world):
     """This is the last test here, since it ends the stack."""
     world.table.insert(1, tenant="end")
     world.await_in_step("end")
-    world.gates("end", "gate")
-    world.await_state("gate", "end", JobState.RUNNING)
+    names = [f"gate{number}" for number in range(SLOTS)]
+    world.gates("end", *names)
+    wait_for(lambda: len(running(world, "end")) == A_TENANTS_SLOTS, SECONDS, world.told)
+    wait_for(lambda: len(waiting(world, "end")) == SLOTS - A_TENANTS_SLOTS, SECONDS, world.told)
+    ran = {name for name in names if world.job(name, "end").state is JobState.RUNNING}
     home = world.stack.home
     assert_runs(home, PARTS)
     os.kill(world.stack.supervisor, signal.SIGINT)
     assert_nothing_left(home)
     log = (home / "up.log").read_text()
     assert "Traceback" not in log, log
-    ended = world.job("gate", "end")
-    assert (ended.state, ended.watermark) == (JobState.CANCELED, START)
-    events = [
-        each.event for each in world.table.deployment.log.history(tenant="end", name=ended.name)
-    ]
-    assert events == [Event.REGISTER, Event.ENQUEUE, Event.START, Event.CANCEL]
+    for name in names:
+        ended = world.job(name, "end")
+        assert (ended.state, ended.watermark) == (JobState.CANCELED, START)
+        history = world.table.deployment.log.history(tenant="end", name=ended.name)
+        begun = [Event.START] if name in ran else []
+        assert [e.event for e in history] == [Event.REGISTER, Event.ENQUEUE, *begun, Event.CANCEL]
+    assert len(ran) == A_TENANTS_SLOTS < len(names)
     assert not world.table.deployment.log.active_runs()

@@ -105,6 +105,17 @@ def world(clickhouse_url, tmp_path):
     world.sql(f"DROP DATABASE {world.database}")
 
 
+def test_what_was_dropped_less_than_a_day_ago_stays(world):
+    assert timedelta(days=1) == KEPT
+    world.unregister("eu")
+    world.now -= timedelta(seconds=2)
+    assert world.garbage() == []
+    assert world.collect() == 0
+    assert (world.held(), world.rows()) == ({"eu", "us"}, ["eu", "us"])
+    world.now += timedelta(seconds=2)
+    assert world.garbage() == [("eu", "tenant")]
+
+
 def test_the_data_of_a_row_that_stays_is_dropped_once(world):
     world.unregister("eu")
     assert world.garbage() == [("eu", "tenant")]

@@ -1,0 +1,89 @@
+"""The columns of `iscp_log`, as the design note names them and as databases have them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import pytest
+import sqlalchemy as sa
+from logs import add, key
+from sqlalchemy.dialects import postgresql, sqlite
+
+from iscp_dagster.joblog.sql.tables import ISCP_LOG
+from iscp_dagster.model.jobs import JobStatus
+from iscp_dagster.model.moment import Moment
+
+NOTED = {
+    "account_id": ("TEXT", "TEXT", False),
+    "table_id": ("TEXT", "TEXT", False),
+    "job_name": ("TEXT", "TEXT", False),
+    "job_id": ("BIGINT", "BIGINT", False),
+    "job_spec": ("JSONB", "JSON", False),
+    "job_state": ("SMALLINT", "SMALLINT", False),
+    "watermark": ("TEXT", "TEXT", False),
+    "job_status": ("JSONB", "JSON", False),
+    "create_at": ("TIMESTAMP WITH TIME ZONE", "DATETIME", False),
+    "drop_at": ("TIMESTAMP WITH TIME ZONE", "DATETIME", True),
+}
+"""The design note's columns: type in PostgreSQL, type in SQLite, whether null is allowed."""
+OURS = {
+    "watermark_version": ("BIGINT", "BIGINT", False),
+    "db_name": ("TEXT", "TEXT", False),
+    "table_name": ("TEXT", "TEXT", False),
+    "seq": ("BIGINT", "BIGINT", False),
+    "run_id": ("TEXT", "TEXT", True),
+    "batch_from": ("TEXT", "TEXT", True),
+    "batch_to": ("TEXT", "TEXT", True),
+    "batch_phase": ("TEXT", "TEXT", True),
+    "batch_layout": ("JSONB", "JSON", True),
+    "queued_to": ("TEXT", "TEXT", True),
+    "paused_at": ("TIMESTAMP WITH TIME ZONE", "DATETIME", True),
+    "rebuild": ("BOOLEAN", "BOOLEAN", False),
+    "changed_at": ("TIMESTAMP WITH TIME ZONE", "DATETIME", True),
+    "collected_at": ("TIMESTAMP WITH TIME ZONE", "DATETIME", True),
+}
+
+
+def test_the_columns_are_those_of_the_design_note_and_some_more():
+    found = {
+        column.name: (
+            column.type.compile(postgresql.dialect()),
+            column.type.compile(sqlite.dialect()),
+            column.nullable,
+        )
+        for column in ISCP_LOG.columns
+    }
+    assert found == NOTED | OURS
+    assert [each.name for each in ISCP_LOG.primary_key] == ["account_id", "table_id", "job_name"]
+
+
+def test_the_database_has_these_columns(sql_log):
+    found = sa.inspect(sql_log.engine).get_columns("iscp_log")
+    wanted = {name: nullable for name, (_, _, nullable) in (NOTED | OURS).items()}
+    assert {each["name"]: each["nullable"] for each in found} == wanted
+
+
+@pytest.mark.parametrize("name", [name for name, (*_, null) in (NOTED | OURS).items() if not null])
+def test_the_database_refuses_null(sql_log, name):
+    add(sql_log, key())
+    with pytest.raises(sa.exc.IntegrityError), sql_log.engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE iscp_log SET {name} = NULL")
+
+
+def test_a_status_is_stored_under_the_design_notes_names():
+    at = datetime(2025, 6, 18, 12, tzinfo=timezone.utc)
+    status = JobStatus(
+        from_=Moment(3, 30), to=Moment(5, 50), start_at=at, end_at=at, code=1_100, message="away"
+    )
+    assert status.to_json() == {
+        "from": "3@30",
+        "to": "5@50",
+        "start_at": "2025-06-18T12:00:00+00:00",
+        "end_at": "2025-06-18T12:00:00+00:00",
+        "error_code": 1_100,
+        "error_msg": "away",
+        "counts": {},
+        "attempts": 0,
+        "shared_by": 1,
+        "repairs": 0,
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +33,34 @@ def spark_schema(schema: pa.Schema) -> Any:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(schema)
+
+
+def as_nullable(schema: Any, texts: Collection[str] = (), flags: Collection[str] = ()) -> Any:
+    """The Spark schema with nulls allowed at any depth; the columns `texts` are text.
+
+    Boolean columns `flags` come after the others.
+    """
+    from pyspark.sql.types import BooleanType, StringType, StructField, StructType
+
+    return StructType(
+        [
+            StructField(f.name, StringType() if f.name in texts else _as_nullable(f.dataType))
+            for f in schema.fields
+        ]
+        + [StructField(flag, BooleanType()) for flag in flags]
+    )
+
+
+def _as_nullable(type_: Any) -> Any:
+    from pyspark.sql.types import ArrayType, MapType, StructField, StructType
+
+    if isinstance(type_, ArrayType):
+        return ArrayType(_as_nullable(type_.elementType))
+    if isinstance(type_, MapType):
+        return MapType(_as_nullable(type_.keyType), _as_nullable(type_.valueType))
+    if isinstance(type_, StructType):
+        return StructType([StructField(f.name, _as_nullable(f.dataType)) for f in type_.fields])
+    return type_
 
 
 def map_in_arrow(

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.types.nulls import REFUSE, null_rule
 from iscp_dagster.clickhouse.types.types import holds_nulls
 from iscp_dagster.clickhouse.write.chunks import (
     FEWEST_TASKS,
@@ -227,9 +228,20 @@ class Reader:
         if self.consumers and not any(map(is_index, self.consumers)):
             return ""
         for each in self._gained(range_):
-            if not holds_nulls(each.type):
+            if not all(self._adds_nulls(info, each) for info in self.consumers):
                 return f"column {each.name!r} was added, and ClickHouse has no null for old rows"
         return ""
+
+    def _adds_nulls(self, info: ConsumerInfo, added: DeltaField) -> bool:
+        """Whether rows from before the column was added have in an index what stands for null."""
+        if holds_nulls(added.type) or not is_index(info):
+            return True
+        # An index that cannot be had fails on its own.
+        with suppress(IscpError):
+            index = index_of(self.source, info)
+            own = added.name in index.types or added.name in index.needed_columns
+            return not own and null_rule(self.source, index, added.name) != REFUSE
+        return True
 
     def _given_again(self, range_: Range) -> Mapping[str, str]:
         """By tenant, a column added in the range that an index has earlier values of."""

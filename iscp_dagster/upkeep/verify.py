@@ -17,18 +17,19 @@ from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.types.stored import Stored
+from iscp_dagster.clickhouse.types.typetext import parsed
 from iscp_dagster.clickhouse.types.wire import respells, selected
 from iscp_dagster.delta.comparing import comparable
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.reader import Selection, snapshot
 from iscp_dagster.delta.transitions import ViewRead, base
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS
-from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, parse_schema
+from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, Primitive, parse_schema
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.spark.columns import column, columns, map_in_arrow
+from iscp_dagster.spark.columns import as_nullable, column, columns, map_in_arrow
 from iscp_dagster.sync.consumers import index_of, is_index
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors.rows import (
@@ -172,7 +173,7 @@ def _verdicts(
     store = deployment.store(source, index, schema, info.generation)
     selection = Selection(
         path=deployment.path(source),
-        columns=list(_stored(store)),
+        columns=[name for name in _stored(store) if name not in store.shape.flags],
         keys=source.keys,
         tenant_column=source.tenant,
         types={field.name: field.type for field in store.shape.fields},
@@ -217,9 +218,10 @@ def _rows(deployment: Deployment, store: IndexStore, selection: Selection, at: M
 
 def _stored(store: IndexStore) -> dict[str, Stored]:
     """How the columns of the source's, or the view's, rows are kept."""
-    kept = store.shape.stored.items()
+    flag = Stored(source=Primitive("boolean"), type=parsed("Bool"))
+    kept = store.shape.stored | dict.fromkeys(store.shape.flags, flag)
     images = IMAGE_COLUMNS if isinstance(store.shape.index, Changes) else ()
-    return {name: each for name, each in kept if name not in images}
+    return {name: each for name, each in kept.items() if name not in images}
 
 
 def _held(store: IndexStore, held: Any) -> Any:
@@ -229,7 +231,9 @@ def _held(store: IndexStore, held: Any) -> Any:
     if json := _json(store):
         held = map_in_arrow(held, canonical_rows(json), held.schema)
     if spelled := {name: each for name, each in _stored(store).items() if respells(each)}:
-        held = map_in_arrow(held, respelled_rows(spelled), held.schema)
+        texts = frozenset(name for name, each in spelled.items() if each.is_text)
+        schema = as_nullable(held.schema, texts, store.shape.flags)
+        held = map_in_arrow(held, respelled_rows(spelled, store.shape.flags), schema)
     return held
 
 

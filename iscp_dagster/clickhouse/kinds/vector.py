@@ -85,6 +85,11 @@ class Vector(IndexKind):
     def check_stored(
         self, source: SourceTable, field: DeltaField, stored: Stored, asked: str | None
     ) -> None:
+        if field.name == self.vector and stored.is_text:
+            raise SchemaError(
+                f"Vector column {field.name!r} of {source.name!r} cannot be kept as JSON text: the "
+                "graph needs an array. Give nulls='empty' or 'refuse' for it."
+            )
         if field.name == self.vector and stored.members[0].type.name not in FLOATS:
             raise SchemaError(
                 f"Vector column {field.name!r} of {source.name!r} cannot be kept as "

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -20,6 +20,14 @@ from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.tables.parts import check_parts
+from iscp_dagster.clickhouse.types.nulls import (
+    FLAG,
+    check_null_columns,
+    flag_name,
+    has_parts,
+    null_rule,
+    null_rules,
+)
 from iscp_dagster.clickhouse.types.stored import Stored, stored_column
 from iscp_dagster.clickhouse.write.chunks import FEWEST_TASKS, MOST_CHUNKS
 from iscp_dagster.model.declared.kinds import views_beside
@@ -116,11 +124,12 @@ class IndexTable:
                 f"Index {self.source.name}.{self.index.name}: the sharding key has {strange[0]!r}, "
                 f"which the source lacks; it has: {', '.join(self.columns)}."
             )
-        if unknown := sorted(set(self.index.types) - set(self.columns)):
+        if unknown := sorted(set(self.index.types) - set(self.carried)):
             raise SchemaError(
                 f"Index {self.source.name}.{self.index.name}: types names the column "
-                f"{unknown[0]!r}, which it does not carry; it carries: {', '.join(self.columns)}."
+                f"{unknown[0]!r}, which it does not carry; it carries: {', '.join(self.carried)}."
             )
+        check_null_columns(self.source, self.index, self.fields)
 
     @property
     def view(self) -> str:
@@ -145,8 +154,25 @@ class IndexTable:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The user's columns, in the source's order."""
+        """The user's columns, in the source's order; the flags of null values come last."""
+        return (*self.carried, *self.flags)
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """The source's columns, in its order."""
         return tuple(field.name for field in self.fields)
+
+    @property
+    def flags(self) -> Mapping[str, str]:
+        """By name, the columns that tell whether a column of the source was null."""
+        return {
+            flag_name(field.name): field.name
+            for field in self.fields
+            if has_parts(field.type) and self._null_rule(field) == FLAG
+        }
+
+    def _null_rule(self, field: DeltaField) -> str:
+        return null_rule(self.source, self.index, field.name)
 
     @property
     def order_by(self) -> tuple[str, ...]:
@@ -177,13 +203,20 @@ class IndexTable:
 
     def column_types(self) -> dict[str, str]:
         """Return every stored column's ClickHouse type, system columns last."""
-        return {name: str(each.type) for name, each in self.stored.items()} | _SYSTEM_TYPES
+        own = {name: str(each.type) for name, each in self.stored.items()}
+        return own | dict.fromkeys(self.flags, "Bool") | _SYSTEM_TYPES
+
+    def column_sql(self, name: str) -> str:
+        """Return how the column is declared; rows from before it was added have nulls there."""
+        default = " DEFAULT true" if name in self.flags else ""
+        return f"{ident(name)} {self.column_types()[name]}{default}"
 
     def _stored(self, field: DeltaField) -> Stored:
         type_, asked = self.index.kept(self.source, field), self.index.types.get(field.name)
         key = field.name in self.order_by
         nullable = field.nullable and not key
-        stored = stored_column(type_, asked, nullable=nullable, at=field.name, key=key)
+        rule = self._null_rule(field)
+        stored = stored_column(type_, asked, nullable=nullable, at=field.name, key=key, nulls=rule)
         self.index.check_stored(self.source, field, stored, asked)
         if asked and field.name == self.source.tenant and stored.type.bare.name not in TENANTS:
             raise SchemaError(
@@ -203,6 +236,9 @@ class IndexTable:
         """What determines the tables besides the source's columns, as JSON: their comment."""
         source = {"key": list(self.source.keys), "tenant": self.source.tenant}
         said = {**self.index.definition, **self.index.described(self.fields), **source}
+        # Tables that were made before there were rules name none.
+        rules = null_rules(self.source, self.index)
+        said |= {"nulls": rules} if rules else {}
         return json.dumps(said | {OWNER: self.owner}, sort_keys=True)
 
     @property
@@ -271,9 +307,8 @@ class IndexTable:
         return self.name(self.rows) if self.index.append else f"{self.name(self.rows)} FINAL"
 
     def _create(self, barrier: Barrier | None) -> str:
-        types = self.column_types()
         parts = [
-            *(f"{ident(name)} {type_}{self._comment(name)}" for name, type_ in types.items()),
+            *(self.column_sql(name) + self._comment(name) for name in self.column_types()),
             *self.index.skip_indexes(),
             *([barrier.sql(self.source.tenant)] if barrier else []),
         ]

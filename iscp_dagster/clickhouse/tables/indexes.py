@@ -84,7 +84,8 @@ class IndexStore:
             database=shape.database,
             table=self.staging if staged else shape.rows,
             epochs=self.epochs,
-            columns=shape.columns,
+            columns=shape.carried,
+            flags=shape.flags,
             keys=shape.source.keys,
             identity={name: shape.column_types()[name] for name in shape.order_by},
             tenant=shape.source.tenant,
@@ -199,7 +200,7 @@ class IndexStore:
         held, found = self._columns(), dict[str, str]()
         for name in columns:
             if name in held:
-                counted = f"countIf({ident(name)} IS NOT NULL)"
+                counted = f"countIf({_is_given(name, held[name])})"
                 counts = self._by_tenant(counted, self.shape.rows, tenants)
                 found = {tenant: name for tenant, (count,) in counts.items() if count} | found
         return found
@@ -457,7 +458,7 @@ class IndexStore:
         return held.columns if held else {}
 
     def _fit(self, name: str, held: str | None, wanted: str) -> None:
-        column, table = f"{ident(name)} {wanted}", self.shape.rows
+        column, table = self.shape.column_sql(name), self.shape.rows
         if held is not None and same_type(held, wanted):
             return
         if held is None:
@@ -586,3 +587,10 @@ def _what(statement: str) -> str:
 def _set(value: Any) -> str:
     """Show an option to a person."""
     return "not set" if value is None else repr(value)
+
+
+def _is_given(column: str, type_: str) -> str:
+    """Return the condition that the column has a value other than what it was added with."""
+    if not type_.startswith(("Array(", "Map(", "Tuple(", "Nested(")):
+        return f"{ident(column)} IS NOT NULL"
+    return f"toString({ident(column)}) != toString(defaultValueOfTypeName({text(type_)}))"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from iscp_dagster.clickhouse.types.cells import CELLS
+from iscp_dagster.clickhouse.types.nulls import check_nulls
 from iscp_dagster.clickhouse.types.stored import OPEN
 from iscp_dagster.clickhouse.types.typetext import GEO, ChType, TypeTextError, parsed
 from iscp_dagster.model.declared.tables import Index, SourceTable
@@ -19,7 +20,8 @@ KNOWN = frozenset(
 
 
 def check_types(source: SourceTable, index: Index) -> None:
-    """Reject a type that no column could be kept as. Raises ConfigError."""
+    """Reject a type that no column could be kept as, and unknown `nulls`. Raises ConfigError."""
+    check_nulls(source, index)
     for column, asked in index.types.items():
         try:
             unknown = [name for name in _names(parsed(asked)) if name not in KNOWN]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from iscp_dagster.clickhouse.types.cells import CELLS, Cell, cell_of, family
+from iscp_dagster.clickhouse.types.nulls import EMPTY, FLAG, JSON, has_parts
 from iscp_dagster.clickhouse.types.types import clickhouse_type
 from iscp_dagster.clickhouse.types.typetext import ChType, TypeTextError, of, parsed
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaType, Map, Primitive, Struct
@@ -36,11 +37,28 @@ class Stored:
     """Whether to hold only values that ClickHouse returns exactly as written."""
     key: bool = False
     """Whether it names rows, so that values which Spark holds equal are written alike."""
+    nulls: str = EMPTY
+    """What there is for null arrays, maps and structs within it."""
 
     @property
     def takes_nulls(self) -> bool:
         """Whether ClickHouse can tell a null here from a value."""
         return takes_nulls(self.type)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether an array, map or struct is kept as JSON text."""
+        return self.nulls == JSON and has_parts(self.source)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether it is kept as an array, a map or a tuple."""
+        return has_parts(self.source) and not self.is_text
+
+    @property
+    def fills(self) -> bool:
+        """Whether an empty value stands for a null."""
+        return self.has_parts and self.nulls in {EMPTY, FLAG}
 
     @property
     def leaf(self) -> tuple[Cell, ChType]:
@@ -58,29 +76,48 @@ class Stored:
         """The parts of an array, a map (key, value) or a struct, in order; else none."""
         parts = self.type.structure.parts
         return tuple(
-            Stored(source=inner, type=part)
+            Stored(source=inner, type=part, nulls=self.nulls)
             for inner, part in zip(_inside(self.source), parts, strict=False)
         )
 
 
 def stored_column(
-    type_: DeltaType, asked: str | None, *, nullable: bool, at: str, key: bool = False
+    type_: DeltaType,
+    asked: str | None,
+    *,
+    nullable: bool,
+    at: str,
+    key: bool = False,
+    nulls: str = EMPTY,
 ) -> Stored:
     """Return how the column `at` is stored: as `asked`, or by default.
 
     `nullable` tells whether the source has nulls in it; `key` columns need an ordered type without
     nulls. Raises SchemaError for a type that cannot hold the source's, naming those that can.
     """
+    if nulls == JSON and has_parts(type_):
+        return _json_column(type_, asked, nullable=nullable, at=at)
     if asked is None:
         default = clickhouse_type(type_, nullable=nullable, at=at)
-        return Stored(source=type_, type=parsed(default))
+        return Stored(source=type_, type=parsed(default), nulls=nulls)
     try:
         made = _asked(type_, parsed(asked), nullable=nullable, key=key)
     except (_Refused, TypeTextError) as error:
         raise SchemaError(
             f"Column {at!r} is {type_} and cannot be kept as {asked!r}: {error}. {_remedy(type_)}"
         ) from error
-    return Stored(source=type_, type=made)
+    return Stored(source=type_, type=made, nulls=nulls)
+
+
+def _json_column(type_: DeltaType, asked: str | None, *, nullable: bool, at: str) -> Stored:
+    """Return the column as JSON text. Raises SchemaError where another type is asked for."""
+    if asked is not None:
+        raise SchemaError(
+            f"Column {at!r} is to be kept as {asked!r} by types={{...}} and as JSON text by "
+            f"nulls='json'; leave out one of them, or give nulls={{{at!r}: 'empty'}} for it."
+        )
+    text = parsed("String")
+    return Stored(source=type_, type=of("Nullable", text) if nullable else text, nulls=JSON)
 
 
 def default_type(type_: DeltaType) -> ChType:
@@ -133,10 +170,11 @@ def _made(type_: DeltaType, asked: ChType, *, nullable: bool, top: bool = False)
         raise _Refused(f"{asked} does not have the same parts")
     if isinstance(type_, Struct) and structure.names not in {(), _names(type_)}:
         raise _Refused(f"its members must be named {', '.join(_names(type_))}")
-    nulls = _nullable(type_)
+    # The members of a null struct are null.
+    within = nullable and isinstance(type_, Struct)
     parts = tuple(
-        _made(each, part, nullable=null)
-        for each, part, null in zip(inside, structure.parts, nulls, strict=True)
+        _made(each, part, nullable=null or within)
+        for each, part, null in zip(inside, structure.parts, _nullable(type_), strict=True)
     )
     if asked.name == "Nested":
         return replace(asked, parts=parts[0].parts)

@@ -31,8 +31,8 @@ PRIMITIVES: Mapping[str, str] = MappingProxyType(
 def clickhouse_type(type_: DeltaType, *, nullable: bool, at: str) -> str:
     """Return the type that holds every value of `type_`; `at` is the column, for the message.
 
-    ClickHouse has no null arrays, maps or tuples: `nullable` does not apply to them, and writing a
-    null there is refused. Raises SchemaError for a type without a counterpart.
+    ClickHouse has no null arrays, maps or tuples: `nullable` does not apply to them, but to a
+    tuple's members, which are null where it is. Raises SchemaError for an unknown type.
     """
     if isinstance(type_, Array):
         inner = clickhouse_type(type_.element, nullable=type_.nullable, at=f"{at}[]")
@@ -43,10 +43,11 @@ def clickhouse_type(type_: DeltaType, *, nullable: bool, at: str) -> str:
         return f"Map({key}, {value})"
     if isinstance(type_, Struct):
         parts = (
-            f"{ident(f.name)} {clickhouse_type(f.type, nullable=f.nullable, at=f'{at}.{f.name}')}"
+            clickhouse_type(f.type, nullable=f.nullable or nullable, at=f"{at}.{f.name}")
             for f in type_.fields
         )
-        return f"Tuple({', '.join(parts)})"
+        named = (f"{ident(f.name)} {part}" for f, part in zip(type_.fields, parts, strict=True))
+        return f"Tuple({', '.join(named)})"
     scalar = _scalar(type_, at)
     return f"Nullable({scalar})" if nullable else scalar
 

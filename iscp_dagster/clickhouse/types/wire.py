@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.types.cells import BLANKS, DEFAULT, family
+from iscp_dagster.clickhouse.types.jsontext import json_texts
 from iscp_dagster.clickhouse.types.leaves import Misfit, one_per_key
 from iscp_dagster.clickhouse.types.stored import Stored, default_type
 from iscp_dagster.clickhouse.types.typetext import ChType, of, parsed
@@ -42,7 +43,7 @@ def blank(stored: Stored) -> Any:
     """Return a value of the source's type that is held, as filler for a deleted row."""
     if stored.takes_nulls:
         return None
-    if isinstance(stored.source, Array | Map):
+    if stored.is_text or isinstance(stored.source, Array | Map):
         return []
     if isinstance(stored.source, Struct):
         fields = stored.source.fields
@@ -72,6 +73,8 @@ def restored(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _read(stored: Stored) -> ChType:
+    if stored.is_text:
+        return stored.type
     members = stored.members
     if isinstance(stored.source, Array | Map):
         return of("Array" if isinstance(stored.source, Array) else "Map", *map(_read, members))
@@ -106,22 +109,29 @@ def respelled(column: pa.ChunkedArray, stored: Stored) -> pa.ChunkedArray:
 
 def respells(stored: Stored) -> bool:
     """Whether ClickHouse may return the column, or a part of it, written differently."""
-    if _has_parts(stored):
-        return any(map(respells, stored.members))
+    if stored.has_parts:
+        return stored.fills or any(map(respells, stored.members))
+    if stored.is_text:
+        return True
     return stored.leaf[0].respell is not None and not stored.as_written
 
 
 def _respelled(values: pa.Array, stored: Stored) -> pa.Array:
-    if _has_parts(stored):
-        return _by_part(values, stored, _respelled)
+    if stored.is_text:
+        return json_texts(values, stored.source)
+    if stored.has_parts:
+        return _by_part(_filled(values, stored), stored, _respelled)
     respell = stored.leaf[0].respell
     return values if respell is None else respell(values)
 
 
 def _fitted(values: pa.Array, stored: Stored) -> pa.Array:
+    values = _filled(values, stored)
     if values.null_count and not stored.takes_nulls:
         raise Misfit(f"{stored.type} holds no null")
-    if _has_parts(stored):
+    if stored.is_text:
+        return json_texts(values, stored.source)
+    if stored.has_parts:
         return _by_part(values, stored, _fitted)
     cell, kept = stored.leaf
     holds = f"{kept} holds {cell.holds}"
@@ -135,8 +145,14 @@ def _fitted(values: pa.Array, stored: Stored) -> pa.Array:
     return made
 
 
-def _has_parts(stored: Stored) -> bool:
-    return isinstance(stored.source, Array | Map | Struct)
+def _filled(values: pa.Array, stored: Stored) -> pa.Array:
+    """Put empty arrays and maps, and structs of nulls, in place of nulls, where `stored` does."""
+    if not (values.null_count and stored.fills):
+        return values
+    empty: Any = {} if isinstance(stored.source, Struct) else []
+    rows = pa.array(range(len(values)), pa.int64())
+    places = pc.if_else(values.is_null(), len(values), rows)
+    return pa.concat_arrays([values, pa.array([empty], values.type)]).take(places)
 
 
 def _by_part(values: pa.Array, stored: Stored, change: Change) -> pa.Array:

@@ -30,6 +30,8 @@ def fitted(target: Target, chunk: pa.Table) -> pa.Table:
     rows = _with_times(chunk.select([*target.columns, *SYSTEM_COLUMNS]))
     for column in target.columns:
         rows = _with_column(rows, column, _stored(target, chunk, column))
+    for flag, column in target.flags.items():
+        rows = rows.append_column(flag, pc.is_null(chunk[column]))
     return rows if target.index is None else target.index.fitted(target, rows)
 
 
@@ -95,8 +97,9 @@ def _misfit(target: Target, row: pa.Table, column: str, why: str) -> SchemaError
     if not value.is_valid and not isinstance(target.stored[column].source, Primitive | Decimal):
         return SchemaError(
             f"{culprit} null in row {key}, but ClickHouse has no null "
-            "arrays, maps or tuples. Fill it in the source, or leave it out with columns=[...] and "
-            "rebuild the index (`iscp job rebuild --tenant '*'`)."
+            "arrays, maps or tuples, and nulls='refuse' is set for it. Fill it in the source, or "
+            "give nulls='empty', 'flag' or 'json' and rebuild the index (`iscp job rebuild "
+            f"{target.name} --tenant '*'`)."
         )
     return SchemaError(
         f"{culprit} {value_shown(value)} in row {key}, but {why}. Correct it in the source, keep "

@@ -46,6 +46,7 @@ _NOT_OF_TABLES = {
     "errors",
     "sharding",
     "exclude",
+    "nulls",
 }
 
 
@@ -61,6 +62,8 @@ class Index:
     """The source columns that it leaves out, instead of `columns`; later ones are carried."""
     types: Mapping[str, str] = field(default_factory=dict)
     """By column, ClickHouse types other than the default (docs/types.md)."""
+    nulls: str | Mapping[str, str] | None = None
+    """What it has for null arrays, maps and structs, by column or for all; None: as the table."""
     description: str | None = None
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -170,6 +173,8 @@ class SourceTable:
     on_replace: str = "strand"
     """When the table is dropped and recreated, or replaced: `strand` its jobs until a person
     registers them again, or `rebuild` their indexes from the new table."""
+    nulls: str | Mapping[str, str] = "empty"
+    """What its indexes have for null arrays, maps and structs (docs/types.md)."""
     description: str | None = None
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)

@@ -61,15 +61,21 @@ def canonical_rows(json: tuple[str, ...]) -> Mapped:
     return rows
 
 
-def respelled_rows(stored: Mapping[str, Stored]) -> Mapped:
-    """A function that rewrites these columns as ClickHouse gives them back."""
+def respelled_rows(stored: Mapping[str, Stored], flags: Mapping[str, str]) -> Mapped:
+    """A function that rewrites these columns as ClickHouse gives them back.
+
+    It adds the `flags`: by name, of which column they tell whether it is null.
+    """
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             table = pa.table(batch)
+            nulls = {flag: table[name].is_null() for flag, name in flags.items()}
             for name, kept in stored.items():
                 at = table.schema.get_field_index(name)
-                table = table.set_column(at, table.field(at), respelled(table[name], kept))
+                table = table.set_column(at, name, respelled(table[name], kept))
+            for flag, column in nulls.items():
+                table = table.append_column(flag, column)
             yield from table.to_batches()
 
     return rows

@@ -263,8 +263,33 @@ def test_a_vector_that_is_set_aside_holds_up_nobody(deployment, odd):
     mended(table)
 
 
-def test_an_array_that_is_null(deployment):
-    table = Table.make(deployment, Mirror())
+def test_null_arrays_maps_and_structs(deployment):
+    """Every index goes on, whatever its rule; each agrees with its source by that rule."""
+    rules = [Mirror(name=rule, nulls=rule) for rule in ("empty", "flag", "json")]
+    columns = "tenant STRING, id BIGINT, tags ARRAY<STRING>, m MAP<STRING, INT>"
+    table = Table.make(deployment, *rules, columns=columns)
+    table.sql("INSERT INTO {t} VALUES ('a', 1, NULL, map('x', NULL)), ('b', 1, array('x'), NULL)")
+    table.follow()
+    table.check()
+    table.sql("ALTER TABLE {t} ADD COLUMNS (ship ARRAY<INT>)")
+    table.sql("INSERT INTO {t} VALUES ('a', 2, array(NULL), NULL, array(7, NULL))")
+    table.sql("UPDATE {t} SET tags = NULL, ship = NULL WHERE tenant = 'b'")
+    table.follow()
+    table.check()
+    rows = "SELECT id, tags, ship, {more} FROM {{{rule}}} WHERE tenant = 'a' ORDER BY id"
+    flags = "tags_is_null, m_is_null, ship_is_null"
+    assert table.query(rows.format(rule="flag", more=flags)) == [
+        (1, [], [], True, False, True),
+        (2, [None], [7, None], False, True, False),
+    ]
+    assert table.query(rows.format(rule="json", more="m")) == [
+        (1, None, None, '{"x":null}'),
+        (2, "[null]", "[7,null]", None),
+    ]
+
+
+def test_an_array_that_is_null_and_refused(deployment):
+    table = Table.make(deployment, Mirror(nulls="refuse"))
     table.insert(1)
     table.follow()
     table.sql("INSERT INTO {t} VALUES ('a', 2, 'x', NULL)")

@@ -61,6 +61,7 @@ key: [id, line]
 tenant: tenant
 path: "{{{{ env.ORDERS }}}}"
 on_replace: rebuild
+nulls: json
 load: {__name__}:load
 tenants: {__name__}:tenants
 load_config: dagster:Config
@@ -78,6 +79,7 @@ indexes:
     text: [body]
     tokenizer: ngrams(3)
     exclude: [embedding]
+    nulls: {{tags: flag}}
     auto_register: false
     description: words
     owners: [a@b.example]
@@ -142,6 +144,7 @@ def tables(monkeypatch):
         tenant="tenant",
         path="/lake/orders",
         on_replace="rebuild",
+        nulls="json",
         load=load,
         tenants=tenants,
         load_config=Config,
@@ -160,6 +163,7 @@ def tables(monkeypatch):
                 ["body"],
                 tokenizer="ngrams(3)",
                 exclude=["embedding"],
+                nulls={"tags": "flag"},
                 auto_register=False,
                 description="words",
                 owners=["a@b.example"],

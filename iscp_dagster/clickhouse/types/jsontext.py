@@ -1,0 +1,78 @@
+"""Arrays, maps and structs as JSON text, for columns with `nulls="json"`."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Iterable
+from datetime import date, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from iscp_dagster.clickhouse.types.leaves import Misfit
+from iscp_dagster.model.declared.schema import Array, DeltaType, Map, Primitive, Struct
+
+_ODD = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
+
+
+def json_texts(values: pa.Array, type_: DeltaType) -> pa.Array:
+    """Return each value as JSON text; null stays null. Raises Misfit for texts not in UTF-8."""
+    try:
+        texts = [None if v is None else json_text(v, type_) for v in values.to_pylist()]
+    except UnicodeDecodeError as error:
+        raise Misfit("JSON text holds no text that is not UTF-8") from error
+    return pa.array(texts, pa.string())
+
+
+def json_text(value: Any, type_: DeltaType) -> str:
+    """Write a value as Arrow gives it to Python. Nulls are `null`, at any depth.
+
+    A map is an object, or an array of pairs if its keys have parts. Bytes are base64, times ISO
+    8601, and floats that JSON lacks the texts NaN, Infinity and -Infinity.
+    """
+    if value is None:
+        return "null"
+    if isinstance(type_, Array):
+        return _array(json_text(part, type_.element) for part in value)
+    if isinstance(type_, Struct):
+        return _object((f.name, json_text(value[f.name], f.type)) for f in type_.fields)
+    if not isinstance(type_, Map):
+        return _leaf(value, type_)
+    pairs = [(json_text(k, type_.key), json_text(v, type_.value)) for k, v in value]
+    if isinstance(type_.key, Array | Map | Struct):
+        return _array(map(_array, pairs))
+    return _object((_bare(key), text) for key, text in pairs)
+
+
+def _leaf(value: Any, type_: DeltaType) -> str:
+    if type_ == Primitive("variant"):
+        return str(value)
+    if isinstance(value, float):
+        return _float(value, single=type_ == Primitive("float"))
+    if isinstance(value, bytes):
+        return json.dumps(base64.b64encode(value).decode())
+    if isinstance(value, datetime | date):
+        return json.dumps(value.isoformat().replace("+00:00", "Z"))
+    # Decimals are numbers as they are written, which no float can hold.
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | int) else f"{value:f}"
+
+
+def _float(value: float, *, single: bool) -> str:
+    if not math.isfinite(value):
+        return json.dumps(_ODD[str(value)])
+    return str(np.float32(value)) if single else repr(value)
+
+
+def _bare(text: str) -> str:
+    return str(json.loads(text)) if text.startswith('"') else text
+
+
+def _array(parts: Iterable[str]) -> str:
+    return f"[{','.join(parts)}]"
+
+
+def _object(parts: Iterable[tuple[str, str]]) -> str:
+    return f"{{{','.join(f'{json.dumps(n, ensure_ascii=False)}:{text}' for n, text in parts)}}}"

@@ -140,15 +140,16 @@ def _held(wanted: Iterable[tuple[Place, str]]) -> dict[tuple[Place, str], dict[s
     for place, view in wanted:
         views[place].append(view)
     held: dict[tuple[Place, str], dict[str, str]] = {}
-    failure: IscpError | None = None
+    failures: dict[Place, IscpError] = {}
     for place, names in views.items():
         try:
             held |= {(place, view): types for view, types in _columns_of(place, names).items()}
         except IscpError as error:
-            _LOGGER.warning("Indexes in %s are served as before: %s", place.database, error)
-            failure = error
-    if failure is not None and not held:
-        raise failure
+            failures[place] = error
+    if failures and not held:
+        raise next(reversed(failures.values()))
+    for place, failure in failures.items():
+        _LOGGER.warning("Indexes in %s are served as before: %s", place.database, failure)
     return held
 
 

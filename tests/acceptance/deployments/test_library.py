@@ -202,7 +202,8 @@ def test_a_table_in_yaml_is_made_checked_and_listed_by_dg(tmp_path, installed, r
     assert sorted(keys["assets"]) == ["shop/orders", "shop/orders_mirror", "shop/orders_text"]
     assert sorted(keys["sensors"]) == ["iscp_news", "iscp_runner"]
     kinds = ("changes", "mirror", "text", "vector")
-    assert sorted(keys["resources"]) == sorted(["iscp", *(f"{kind}_index" for kind in kinds)])
+    indexes = [f"{kind}_index" for kind in kinds]
+    assert sorted(keys["resources"]) == sorted(["iscp", "spark", *indexes])
     assert run("env", *shlex.split(listed)) == "no jobs\n"
     file.write_text(example("yaml").replace("key: id", "key: 1"))
     assert f"{file}:5 - iscp_dagster.SourceTableComponent attributes.key 1 is not" in dg(

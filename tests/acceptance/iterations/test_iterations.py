@@ -368,6 +368,23 @@ def test_an_array_column_that_the_source_gains_must_be_filled(spark_deployment):
     table.check()
 
 
+def test_a_struct_that_the_source_gains_is_empty_in_earlier_rows(spark_deployment):
+    """Its members are null there, in text it is null, and a flag says so, without a snapshot."""
+    rules = [Mirror(name=rule, nulls=rule) for rule in ("empty", "flag", "json")]
+    table = Table.make(spark_deployment, *rules)
+    table.insert(1, 2)
+    table.follow()
+    table.sql("ALTER TABLE {t} ADD COLUMNS (ship STRUCT<street: STRING, floors: ARRAY<INT>>)")
+    ship = "named_struct('street', 's', 'floors', NULL)"
+    table.sql(f"INSERT INTO {{t}} VALUES ('a', 3, 'x', array(1, 2), {ship})")
+    assert set(kinds(table.materialize())) == {ReadKind.TAIL}
+    table.check()
+    found = table.query("SELECT ship.street, ship.floors, ship_is_null FROM {flag} ORDER BY id")
+    assert found == [(None, [], True), (None, [], True), ("s", [], False)]
+    texts = table.query("SELECT ship FROM {json} ORDER BY id")
+    assert texts == [(None,), (None,), ('{"street":"s","floors":null}',)]
+
+
 def test_a_column_of_another_type_is_widened_or_refused(spark_deployment):
     table = Table.make(
         spark_deployment, Mirror(), columns="tenant STRING, id BIGINT, n INT NOT NULL"

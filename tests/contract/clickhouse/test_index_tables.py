@@ -300,7 +300,7 @@ def test_keys_of_every_type_are_looked_up(make, endpoint):
     [
         (broken("id", None), KeyColumnError, "key column 'id' is null"),
         (broken("tenant", None), KeyColumnError, "key column 'tenant' is null"),
-        (broken("v", None), SchemaError, "'v' is null in row {'id': 3}"),
+        (broken("v", None), SchemaError, "has 0 floats in row {'id': 3}, not 2"),
         (broken("v", [1.0]), SchemaError, "has 1 floats in row {'id': 3}, not 2"),
     ],
 )

@@ -64,7 +64,7 @@ def array(values, type_):
     return pa.array(values, arrow(type_))
 
 
-def store_of(endpoint, cases):
+def store_of(endpoint, cases, nulls="empty"):
     fields = [
         DeltaField(name="id", type=LONG),
         *(DeltaField(name=f"c{n}", type=c.source) for n, c in enumerate(cases)),
@@ -73,7 +73,7 @@ def store_of(endpoint, cases):
     source = SourceTable(f"types.t{next(NUMBERS)}", key="id")
     store = IndexStore(
         endpoint=endpoint,
-        shape=IndexTable(source=source, index=Mirror(types=types), fields=fields),
+        shape=IndexTable(source=source, index=Mirror(types=types, nulls=nulls), fields=fields),
     )
     store.ensure()
     store.ensure_views()
@@ -160,7 +160,7 @@ def test_what_is_held_comes_back_to_the_last_bit(endpoint, source):
 @pytest.mark.parametrize("source", {str(c.source): 0 for c in CASES})
 def test_what_is_not_held_is_named_and_nothing_is_written(endpoint, source):
     cases = [case for case in CASES if str(case.source) == source]
-    store = store_of(endpoint, cases)
+    store = store_of(endpoint, cases, nulls="refuse")
     for n, case in enumerate(cases):
         for wrong in case.refused:
             values = [list(each.held[:1]) * 8 for each in cases]

@@ -27,6 +27,7 @@ def test_format():
     passes("ruff", "format", "--check", "--no-cache")
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 def test_types(tmp_path):
     passes("mypy", "--cache-dir", str(tmp_path))

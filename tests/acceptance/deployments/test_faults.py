@@ -500,7 +500,7 @@ def test_verify_says_which_index_of_which_tenant_differs(world):
     found = world.iscp(*chosen)
     assert found.returncode == 1, found.stderr
     assert "faults.rows/mirror, tenant here: look at here, 7" in found.stdout
-    assert "no" in found.stdout.splitlines()[1].split()
+    assert "no" in found.stdout.splitlines()[2].split()
     assert "look at here, 7" in found.stdout
     assert world.iscp("verify", "--tenant", "there").returncode == 0
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import command, command_for, listed, shown, titled
+from iscp_dagster.cli.parts.counting import count_nouns
 from iscp_dagster.clickhouse.connect.endpoint import urls_of
 from iscp_dagster.invocations.client.client import Client
 from iscp_dagster.local.services.clickhouse_health import problem as clickhouse_problem
@@ -236,10 +237,10 @@ def _problem(what: str, problem: Problem) -> Finding:
 def _stopped(what: str, jobs: Collection[Job]) -> Finding:
     """That some of the table's jobs are in error, by their names; `_in_error` says why."""
     tenants = Counter(job.name.job for job in jobs)
-    said = [f"{name} ({number:,} tenants)" for name, number in sorted(tenants.items())]
+    said = [f"{name} ({count_nouns(number, 'tenant')})" for name, number in sorted(tenants.items())]
     return Finding(
         what=what,
-        problem=f"jobs in error: {_some(said)}".replace("(1 tenants)", "(1 tenant)"),
+        problem=f"jobs in error: {_some(said)}",
         code=min(jobs, key=_by_name).status.code,
         then="see the jobs above, or `iscp job list --state error`",
     )

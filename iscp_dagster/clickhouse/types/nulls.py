@@ -46,8 +46,8 @@ def null_rules(source: SourceTable, index: Index) -> dict[str, str]:
     }
     rules = {column: null_rule(source, index, column) for column in ("*", *sorted(named))}
     others = rules.pop("*")
-    told = {column: rule for column, rule in rules.items() if rule != others}
-    return told | ({} if others == EMPTY else {"*": others})
+    exceptions = {column: rule for column, rule in rules.items() if rule != others}
+    return exceptions | ({} if others == EMPTY else {"*": others})
 
 
 def check_null_columns(source: SourceTable, index: Index, fields: Sequence[DeltaField]) -> None:
@@ -80,8 +80,7 @@ def check_null_columns(source: SourceTable, index: Index, fields: Sequence[Delta
 def check_nulls(source: SourceTable, index: Index) -> None:
     """Reject rules that do not exist. Raises ConfigError."""
     for where, rules in ((source.name, source.nulls), (f"{source.name}/{index.name}", index.nulls)):
-        given = rules.values() if isinstance(rules, Mapping) else [rules]
-        for rule in given:
+        for rule in rules.values() if isinstance(rules, Mapping) else [rules]:
             if rule not in NULLS and rule is not None:
                 raise ConfigError(
                     f"{where}: nulls={rules!r} has {rule!r}, which is not one of: "

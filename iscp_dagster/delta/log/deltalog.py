@@ -14,7 +14,13 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 from iscp_dagster.delta.log.columns import VisibleColumns, visible_columns
-from iscp_dagster.delta.log.commit import Commit, FeedFile, PartitionValues, Volume
+from iscp_dagster.delta.log.commit import (
+    FEED_PROPERTY,
+    Commit,
+    FeedFile,
+    PartitionValues,
+    Volume,
+)
 from iscp_dagster.delta.log.commits import CommitLog, commit_name
 from iscp_dagster.delta.log.facts import (
     VECTORS,
@@ -24,7 +30,7 @@ from iscp_dagster.delta.log.facts import (
     TenantSize,
     tenant_name,
 )
-from iscp_dagster.delta.log.files import LogFiles, log_files
+from iscp_dagster.delta.log.files import LogFiles, log_files, spark_path
 from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.model.declared.schema import parse_schema
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
@@ -307,7 +313,7 @@ class DeltaLog:
         columns = self.facts(version).metadata.partition_columns
         if self.tenant_column in columns:
             return str(self.tenant_column)
-        table = f"delta.{ident(self.location)}"
+        table = f"delta.{ident(spark_path(self.location))}"
         held = f"declare one of them as the tenant (tenant={columns[0]!r}), or " if columns else ""
         raise SourceError(
             f"The tenant column {self.tenant_column!r} of {self.location} is not a partition "
@@ -315,8 +321,7 @@ class DeltaLog:
             "so that all rows are of the one tenant 'default', or partition the table by it: "
             f"CREATE OR REPLACE TABLE {table} USING delta "
             f"PARTITIONED BY ({ident(str(self.tenant_column))}) "
-            "TBLPROPERTIES (delta.enableChangeDataFeed = true, "
-            "delta.enableInCommitTimestamps = true) "
+            f"TBLPROPERTIES ({FEED_PROPERTY} = true) "
             f"AS SELECT * FROM {table}"
         )
 

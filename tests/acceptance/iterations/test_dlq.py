@@ -29,7 +29,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def dlq(monkeypatch):
-    """Run `iscp dlq ...` over the tables of a test; return exit code and output."""
+    """Run `iscp dlq ...` in a terminal of 80 columns; return exit code and output."""
+    monkeypatch.setattr("iscp_dagster.cli.parts.tables.is_terminal", lambda: True)
 
     def run(table, *words):
         jobs = Jobs(deployment=table.deployment, sources=[table.source], cancel_runs=len)
@@ -63,7 +64,8 @@ def test_a_row_that_is_refused_waits_until_it_is_replayed(spark_deployment, dlq)
     assert (verdict.missing, verdict.dead, verdict.agrees) == (2, 2, False)
 
     code, said = dlq(table, "list")
-    assert (code, said.splitlines()[-1]) == (0, "2 dead letters")
+    counts = f"2 dead letters: 2 of {table.source.name}/mirror"
+    assert (code, said.splitlines()[0]) == (0, counts)
     assert max(map(len, said.splitlines())) <= 80
     code, said = dlq(table, "list", "--index", f"{table.source.name}/mirror", "--json")
     found = json.loads(said)

@@ -67,12 +67,6 @@ KEY_TYPES = {
         equal=("TIMESTAMP_NTZ'2026-01-01 00:00:00'", "TIMESTAMP_NTZ'2026-01-01'"),
     ),
 }
-REFUSED = {
-    "struct": "STRUCT<a: INT>",
-    "array": "ARRAY<INT>",
-    "map": "MAP<INT, INT>",
-    "variant": "VARIANT",
-}
 HOW = ("apart", "alike")
 MAPS = {
     "of_bytes": ("MAP<BINARY, INT>", "map(X'00ff', 1, X'', 2)", "map(X'00fe', 1, X'', 2)"),
@@ -137,17 +131,6 @@ def insert(table, key, **keys):
         for number, each in enumerate(some)
     )
     table.sql(f"INSERT INTO {{t}} VALUES {rows}")
-
-
-@pytest.mark.parametrize("type_", REFUSED.values(), ids=REFUSED)
-def test_a_key_of_a_type_with_parts_is_refused_and_says_what_to_do(spark_deployment, type_):
-    table = Table.make(
-        spark_deployment, Mirror(), columns=f"tenant STRING, k {type_}, n INT", key="k"
-    )
-    table.sql("INSERT INTO {t} SELECT 'a', NULL, 1")
-    assert [each.code for each in failures(table.follow()).values()] == [KeyColumnError.code]
-    (job,) = table.jobs()
-    assert "Declare plain columns as the key" in job.status.message
 
 
 def values(types, number):

@@ -17,7 +17,7 @@ from iscp_dagster.model.declared.schema import (
     Struct,
     parse_schema,
 )
-from iscp_dagster.model.errors import SchemaError
+from iscp_dagster.model.errors import KeyColumnError, SchemaError
 
 LONG = Primitive("long")
 
@@ -95,3 +95,20 @@ def test_a_nul_in_a_name_that_the_log_has_is_refused(within):
         check_columns("lake/t", [field], keys=[], columns=[])
     mapped = DeltaField(name="a\0b", type=Primitive("string"), physical="col-1")
     check_columns("lake/t", [mapped], keys=[], columns=["a\0b"])
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        Struct((DeltaField(name="a", type=LONG),)),
+        Array(element=LONG, nullable=True),
+        Map(key=LONG, value=LONG, nullable=True),
+        Primitive("variant"),
+    ],
+    ids=str,
+)
+def test_a_key_of_a_type_with_parts_is_refused_and_says_what_to_do(type_):
+    field = DeltaField(name="k", type=type_, nullable=False)
+    with pytest.raises(KeyColumnError, match=r"'k' of lake/t .* Declare plain columns as the key"):
+        check_columns("lake/t", [field], keys=["k"])
+    check_columns("lake/t", [field], keys=[])

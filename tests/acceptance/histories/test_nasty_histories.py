@@ -16,6 +16,7 @@ from nastyhistories import LOOK, history, live
 from tables import FEED, deployment_at
 
 from iscp_dagster import FullText, Mirror, Vector
+from iscp_dagster.model.errors import KeyColumnError
 from iscp_dagster.spark.session import private
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -368,7 +369,7 @@ HISTORIES = (
         *(put("'a', 0.0D, 'plus'"), LOOK, put("'a', -0.0D, 'minus'")),
         columns="tenant STRING, k DOUBLE, v STRING",
         key="k",
-        unmet="equal keys of one tenant are refused as repeated",
+        refused=KeyColumnError.code,
     ),
     history(
         "a key that is no number",

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import os
+import pty
 import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from http import HTTPStatus
 
 import dagster as dg
@@ -62,25 +65,47 @@ def shell(greeting, log, tmp_path_factory):
     environ["ISCP_HOME"] = str(tmp_path_factory.mktemp("home"))
     with runtime_of(log) as runtime, uvicorn_of(greeting) as service:
 
-        def run(lines):
+        def run(lines, *, terminal=False):
             ran = lines.replace("http://127.0.0.1:4080", runtime)
             ran = ran.replace("http://127.0.0.1:9080", service.url)
             ran = ran.replace("./iscp", f"{sys.executable} -m iscp_dagster.cli.main")
             told = {**environ, "ISCP_INVOCATIONS_URL": runtime}
-            done = subprocess.run(
-                ["bash", "-ec", ran],
-                capture_output=True,
-                text=True,
-                env=told,
-                check=False,
-                timeout=60,
-                cwd=ROOT,
-            )
+            done = run_in_terminal(ran, told) if terminal else run_piped(ran, told)
             assert done.returncode == 0, done.stdout + done.stderr
             return done.stdout
 
         run.url = runtime
         yield run
+
+
+def run_piped(lines, environ):
+    return subprocess.run(
+        ["bash", "-ec", lines],
+        capture_output=True,
+        text=True,
+        env=environ,
+        check=False,
+        timeout=60,
+        cwd=ROOT,
+    )
+
+
+def run_in_terminal(lines, environ):
+    """Run the lines with a terminal of 80 columns as stdout."""
+    ours, theirs = pty.openpty()
+    shown = {**environ, "COLUMNS": "80", "TERM": "dumb"}
+    with subprocess.Popen(
+        ["bash", "-ec", lines], stdout=theirs, stderr=subprocess.STDOUT, env=shown, cwd=ROOT
+    ) as process:
+        os.close(theirs)
+        said = b""
+        # Linux ends a terminal that nobody writes to any more with an error.
+        with suppress(OSError):
+            while chunk := os.read(ours, 4096):
+                said += chunk
+    os.close(ours)
+    stdout = said.decode().replace("\r\n", "\n")
+    return subprocess.CompletedProcess(lines, process.returncode, stdout, "")
 
 
 def documents(text):
@@ -134,7 +159,8 @@ def test_an_invocation_that_waits_is_shown_and_resolved(shell):
             assert time.monotonic() < ended
             time.sleep(0.01)
         awakeable = client.invocation(id_)["journal"][1]["detail"]["id"]
-        said = shell(lines.replace("inv_1…", id_).replace("prom_1…", awakeable))
+        filled = lines.replace("inv_1…", id_).replace("prom_1…", awakeable)
+        said = shell(filled, terminal=True)
         assert client.attach(id_, seconds=DEADLINE) == "order 7: yes"
     (drawn,) = re.findall(r"```text\n(#.*?)```", PAGE, re.DOTALL)
     assert outline(drawn) == outline(said[said.index("#") :])[: len(outline(drawn))]

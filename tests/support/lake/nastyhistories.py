@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,8 @@ class History:
     nulls: bool = True
     """Whether a null array, map or struct comes back as one; else it comes as an empty value."""
     declared: dict[str, Any] = field(default_factory=dict)
+    refused: int = 0
+    """The code by which what was committed last is refused, for each index."""
     unmet: str = ""
     """What does not hold yet: the test must fail."""
 
@@ -71,7 +73,8 @@ def live(history: History, deployment: Deployment, writer: Any) -> None:
     properties = f"TBLPROPERTIES ({history.properties})" if history.properties else ""
     by = history.by if source.tenant else ""
     table.sql(f"CREATE TABLE {{t}} ({history.columns}) USING delta {by or ''} {properties}")
-    for step in (*history.steps, LOOK):
+    last = () if history.refused else (LOOK,)
+    for step in (*history.steps, *last):
         if step == LOOK:
             synchronize(table)
             compare(history, table)
@@ -79,6 +82,8 @@ def live(history: History, deployment: Deployment, writer: Any) -> None:
             step(table)
         else:
             table.sql(step)
+    if history.refused:
+        assert [outcome.code for outcome in table.follow()] == [history.refused]
     if history.verified:
         verdicts = table.verdicts()
         assert all(each.agrees for each in verdicts), verdicts
@@ -109,7 +114,8 @@ def compare(history: History, table: Table) -> None:
         assert held == count, (index.name, held, count)
         chosen = spark.select(columns)
         clickhouse = read_clickhouse(client, view, chosen.schema, history)
-        compare_rows(index.name, Counter(spark_rows(chosen, history)), Counter(clickhouse))
+        rows = spark_rows(chosen, history, table.identity)
+        compare_rows(index.name, Counter(rows), Counter(clickhouse))
 
 
 def compare_rows(index: str, spark: Counter[Any], clickhouse: Counter[Any]) -> None:
@@ -133,12 +139,15 @@ def _to_json(name: str) -> Any:
     return functions.to_json(functions.col(name))
 
 
-def spark_rows(rows: pa.Table, history: History) -> list[tuple[Any, ...]]:
-    """The rows as plain values."""
+def spark_rows(rows: pa.Table, history: History, keys: Collection[str]) -> list[tuple[Any, ...]]:
+    """The rows as plain values; a zero in a key has no sign, since it would be the same key."""
     columns = [
         [plain(column.type, value.as_py(), nulls=history.nulls) for value in column]
         for column in rows.columns
     ]
+    for name in set(keys).intersection(rows.column_names):
+        at = rows.column_names.index(name)
+        columns[at] = ["0.0" if value == "-0.0" else value for value in columns[at]]
     return list(zip(*columns, strict=True))
 
 

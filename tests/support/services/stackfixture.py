@@ -43,6 +43,8 @@ time. Without a file of checksums beside each file it starts half as many `chmod
 """
 START_SECONDS = 400.0
 STOP_SECONDS = 90.0
+COMMAND_SECONDS = 1_800
+"""The longest that a command takes: the demo, on a slow machine that does other things too."""
 GONE_SECONDS = 60.0
 PARTS = (
     *("dagster_webserver", "dagster._daemon", "api grpc", "runs.server", "SparkConnectServer"),
@@ -265,7 +267,7 @@ def iscp(
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
-        timeout=600,
+        timeout=COMMAND_SECONDS,
         check=False,
     )
 

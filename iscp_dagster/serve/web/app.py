@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Route
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.serve.access import Access, OpenAccess
 from iscp_dagster.serve.graph.schemas import Schemas
+from iscp_dagster.serve.web.graphiql import Page, wants_page
 from iscp_dagster.serve.web.graphql_http import Bounds, GraphQLOverHTTP
 from iscp_dagster.web.admission import Admission, Guard, allowed_hosts, is_loopback
 
@@ -43,14 +44,15 @@ class Settings:
 
 
 def create_app(settings: Settings) -> Starlette:
-    """Return the application: queries at PATH, HEALTH for whoever watches it.
+    """Return the application: queries at PATH, a page for browsers there, HEALTH for who watches.
 
     Without tokens it is guarded against foreign web pages; `check_host` keeps it on this machine.
     """
     endpoint = GraphQLOverHTTP(settings.schemas, settings.access, settings.bounds)
+    page = Page(PATH, settings.access)
 
     async def answer(request: Request) -> Response:
-        return await endpoint(request)
+        return page.show() if wants_page(request) else await endpoint(request)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -61,8 +63,12 @@ def create_app(settings: Settings) -> Starlette:
 
     admission = Admission(hosts=allowed_hosts(settings.environ))
     guards = [Middleware(Guard, admission=admission)] if settings.access.open else []
-    routes = [Route(PATH, answer, methods=["GET", "POST"]), Route(HEALTH, _healthy)]
-    return Starlette(routes=[*routes, *settings.routes], middleware=guards, lifespan=lifespan)
+    routes: list[BaseRoute] = [
+        Route(PATH, answer, methods=["GET", "POST"]),
+        Route(HEALTH, _healthy),
+    ]
+    routes += [*page.routes(), *settings.routes]
+    return Starlette(routes=routes, middleware=guards, lifespan=lifespan)
 
 
 async def _healthy(_request: Request) -> Response:

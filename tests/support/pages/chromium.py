@@ -56,6 +56,10 @@ class Chromium:
     def read(self, url: str, shows: Callable[[str], bool]) -> str:
         """Open the page; return its text once that satisfies `shows`."""
         self.call("Page.navigate", url=url)
+        return self.wait(shows)
+
+    def wait(self, shows: Callable[[str], bool]) -> str:
+        """Return the page's text once that satisfies `shows`."""
         text = ""
 
         def shown() -> bool:
@@ -63,7 +67,7 @@ class Chromium:
             text = self.evaluate("document.body ? document.body.innerText : ''")
             return shows(text)
 
-        wait_for(shown, PAGE_SECONDS, lambda: f"{url} shows:\n{text}\n{self.errors}")
+        wait_for(shown, PAGE_SECONDS, lambda: f"The page shows:\n{text}\n{self.errors}")
         return text
 
     def evaluate(self, expression: str) -> Any:

@@ -1,0 +1,111 @@
+"""GraphiQL, as browsers see it at the address of queries."""
+
+from __future__ import annotations
+
+import json
+
+import chromium
+import pytest
+from imagetable import ImageTable, reach, register
+from liveserver import BIG, serving
+from stackfixture import wait_for
+from starlette.testclient import TestClient
+
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.events.changes import Operation
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.serve.access import FileAccess
+from iscp_dagster.serve.web import graphiql
+from iscp_dagster.serve.web.app import create_app
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+ASK = "document.querySelector('.graphiql-execute-button').click()"
+SUBSCRIPTION = f"subscription Followed {{ {BIG} {{ operation data {{ id value }} }} }}"
+
+
+def test_a_browser_sees_the_editor_where_programs_ask_queries(shop_client):
+    page = shop_client.get("/graphql", headers=BROWSER)
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+    for name in (*graphiql._SCRIPTS, *graphiql._STYLES, graphiql._START):
+        assert f'"/graphql/graphiql/{name}"' in page.text
+        assert shop_client.get(f"/graphql/graphiql/{name}").status_code == 200
+    for name in ("other.js", "..%2F..%2Findex.html", "%2Fetc%2Fpasswd"):
+        assert shop_client.get(f"/graphql/graphiql/{name}").status_code == 404
+    asked = {"query": "{ _tables }"}
+    found = shop_client.get(
+        "/graphql", params=asked, headers={**BROWSER, "Authorization": "Bearer of-both"}
+    )
+    assert "shop_tickets" in found.json()["data"]["_tables"]
+    assert shop_client.get("/graphql", headers={"Accept": "*/*"}).status_code == 401
+
+
+def test_pages_of_other_sites_are_not_led_to_the_editor(shop):
+    sent = {**BROWSER, "Sec-Fetch-Site": "cross-site"}
+    assert shop.client().get("/graphql", headers=sent).status_code == 403
+
+
+def test_without_its_files_the_page_says_what_to_install(shop, monkeypatch):
+    monkeypatch.setattr(graphiql, "find_spec", lambda _name: None)
+    client = TestClient(create_app(shop.settings()))
+    page = client.get("/graphql", headers=BROWSER)
+    assert (page.status_code, "iscp_dagster[local]" in page.text) == (404, True)
+    assert client.post("/graphql", json={"query": "{ _tables }"}).status_code == 200
+
+
+@pytest.fixture
+def browser(tmp_path):
+    program = chromium.found()
+    if program is None:
+        pytest.skip(f"needs one of the programs {', '.join(chromium.NAMES)}")
+    with chromium.running(program, tmp_path) as page:
+        yield page
+
+
+@pytest.fixture
+def log(tmp_path):
+    made = SqlLog(f"sqlite:///{tmp_path}/log.db")
+    made.ensure()
+    yield made
+    made.engine.dispose()
+
+
+def write(browser, query):
+    """Write the query into the editor, and wait until that has read the operation's name."""
+    editor = "document.querySelector('.graphiql-query-editor .CodeMirror').CodeMirror"
+    browser.evaluate(f"{editor}.setValue({json.dumps(query)})")
+    kept = "localStorage.getItem('graphiql:tabState')"
+    wait_for(lambda: '"operationName":"Followed"' in (browser.evaluate(kept) or ""), 10)
+
+
+def test_the_editor_asks_and_subscribes(clickhouse_url, log, browser):
+    images = ImageTable(Endpoint.parse(clickhouse_url), "live")
+    register(log, "acme")
+    images.begin("acme", 10, [(1, 25)])
+    reach(log, 10, "acme")
+    with serving(log, images.endpoint) as running:
+        url = f"http://127.0.0.1:{running.port}/graphql"
+        browser.read(url, lambda text: "_tables" in text)
+        browser.evaluate(ASK)
+        browser.wait(lambda text: f'"{BIG}"' in text)
+        write(browser, SUBSCRIPTION)
+        browser.evaluate(ASK)
+        browser.wait(lambda text: '"INSERT"' in text)
+        images.write("acme", [(11, 0, 1, Operation.UPDATE, 25, 26)])
+        reach(log, 11, "acme")
+        browser.wait(lambda text: '"UPDATE"' in text)
+    assert browser.errors == []
+
+
+def test_the_editor_takes_a_token(clickhouse_url, log, browser, tmp_path):
+    images = ImageTable(Endpoint.parse(clickhouse_url), "live")
+    (tmp_path / "tokens.json").write_text('{"of-acme": ["acme"]}')
+    with serving(log, images.endpoint, access=FileAccess(tmp_path / "tokens.json")) as running:
+        browser.read(f"http://127.0.0.1:{running.port}/graphql", lambda text: '"Bearer "' in text)
+        browser.evaluate(ASK)
+        browser.wait(lambda text: "UNAUTHENTICATED" in text)
+        shown = "document.querySelector('.graphiql-editor-tool :not(.hidden) > .CodeMirror')"
+        headers = json.dumps({"Authorization": "Bearer of-acme"})
+        browser.evaluate(f"{shown}.CodeMirror.setValue({json.dumps(headers)})")
+        browser.evaluate(ASK)
+        browser.wait(lambda text: '"data"' in text)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import fields
 
 import pytest
 import typer
 from places import ROOT
+from stackfixture import clean_environment
 
 from iscp_dagster.cli.main import COMMANDS, load
 from iscp_dagster.clickhouse.kinds.mirror import Mirror
@@ -148,6 +151,22 @@ def test_the_quickstart_names_every_option_of_a_table_and_its_indexes():
         for field in fields(declared):
             if field.name not in {"auto_register", "load", "load_config", "tenants"}:
                 assert re.search(rf"\b{field.name}\b", walk), field.name
+
+
+@pytest.mark.parametrize("title", ["make_tickets.py", "change_tickets.py", "desk.py"])
+def test_a_script_of_the_quickstart_says_how_to_set_the_variables_that_it_needs(title, tmp_path):
+    (code,) = re.findall(
+        rf'^```python title="{title}"\n(.*?)^```$',
+        text("docs/quickstart.md"),
+        re.MULTILINE | re.DOTALL,
+    )
+    (tmp_path / title).write_text(code)
+    command = [sys.executable, title]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=clean_environment(tmp_path), capture_output=True, check=False
+    )
+    assert ended.returncode == 1
+    assert b'is not set; run first: eval "$( ./iscp env )"' in ended.stderr
 
 
 def test_the_words_of_the_glossary_are_those_of_the_code():

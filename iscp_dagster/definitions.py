@@ -1,11 +1,17 @@
-"""The code location: every table that `assets` declares, as `resources` configures it."""
+"""The code location: every table that `assets` declares, as `resources` configures it.
+
+Where there is no package `resources`, the environment configures it.
+"""
 
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 from iscp_dagster.api.discovery import declared
 from iscp_dagster.location.build import build_definitions
+from iscp_dagster.location.resources.environment import resources_from_environment
 from iscp_dagster.model.imports import imported
 
-defs = build_definitions(declared(os.environ), imported("resources").from_environment())
+configured = imported("resources").from_environment if find_spec("resources") else None
+defs = build_definitions(declared(os.environ), (configured or resources_from_environment)())

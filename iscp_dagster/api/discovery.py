@@ -74,7 +74,8 @@ def _not_found(environ: Mapping[str, str]) -> str:
             "installed; name the module that declares your tables."
         )
     return (
-        f"There is no module {DEFAULT!r} that declares tables; name yours in the variable {ASSETS}."
+        f"There is no module {DEFAULT!r} that declares tables, in the working directory or "
+        f"installed; name yours in the variable {ASSETS}."
     )
 
 

@@ -98,10 +98,10 @@ def iscp(
 def main() -> None:
     """Run the command line; an IscpError is shown as one message, with exit code 1.
 
-    If ISCP_ASSETS names a module, it may also be in the working directory, as with Dagster's `-m`.
+    The module that declares the tables may be in the working directory, as with Dagster's `-m`:
+    there first if ISCP_ASSETS names it, and after the installed ones if not.
     """
-    if os.environ.get(ASSETS):
-        sys.path.insert(0, str(Path.cwd()))
+    sys.path.insert(0 if os.environ.get(ASSETS) else len(sys.path), str(Path.cwd()))
     try:
         app(prog_name="iscp")
     except IscpError as problem:

@@ -9,17 +9,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import sysconfig
 from contextlib import suppress
-from importlib.metadata import PathDistribution, distribution
-from pathlib import Path
-from zipfile import Path as ZipPath
 
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from packaging.requirements import Requirement
 from stackfixture import clean_environment
+from wheelfixture import install_wheel
 
 from iscp_dagster.local.services.settings import repository
 from iscp_dagster.local.stack.ports import free_port
@@ -32,42 +28,9 @@ STOP_SECONDS = 60
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """Make a virtual environment with the wheel, Dagster's own tools, and no extra.
-
-    Their requirements come from this environment, but nothing else, nor the project itself.
-    """
+    """Make a virtual environment with the wheel, Dagster's own tools, and no extra."""
     folder = tmp_path_factory.mktemp("library")
-    python = folder / "venv" / "bin" / "python"
-    wheel = (*("wheel", "--no-deps", "--no-build-isolation", "-w"), str(folder), str(repository()))
-    subprocess.run([sys.executable, "-m", "pip", "-q", *wheel], check=True)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
-    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    own = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True)
-    (built,) = folder.glob("*.whl")
-    (about,) = (each for each in ZipPath(built).iterdir() if each.name.endswith(".dist-info"))
-    needed = [*PathDistribution(about).requires, "dagster-webserver", "dagster-dg-cli"]
-    for name in brought(needed):
-        Path(own.stdout.strip(), name).symlink_to(Path(sysconfig.get_path("purelib"), name))
-    # Without an index pip refuses what the wheel asks for and the environment lacks.
-    install = ("--python", str(python), "install", "-q", "--no-index", str(built))
-    subprocess.run([sys.executable, "-m", "pip", *install], check=True)
-    return python.parent
-
-
-def brought(requirements):
-    """Return the top-level names that pip would install, of packages installed here."""
-    names, seen = set(), set()
-    todo = [(Requirement(each), "") for each in requirements]
-    while todo:
-        asked, wanted_by = todo.pop()
-        if asked.marker and not asked.marker.evaluate({"extra": wanted_by}):
-            continue
-        for extra in {"", *asked.extras} - {e for name, e in seen if name == asked.name}:
-            seen.add((asked.name, extra))
-            held = distribution(asked.name)
-            names |= {each.parts[0] for each in held.files if each.suffix != ".pth"}
-            todo += [(Requirement(each), extra) for each in held.requires or ()]
-    return names - {"..", "__pycache__"}
+    return install_wheel(folder, beside=("dagster-webserver", "dagster-dg-cli"))
 
 
 def example(language, number=0):

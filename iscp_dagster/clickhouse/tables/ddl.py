@@ -206,10 +206,10 @@ class IndexTable:
         own = {name: str(each.type) for name, each in self.stored.items()}
         return own | dict.fromkeys(self.flags, "Bool") | _SYSTEM_TYPES
 
-    def column_sql(self, name: str) -> str:
+    def column_sql(self, name: str, type_: str) -> str:
         """Return how the column is declared; rows from before it was added have nulls there."""
         default = " DEFAULT true" if name in self.flags else ""
-        return f"{ident(name)} {self.column_types()[name]}{default}"
+        return f"{ident(name)} {type_}{default}"
 
     def _stored(self, field: DeltaField) -> Stored:
         type_, asked = self.index.kept(self.source, field), self.index.types.get(field.name)
@@ -307,8 +307,9 @@ class IndexTable:
         return self.name(self.rows) if self.index.append else f"{self.name(self.rows)} FINAL"
 
     def _create(self, barrier: Barrier | None) -> str:
+        types = self.column_types()
         parts = [
-            *(self.column_sql(name) + self._comment(name) for name in self.column_types()),
+            *(self.column_sql(*each) + self._comment(each[0]) for each in types.items()),
             *self.index.skip_indexes(),
             *([barrier.sql(self.source.tenant)] if barrier else []),
         ]

@@ -22,7 +22,7 @@ from iscp_dagster.clickhouse.tables.generations import IndexData, read_generatio
 from iscp_dagster.clickhouse.tables.owned import Existing, check_owned, namesakes
 from iscp_dagster.clickhouse.tables.staging import left
 from iscp_dagster.clickhouse.types.typetext import parsed
-from iscp_dagster.clickhouse.types.widening import same_type, widens
+from iscp_dagster.clickhouse.types.widening import keeping_fields, same_type, widens
 from iscp_dagster.clickhouse.write.letters import DeadLetters
 from iscp_dagster.clickhouse.write.placement import Placement
 from iscp_dagster.clickhouse.write.targets import Target
@@ -110,9 +110,9 @@ class IndexStore:
     def ensure(self) -> None:
         """Create missing database and tables; add columns that the source gained.
 
-        A column that the source lost stays, with its values. Raises SchemaError if the index's
-        definition changed, if a table or view is not its own, or if a column changed to a type that
-        does not hold its old values.
+        A column that the source lost stays, with its values, and so does a field of a structure.
+        Raises SchemaError if the index's definition changed, if a table or view is not its own, or
+        if a column changed to a type that does not hold its old values.
         """
         found = namesakes(self.endpoint, self.shape)
         if self.shape.rows not in found:
@@ -125,8 +125,8 @@ class IndexStore:
         self._check_definition(found[self.shape.rows].definition)
         self._check_generation(found.get(self.shape.view))
         held, view = found[self.shape.rows].columns, found.get(self.shape.view)
-        for name, type_ in self.shape.column_types().items():
-            self._fit(name, held.get(name), type_)
+        for name in self.shape.column_types():
+            self._fit(name, held.get(name))
         missing = self._lost_its_view() if view is None else self._has_old_views(found)
         if missing and self._serves():
             self.ensure_views()
@@ -152,7 +152,7 @@ class IndexStore:
         shape, view, table = self.shape, found[self.shape.view], found.get(self.shape.rows)
         held, types = table.columns if table else {}, shape.column_types()
         selects = shape.selects([name for name in held if name not in types])
-        return self._shows_less(view.columns) or any(
+        return self._shows_less(view.columns, held) or any(
             name not in found or found[name].comment != shape.view_comment(select)
             for name, select in selects.items()
         )
@@ -444,32 +444,37 @@ class IndexStore:
         command = f"`iscp job rebuild {self._shown} --tenant '*'`"
         return f"Rebuild the index ({command}); the old rows are served until then."
 
-    def _shows_less(self, shown: Mapping[str, str]) -> bool:
+    def _shows_less(self, shown: Mapping[str, str], held: Mapping[str, str]) -> bool:
         """Whether the view was made for fewer columns, or for other types."""
-        types = self.shape.column_types()
         return any(
-            name not in shown or not same_type(shown[name], types[name])
+            name not in shown or not same_type(shown[name], self._kept_as(name, held.get(name)))
             for name in self.shape.columns
         )
+
+    def _kept_as(self, name: str, held: str | None) -> str:
+        """Return the column's type once the table, which holds `held`, is made ready."""
+        wanted = self.shape.column_types()[name]
+        return wanted if name in self.shape.order_by else keeping_fields(held, wanted)
 
     def _columns(self) -> Mapping[str, str]:
         """The columns of the table that is served, with their types; none where it is missing."""
         held = namesakes(self.endpoint, self.shape).get(self.shape.rows)
         return held.columns if held else {}
 
-    def _fit(self, name: str, held: str | None, wanted: str) -> None:
-        column, table = self.shape.column_sql(name), self.shape.rows
-        if held is not None and same_type(held, wanted):
+    def _fit(self, name: str, held: str | None) -> None:
+        table, kept = self.shape.rows, self._kept_as(name, held)
+        column = self.shape.column_sql(name, kept)
+        if held is not None and same_type(held, kept):
             return
         if held is None:
             self._run(f"ALTER TABLE {self.shape.name(table)} ADD COLUMN IF NOT EXISTS {column}")
-        elif widens(held, wanted) and name not in self.shape.order_by:
+        elif widens(held, kept) and name not in self.shape.order_by:
             self._run(f"ALTER TABLE {self.shape.name(table)} MODIFY COLUMN {column}")
         else:
             raise SchemaError(
-                f"Column {name!r} of {self.shape.source.name!r} has become {wanted}, and index "
-                f"{self.shape.index.name!r} holds {held} (table {self.shape.name(table)}). "
-                f"{self._remedy}"
+                f"Column {name!r} of {self.shape.source.name!r} has become "
+                f"{self.shape.column_types()[name]}, and index {self.shape.index.name!r} holds "
+                f"{held} (table {self.shape.name(table)}). {self._remedy}"
             )
 
     def _repeated(self, tenant: str) -> str:

@@ -63,6 +63,11 @@ class ChType:
         return self
 
     @property
+    def fields(self) -> dict[str, ChType]:
+        """The types of a tuple's members by name; none where they have no names."""
+        return dict(zip(self.names, self.parts, strict=True)) if self.names else {}
+
+    @property
     def structure(self) -> ChType:
         """The Array or Tuple that Nested and the geo types stand for; any other type itself."""
         if self.name == "Nested":

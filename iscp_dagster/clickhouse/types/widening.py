@@ -1,12 +1,13 @@
-"""Whether a column with rows in it can be altered to another type."""
+"""Whether a column with rows in it can be altered to another type, and to which."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
-from iscp_dagster.clickhouse.types.typetext import ChType, TypeTextError, parsed
+from iscp_dagster.clickhouse.types.typetext import GEO, ChType, TypeTextError, of, parsed
 
 INTEGER = re.compile(r"(U?)Int(\d+)")
 LINES = (("BFloat16", "Float32", "Float64"), ("Date", "Date32"))
@@ -14,6 +15,8 @@ EXACT_BITS = 32
 """The bits of the integers that Float64 holds all of."""
 MOST_DIGITS = 6
 """Of a second, in the DateTime64 that has all of Date32's days."""
+WITHOUT_NULLS = frozenset({"Array", "Map", "Tuple", "Nested", "JSON", "Dynamic", "Variant", *GEO})
+"""Types that Nullable does not take; a field without a value is empty there."""
 
 
 def same_type(held: str, wanted: str) -> bool:
@@ -25,6 +28,47 @@ def widens(held: str, wanted: str) -> bool:
     """Whether ClickHouse's type `wanted` holds every value of `held`, so that rows can stay."""
     before = _known(held)
     return before is not None and _holds(before, parsed(wanted))
+
+
+def keeping_fields(held: str | None, wanted: str) -> str:
+    """Return `wanted` with the fields that only `held` has in its tuples, after its own.
+
+    A field that the source renamed or dropped stays, as a column would, so that whoever still reads
+    an earlier version finds it. Map keys stay as they are wanted: another field is another key.
+    """
+    before, after = held and _known(held), parsed(wanted)
+    kept = _keeping(before, after) if before else after
+    # Unchanged, it is written as it was.
+    return wanted if kept == after else str(kept)
+
+
+def _keeping(before: ChType, after: ChType) -> ChType:
+    if before.name != after.name:
+        return after
+    if after.name == "Array":
+        return of("Array", *map(_keeping, before.parts, after.parts))
+    if after.name == "Map":
+        return of("Map", after.parts[0], _keeping(before.parts[1], after.parts[1]))
+    if after.name != "Tuple" or not before.names or not after.names:
+        return after
+    old, new = before.fields, after.fields
+    merged = {name: _merged(old.get(name), new.get(name)) for name in {**new, **old}}
+    return replace(after, names=tuple(merged), parts=tuple(merged.values()))
+
+
+def _merged(before: ChType | None, after: ChType | None) -> ChType:
+    """Return the type of a field; where some rows lack it, it is null if it can be."""
+    if before and after:
+        both = _keeping(before, after)
+        return _as_nullable(both) if _nullable(before) else both
+    (only,) = filter(None, (before, after))
+    return _as_nullable(only)
+
+
+def _as_nullable(type_: ChType) -> ChType:
+    if type_.name == "LowCardinality":
+        return of("LowCardinality", _as_nullable(type_.parts[0]))
+    return type_ if type_.name in {"Nullable", *WITHOUT_NULLS} else of("Nullable", type_)
 
 
 def _holds(before: ChType, after: ChType) -> bool:
@@ -52,13 +96,16 @@ def _has_parts(before: ChType, after: ChType) -> bool:
 
 
 def _has_fields(before: ChType, after: ChType) -> bool:
-    """Whether a named tuple has all fields of another; ClickHouse fills new ones with null."""
+    """Whether a named tuple has all fields of another; those added must have a value for no value.
+
+    Every tenant is read again as a snapshot after its source's structures changed.
+    """
     if before.name != after.name or not before.names or not after.names:
         return False
-    old = dict(zip(before.names, before.parts, strict=True))
-    new = dict(zip(after.names, after.parts, strict=True))
+    old, new = before.fields, after.fields
     kept = old.keys() <= new.keys() and all(_holds(old[name], new[name]) for name in old)
-    return kept and all(_nullable(new[name]) for name in new.keys() - old.keys())
+    added = [new[name] for name in new.keys() - old.keys()]
+    return kept and all(_nullable(each) or each.name in WITHOUT_NULLS for each in added)
 
 
 def _has_digits(before: ChType, after: ChType) -> bool:

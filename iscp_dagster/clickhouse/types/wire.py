@@ -60,7 +60,9 @@ def selected(name: str, stored: Stored) -> str:
     """Return the expression that selects the column in a form that Arrow can read."""
     read = _read(stored)
     column = ident(name)
-    return column if read == stored.type else f"CAST({column}, {text(str(read))}) AS {column}"
+    # A structure may have more fields in the table than in the source.
+    as_it_is = read == stored.type and not _has_fields(read)
+    return column if as_it_is else f"CAST({column}, {text(str(read))}) AS {column}"
 
 
 def restored(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -87,6 +89,10 @@ def _read(stored: Stored) -> ChType:
     elif cell.read is not None:
         kept = parsed(cell.read)
     return of("Nullable", kept) if stored.takes_nulls else kept
+
+
+def _has_fields(type_: ChType) -> bool:
+    return type_.name == "Tuple" or any(map(_has_fields, type_.parts))
 
 
 def _as_text(type_: pa.DataType) -> pa.DataType:

@@ -16,7 +16,7 @@ from nastyhistories import LOOK, history, live
 from tables import FEED, deployment_at
 
 from iscp_dagster import FullText, Mirror, Vector
-from iscp_dagster.model.errors import KeyColumnError
+from iscp_dagster.model.errors import KeyColumnError, SchemaError
 from iscp_dagster.spark.session import private
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -263,12 +263,42 @@ HISTORIES = (
         properties=MAPPED,
     ),
     history(
-        "a struct's field is renamed",
+        "a struct's field is renamed, then one tenant writes",
         *(put("'a', 1, struct(1, 2)", "'b', 1, struct(3, 4)"), LOOK),
-        "ALTER TABLE {t} RENAME COLUMN s.x TO z",
+        *("ALTER TABLE {t} RENAME COLUMN s.x TO z", LOOK, put("'a', 2, struct(5, NULL)")),
         more="s STRUCT<x: INT, y: INT>",
         properties=MAPPED,
-        unmet="another struct asks for a rebuild (10300)",
+        verified=True,
+    ),
+    history(
+        "two fields of a struct exchange their names",
+        *(put("'a', 1, struct('x', 'y')", "'b', 1, struct(NULL, 'yy')"), LOOK),
+        *(f"ALTER TABLE {{t}} RENAME COLUMN s.{old} TO {new}" for old, new in ("xt", "yx", "ty")),
+        more="s STRUCT<x: STRING, y: STRING>",
+        properties=MAPPED,
+    ),
+    history(
+        "fields of structs in arrays and maps are renamed, dropped and added",
+        put("'a', 1, array(struct(1, array(2))), map('k', struct(3, struct('x')))"),
+        *(put("'b', 1, array(), map('k', NULL)"), LOOK),
+        "ALTER TABLE {t} RENAME COLUMN l.element.xs TO zs",
+        *("ALTER TABLE {t} RENAME COLUMN m.value.s.t TO u", LOOK),
+        *(f"ALTER TABLE {{t}} DROP COLUMN {field}" for field in ("l.element.x", "m.value.s")),
+        *(LOOK, "ALTER TABLE {t} ADD COLUMNS (l.element.x INT, m.value.s STRUCT<u: STRING>)"),
+        *(LOOK, put("'b', 2, array(struct(array(), 7)), map('k', struct(NULL, struct('u')))")),
+        more="l ARRAY<STRUCT<x: INT, xs: ARRAY<INT>>>, "
+        "m MAP<STRING, STRUCT<x: INT, s: STRUCT<t: STRING>>>",
+        properties=MAPPED,
+        nulls=False,
+        verified=True,
+    ),
+    history(
+        "a struct's field is dropped and added with another type",
+        *(put("'a', 1, struct(1, 2)"), LOOK, "ALTER TABLE {t} DROP COLUMN s.x"),
+        "ALTER TABLE {t} ADD COLUMNS (s.x STRING)",
+        more="s STRUCT<x: INT, y: INT>",
+        properties=MAPPED,
+        refused=SchemaError.code,
     ),
     history(
         "generated, default and identity columns",
@@ -445,12 +475,6 @@ def running(request, spark_remote, clickhouse_url, tmp_path_factory):
     writer.stop()
 
 
-def parameters():
-    for each in HISTORIES:
-        marks = [pytest.mark.xfail(strict=True, reason=each.unmet)] if each.unmet else []
-        yield pytest.param(each, id=each.name, marks=marks)
-
-
-@pytest.mark.parametrize("history", [*parameters()])
+@pytest.mark.parametrize("history", HISTORIES, ids=[each.name for each in HISTORIES])
 def test_clickhouse_has_what_spark_has(running, history):
     running[history.name].result()

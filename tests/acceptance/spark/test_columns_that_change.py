@@ -8,11 +8,8 @@ import pytest
 from tables import FEED, Table, deployment_at, kinds
 
 from iscp_dagster import FullText, Mirror
-from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.delta.log.commits import commit_name
-from iscp_dagster.model.errors import SchemaError
-from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.upkeep.position import positions
@@ -98,29 +95,6 @@ def test_tails_after_the_change_have_the_new_names(deployment):
     assert set(kinds(table.follow())) == {ReadKind.TAIL}
     index, source = served(table, "p, q, w")
     assert index == source
-    table.check()
-
-
-def test_a_renamed_field_of_a_structure_is_not_served_under_its_old_name(deployment):
-    table = Table.make(
-        deployment,
-        Mirror(),
-        columns="tenant STRING, id BIGINT, s STRUCT<a: INT, t: STRUCT<b: STRING>>",
-        properties=MAPPED,
-    )
-    structs = "('a', 1, struct(1, struct('x'))), ('b', 2, struct(2, struct('y')))"
-    table.sql(f"INSERT INTO {{t}} VALUES {structs}")
-    table.follow()
-    table.sql("ALTER TABLE {t} RENAME COLUMN s.t.b TO c")
-    table.follow()
-    told = {(job.key.tenant, job.status.code) for job in table.jobs()}
-    assert told == {("a", SchemaError.code), ("b", SchemaError.code)}
-    assert not any(each.in_step for each in positions(deployment, table.source))
-    mirror = JobID(db=table.source.database, table=table.source.table, job="mirror")
-    jobs = Jobs(deployment=deployment, sources=[table.source], cancel_runs=lambda _: None)
-    assert jobs.rebuild_job("*", mirror) is True
-    table.follow()
-    assert table.query("SELECT id, s.t.c FROM {mirror} ORDER BY id") == [(1, "x"), (2, "y")]
     table.check()
 
 

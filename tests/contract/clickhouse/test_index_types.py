@@ -395,6 +395,43 @@ def test_a_column_becomes_a_wider_type_and_no_other(endpoint):
         store(n="UInt8").ensure()
 
 
+def test_tenants_before_and_after_a_renamed_field_have_their_values_in_one_table(endpoint):
+    def store(name):
+        inner = Struct(fields=(DeltaField(name=name, type=LONG), DeltaField(name="y", type=LONG)))
+        fields = [DeltaField(name="id", type=LONG), DeltaField(name="tenant", type=STRING)]
+        nested = Map(key=STRING, value=Array(element=inner))
+        fields += [DeltaField(name="s", type=inner), DeltaField(name="m", type=nested)]
+        source = SourceTable("types.renamed", key="id", tenant="tenant")
+        shape = IndexTable(source=source, index=Mirror(), fields=fields)
+        return IndexStore(endpoint=endpoint, shape=shape)
+
+    def row(made, tenant, value):
+        types = {field.name: field.type for field in made.shape.fields}
+        held = dict(zip((f.name for f in types["s"].fields), (value, -value), strict=True))
+        values = {"id": value, "tenant": tenant, "s": held, "m": [("k", [held])]}
+        return pa.table({name: array([values[name]], type_) for name, type_ in types.items()})
+
+    def check(made, *whose):
+        columns = ", ".join(selected(name, each) for name, each in made.shape.stored.items())
+        query = f"SELECT {columns} FROM types.renamed_mirror WHERE id = {whose[-1]}"
+        found = endpoint.client().query_arrow(query, use_strings=True)
+        assert found.to_pylist() == row(made, *whose).to_pylist()
+
+    before, after = store("x"), store("z")
+    before.ensure()
+    before.ensure_views()
+    assert write(before, row(before, "a", 1))[0].code == 0
+    after.ensure()
+    assert write(after, row(after, "b", 2))[0].code == 0
+    # A run of the version before goes on, and takes nothing from who is ahead.
+    before.ensure()
+    assert write(before, row(before, "a", 3))[0].code == 0
+    for each in ((before, "a", 1), (after, "b", 2), (before, "a", 3)):
+        check(*each)
+    found = endpoint.client().query("SELECT s.z, s.x, s.y FROM types.renamed_mirror ORDER BY id")
+    assert found.result_rows == [(None, 1, -1), (2, None, -2), (None, 3, -3)]
+
+
 def test_what_a_change_feed_may_have_replaced_is_left_to_a_snapshot(endpoint):
     nested = Map(key=LONG, value=Array(element=STRING))
     store = keyed(endpoint, {"k": (LONG, "Int64"), "n": (nested, "Map(Int64, Array(String))")})

@@ -50,8 +50,6 @@ class History:
     declared: dict[str, Any] = field(default_factory=dict)
     refused: int = 0
     """The code by which what was committed last is refused, for each index."""
-    unmet: str = ""
-    """What does not hold yet: the test must fail."""
 
 
 def history(name: str, *steps: Step, **options: Any) -> History:

@@ -17,7 +17,7 @@ from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.types.cells import CELLS, cell_of, family
 from iscp_dagster.clickhouse.types.stored import OPEN, stored_column
 from iscp_dagster.clickhouse.types.typetext import GEO, ChType, TypeTextError, parsed
-from iscp_dagster.clickhouse.types.widening import same_type, widens
+from iscp_dagster.clickhouse.types.widening import keeping_fields, same_type, widens
 from iscp_dagster.clickhouse.types.wire import respelled
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
 from iscp_dagster.model.errors import ConfigError, SchemaError
@@ -287,7 +287,8 @@ def test_a_jobs_options_name_types():
         ("Tuple(a Int32, b Tuple(c Date32))", "Tuple(a Int64, b Tuple(c Date32))", True),
         ("Tuple(a Int32)", "Tuple(a Int32, b Nullable(String))", True),
         ("Array(Tuple(a Int32))", "Array(Tuple(b Nullable(String), a Int32))", True),
-        ("Tuple(a Int32)", "Tuple(a Int32, b Array(String))", False),
+        ("Tuple(a Int32)", "Tuple(a Int32, b Array(String))", True),
+        ("Tuple(a Int32)", "Tuple(a Int32, b Int32)", False),
         ("Tuple(a Int32, b Int32)", "Tuple(a Int32)", False),
         ("Tuple(a Int32)", "Tuple(b Int32)", False),
         ("Tuple(Int32)", "Tuple(Int64)", False),
@@ -304,6 +305,53 @@ def test_a_jobs_options_name_types():
 )
 def test_which_types_a_column_may_become(held, wanted, expected):
     assert widens(held, wanted) is expected
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "kept"),
+    [
+        ("Tuple(a Int32)", "Tuple(b Int32)", "Tuple(b Nullable(Int32), a Nullable(Int32))"),
+        ("Tuple(b Nullable(Int32), a Nullable(Int32))", "Tuple(b Int32)", None),
+        ("Tuple(a Int8, b Int8)", "Tuple(b Int8, a Int8)", "Tuple(b Int8, a Int8)"),
+        (
+            "Array(Map(String, Tuple(a Array(Int8))))",
+            "Array(Map(String, Tuple(b Array(Int8))))",
+            "Array(Map(String, Tuple(b Array(Int8), a Array(Int8))))",
+        ),
+        (
+            "Tuple(a Tuple(b LowCardinality(String)))",
+            "Tuple(a Tuple(c Tuple(d Int8)))",
+            "Tuple(a Tuple(c Tuple(d Int8), b LowCardinality(Nullable(String))))",
+        ),
+    ],
+)
+def test_a_structure_keeps_the_fields_that_the_source_renamed_or_dropped(held, wanted, kept):
+    made = keeping_fields(held, wanted)
+    assert same_type(made, kept or held)
+    assert widens(held, made)
+    assert same_type(keeping_fields(made, wanted), made)
+    # Whoever still reads the version before finds the table as it needs it.
+    assert parsed(keeping_fields(made, held)).fields.keys() == parsed(made).fields.keys()
+    assert widens(made, keeping_fields(made, held))
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted"),
+    [
+        ("Tuple(a Int32)", "Tuple(a String)"),
+        ("Tuple(a Int32, b String)", "Tuple(a String, b Int32)"),
+        ("Map(Tuple(a Int32), Int8)", "Map(Tuple(b Int32), Int8)"),
+        ("Tuple(a Tuple(b Int8))", "Tuple(a Array(Tuple(b Int8)))"),
+    ],
+)
+def test_a_field_of_another_type_and_keys_of_other_fields_are_not_taken(held, wanted):
+    assert not widens(held, keeping_fields(held, wanted))
+
+
+@pytest.mark.parametrize("wanted", ["Int64", "Tuple(Int32)", "Array(Int8)", "Map(Int8, Int8)"])
+def test_a_type_without_fields_stays_as_it_is_wanted(wanted):
+    assert keeping_fields("Tuple(a Int32)", wanted) == wanted
+    assert keeping_fields(None, wanted) == wanted
 
 
 def test_the_page_shows_the_table_that_the_code_goes_by():

@@ -54,6 +54,11 @@ class Rows(Protocol):
         """The column that marks deleted rows."""
         ...
 
+    @property
+    def stored(self) -> Mapping[str, Stored]:
+        """How the columns are kept."""
+        ...
+
 
 @dataclass(frozen=True)
 class IndexKind(Index):
@@ -75,6 +80,13 @@ class IndexKind(Index):
     def skip_indexes(self) -> Sequence[str]:
         """Return the INDEX clauses of the table."""
         return ()
+
+    def system_columns(self) -> Mapping[str, str]:
+        """Return columns that the table has for the kind alone, with their types; views hide them.
+
+        Rows from before there was such a column have its type's default there.
+        """
+        return {}
 
     def described(self, fields: Sequence[DeltaField]) -> Mapping[str, Any]:
         """Return what else determines the tables, given all their columns."""

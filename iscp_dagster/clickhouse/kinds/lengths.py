@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -11,25 +14,51 @@ from iscp_dagster.model.errors import SchemaError
 
 LARGEST = (2 - 2**-23) * 2.0**127
 """The largest float of 32 bits, in which the graph measures."""
+FAR = 1_000.0
+"""How far fillers lie from 0, along each axis, so that they are candidates for few queries."""
 
 
-def whole_vectors(target: Rows, rows: pa.Table, vector: str, dimension: int) -> pa.Table:
-    """Check every live vector; replace those of deleted rows that the graph would refuse.
+def whole_vectors(
+    target: Rows, rows: pa.Table, vector: str, dimension: int, marks: str
+) -> pa.Table:
+    """Check every live vector; add the column `marks`, which tells whether a row has none.
 
-    The graph accepts vectors of one length, of finite floats that 32 bits hold.
+    The graph accepts vectors of one length, of finite floats that 32 bits hold. Rows without one,
+    and deleted rows whose vector it would refuse, get another.
     """
     column = rows[vector].combine_chunks()
     gone = pc.cast(rows[target.deleted], pa.bool_()).combine_chunks()
-    short = pc.not_equal(pc.fill_null(pc.list_value_length(column), 0), dimension)
-    wrong = pc.or_(short, _endless(column))
-    live = pc.and_not(wrong, gone)
+    length = pc.fill_null(pc.list_value_length(column), 0)
+    wrong = pc.or_(pc.not_equal(length, dimension), _endless(column))
+    lacks = pc.and_(pc.equal(length, 0), target.stored[vector].fills)
+    live = pc.and_not(pc.and_not(wrong, gone), lacks)
     if pc.any(live).as_py():
         raise _misfit(target, rows.filter(live).slice(0, 1), vector, dimension)
-    # Other deleted rows keep theirs: one shared by all deleted rows would crowd out neighbours.
     if pc.any(wrong).as_py():
-        unit = pa.scalar([1.0, *[0.0] * (dimension - 1)], type=column.type)
-        column = pc.if_else(wrong, unit, column)
-    return rows.set_column(rows.schema.get_field_index(vector), vector, column)
+        column = _filled(column, wrong, dimension, seed=_seed(rows.filter(wrong), vector))
+    rows = rows.set_column(rows.schema.get_field_index(vector), vector, column)
+    return rows.append_column(marks, lacks)
+
+
+def _filled(
+    column: pa.ListArray, wrong: pa.BooleanArray, dimension: int, *, seed: int
+) -> pa.ListArray:
+    """Put a vector of its own in place of each wrong one: a shared one would crowd out neighbours.
+
+    They point anywhere, and are the same whenever the rows are.
+    """
+    number = pc.sum(wrong).as_py()
+    floats = np.random.default_rng(seed).standard_normal(number * dimension) * FAR
+    offsets = pa.array(range(0, len(floats) + 1, dimension), pa.int32())
+    fillers = pa.ListArray.from_arrays(offsets, pa.array(floats)).cast(column.type)
+    nth = pc.subtract(pc.cumulative_sum(wrong.cast(pa.int64())), 1)
+    places = pc.if_else(wrong, pc.add(nth, len(column)), pa.array(range(len(column)), pa.int64()))
+    return pa.concat_arrays([column, fillers]).take(places)
+
+
+def _seed(rows: pa.Table, vector: str) -> int:
+    """Return a number that differs between chunks: fillers should not be the same in all."""
+    return zlib.crc32(repr(rows.slice(0, 1).drop([vector]).to_pylist()).encode())
 
 
 def _endless(column: pa.ListArray) -> pa.BooleanArray:

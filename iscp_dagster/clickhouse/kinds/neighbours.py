@@ -37,12 +37,15 @@ class Neighbours:
     """The SELECT list of the user's columns."""
     append: bool
     """Whether rows are only appended: then no row is deleted or replaced."""
+    lacks: str
+    """The column that marks rows without a vector, which are neighbours of none."""
 
     def select_distances(self) -> str:
         """Return the SELECT of every live row with its distance, by no graph."""
+        rows = f"{self.shape.final}{self._where(self._has_vector)}"
         return (
             f"SELECT {self.selected}, {self._measure()} AS {self._distance} "
-            f"FROM {self.shape.final}{self._where()} SETTINGS {settings(EXACT_FINAL)}"
+            f"FROM {rows} SETTINGS {settings(EXACT_FINAL)}"
         )
 
     def select_nearest(self) -> str:
@@ -58,15 +61,23 @@ class Neighbours:
         )
 
     def _among_candidates(self) -> str:
-        return f"(SELECT {self.selected} {self._by_graph()})"
+        lacks = ident(self.lacks)
+        columns = f"{self.selected}, {lacks}"
+        named = f"(SELECT countIf({self._has_vector}) FROM (SELECT {lacks} {self._by_graph()}))"
+        return (
+            f"(SELECT * FROM (SELECT {columns} {self._by_graph()}) "
+            f"WHERE {self._has_vector} AND {named} >= {COUNT} UNION ALL "
+            f"SELECT {columns} FROM {self._rows}"
+            f"{self._where(self._has_vector, f'{named} < {COUNT}')})"
+        )
 
     def _live_candidates(self) -> str:
         row = f"({', '.join((*self._keys, ident(VERSION)))})"
         candidate = f"{row} IN (SELECT {row[1:-1]} {self._by_graph()})"
-        live = f"SELECT count() FROM {self.shape.final}{self._where(candidate)}"
+        live = f"SELECT count() FROM {self.shape.final}{self._where(self._has_vector, candidate)}"
         stored = f"SELECT count() FROM {self._rows}{self._where()}"
         exact = f"({stored}) <= {EXACT_ROWS} OR ({live}) < {COUNT}"
-        return f"{self.shape.final}{self._where(f'({candidate} OR {exact})')}"
+        return f"{self.shape.final}{self._where(self._has_vector, f'({candidate} OR {exact})')}"
 
     def _by_graph(self) -> str:
         """Return what follows a SELECT list to get the rows that the graph names."""
@@ -92,6 +103,10 @@ class Neighbours:
         """
         largest = f"greatest(arrayMax(part -> abs(part), {QUERY}), 1e-45)"
         return f"arrayMap(part -> part / {largest}, CAST({QUERY}, 'Array(Float64)'))"
+
+    @property
+    def _has_vector(self) -> str:
+        return f"NOT {ident(self.lacks)}"
 
     @property
     def _is_angle(self) -> bool:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from iscp_dagster.clickhouse.types.stored import Stored
 
 FLOATS = ("Float32", "Float64", "BFloat16")
+NO_VECTOR = "_no_vector"
+"""The system column of rows that have no vector; the graph has another in its place."""
 NEAREST, DISTANCES = "nearest", "distances"
 """The ends of the names of its views beside the first."""
 
@@ -29,6 +31,7 @@ class Vector(IndexKind):
 
     `dimension` is the number of floats in every vector of the column. `metric` is
     `cosine` or `l2`; `quantization` one of ClickHouse's (`f64 f32 f16 bf16 i8 b1`).
+    A row whose vector is null or empty is in the index, and nobody's neighbour.
     """
 
     vector: str
@@ -102,9 +105,13 @@ class Vector(IndexKind):
         graph = f"{self.connectivity}, {self.expansion}"
         return [f"INDEX {name} {column} TYPE vector_similarity('hnsw', {shape}, {graph})"]
 
+    def system_columns(self) -> Mapping[str, str]:
+        return {NO_VECTOR: "Bool"}
+
     def select(self, shape: Shape, selected: Sequence[str]) -> str:
+        name = ident(self.vector)
         # An ORDER BY of the plain column's distance would have the graph answer, dead rows too.
-        vector = f"materialize({ident(self.vector)}) AS {ident(self.vector)}"
+        vector = f"if({ident(NO_VECTOR)}, [], materialize({name})) AS {name}"
         columns = ", ".join(vector if name == self.vector else ident(name) for name in selected)
         return f"SELECT {columns} FROM {shape.final} SETTINGS {settings(EXACT_FINAL)}"
 
@@ -115,12 +122,13 @@ class Vector(IndexKind):
             shape=shape,
             selected=selected,
             append=self.append,
+            lacks=NO_VECTOR,
         )
         by_end = {NEAREST: neighbours.select_nearest, DISTANCES: neighbours.select_distances}
         return by_end[end]()
 
     def fitted(self, target: Rows, rows: pa.Table) -> pa.Table:
-        """Check every live vector; replace those of deleted rows that the graph would refuse."""
+        """Check every live vector; give the rows without one, which are marked, another."""
         from iscp_dagster.clickhouse.kinds.lengths import whole_vectors
 
-        return whole_vectors(target, rows, self.vector, self.dimension)
+        return whole_vectors(target, rows, self.vector, self.dimension, NO_VECTOR)

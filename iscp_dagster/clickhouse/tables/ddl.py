@@ -114,7 +114,7 @@ class IndexTable:
     def __post_init__(self) -> None:
         object.__setattr__(self, "database", self.database or self.source.database)
         for field in self.fields:
-            if field.name in RESERVED_COLUMNS:
+            if field.name in {*RESERVED_COLUMNS, *self.index.system_columns()}:
                 raise SchemaError(
                     f"Source table {self.source.name!r} has a column {field.name!r}, a name that "
                     "every index reserves; rename it, or leave it out with columns=[...]."
@@ -204,7 +204,8 @@ class IndexTable:
     def column_types(self) -> dict[str, str]:
         """Return every stored column's ClickHouse type, system columns last."""
         own = {name: str(each.type) for name, each in self.stored.items()}
-        return own | dict.fromkeys(self.flags, "Bool") | _SYSTEM_TYPES
+        flags = dict.fromkeys(self.flags, "Bool")
+        return {**own, **flags, **_SYSTEM_TYPES, **self.index.system_columns()}
 
     def column_sql(self, name: str, type_: str) -> str:
         """Return how the column is declared; rows from before it was added have nulls there."""

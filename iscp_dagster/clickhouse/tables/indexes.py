@@ -139,10 +139,14 @@ class IndexStore:
     def renew_views(self) -> bool:
         """Replace views that another version of this package made; return whether there were any.
 
-        Idempotent. Leaves alone an index that has no view, or serves another generation.
+        Idempotent. Leaves alone an index that has no view, serves another generation, or lacks
+        columns that its next iteration adds.
         """
         found = namesakes(self.endpoint, self.shape)
-        has_old = self.shape.view in found and self._has_old_views(found) and self._serves()
+        held = found[self.shape.rows].columns if self.shape.rows in found else {}
+        has_all = held.keys() >= self.shape.column_types().keys()
+        is_shown = has_all and self.shape.view in found
+        has_old = is_shown and self._has_old_views(found) and self._serves()
         if has_old:
             self.ensure_views()
         return has_old
@@ -179,7 +183,9 @@ class IndexStore:
         """Return what to select from to read this generation, which the view may not serve yet."""
         served = self.data.served()
         shape = self.shape
-        return shape.name(shape.view) if served == shape.generation else shape.final
+        if served == shape.generation:
+            return shape.name(shape.view)
+        return f"({shape.selects()[shape.view]})"
 
     def size(self) -> int:
         """Count the rows of all tenants, also those that merges will drop; 0 without a table.

@@ -65,18 +65,28 @@ class Corpus:
         vectors = np.array([self.live[tenant].pop(row) for row in ids])
         self._write(tenant, ids, vectors, deleted=True)
 
-    def _write(self, tenant: str, ids: list[int], vectors: Any, *, deleted: bool) -> None:
+    def put_without(self, tenant: str, ids: Any, *, deleted: bool = False) -> None:
+        """Insert, update or delete rows without a vector, as one commit."""
+        ids = list(map(int, ids))
+        for row in ids:
+            self.live.get(tenant, {}).pop(row, None)
+        self._write(tenant, ids, np.zeros((len(ids), self.dimension)), deleted=deleted, lacks=True)
+
+    def _write(
+        self, tenant: str, ids: list[int], vectors: Any, *, deleted: bool, lacks: bool = False
+    ) -> None:
         self.version += 1
         floats = pa.float64() if self.element == "double" else pa.float32()
         flat = pa.array(vectors.reshape(-1), pa.float64()).cast(floats)
         offsets = pa.array(range(0, flat.__len__() + 1, self.dimension), pa.int32())
         number = len(ids)
+        nulls = pa.array([lacks] * number)
         table = pa.table(
             {
                 "tenant": pa.array([tenant] * number, pa.string()),
                 "id": pa.array(ids, pa.int64()),
                 "kind": pa.array([row % 10 for row in ids], pa.int64()),
-                "v": pa.ListArray.from_arrays(offsets, flat),
+                "v": pa.ListArray.from_arrays(offsets, flat, mask=nulls),
                 "_version": pa.array([self.version] * number, pa.int64()),
                 "_timestamp": pa.array([self.version] * number, pa.int64()),
                 "_deleted": pa.array([deleted] * number, pa.bool_()),
@@ -334,3 +344,47 @@ def test_appended_rows_have_neighbours_too(endpoint, metric):
     corpus.put("a", range(2_000, 2_100), random.normal(size=(100, WIDE)))
     for k in (1, 10, 400):
         check_forms(corpus, random.normal(size=WIDE), k, recall=0.9)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_a_row_without_a_vector_is_in_the_index_and_nobodys_neighbour(endpoint, metric):
+    """As long as its vector is not computed; also where most rows lack theirs."""
+    random = np.random.default_rng(13)
+    corpus = Corpus(endpoint=endpoint, metric=metric)
+    corpus.put("a", range(0, MANY, 2), random.normal(size=(MANY // 2, WIDE)))
+    corpus.put_without("a", range(1, MANY, 2))
+    corpus.put("b", range(30), random.normal(size=(30, WIDE)))
+    corpus.put_without("b", range(30, 2_000))
+    query = random.normal(size=WIDE)
+    before = searches(corpus)
+    check_rows(corpus, query, 10, recall=0.9)
+    assert searches(corpus) > before
+    check_forms(corpus, query, 10, "b")
+    shown = "SELECT countIf(empty(v)), count() FROM VIEW WHERE tenant = "
+    assert corpus.query(f"{shown}'a'", query, 1) == [(MANY // 2, MANY)]
+    # It gets its vector, another loses one, and a row that has none is deleted.
+    corpus.put("a", [1], [query])
+    corpus.put_without("b", range(5))
+    corpus.put_without("a", [3], deleted=True)
+    corpus.merge()
+    assert ids_of(corpus, "id", query, 1) == [1]
+    check_forms(corpus, query, 10, recall=0.9)
+    check_forms(corpus, query, 40, "b")
+    assert corpus.query(f"{shown}'a'", query, 1) == [(MANY // 2 - 2, MANY - 1)]
+
+
+def test_appended_rows_without_a_vector_are_nobodys_neighbours(endpoint):
+    random = np.random.default_rng(14)
+    corpus = Corpus(endpoint=endpoint, metric="l2", append=True)
+    corpus.put_without("a", range(1_000, 3_000))
+    corpus.put("a", range(40), random.normal(size=(40, WIDE)))
+    corpus.put("b", range(900), random.normal(size=(900, WIDE)))
+    corpus.put_without("b", range(900, 1_000))
+    query = random.normal(size=WIDE)
+    for k in (1, 10, 100):
+        check_forms(corpus, query, k)
+        check_rows(corpus, query, k, "b", recall=0.9)
+    # A replayed chunk has the same vectors in their place, so that its token still stands for it.
+    corpus.version -= 1
+    corpus.put_without("b", range(900, 1_000))
+    assert corpus.query("SELECT count() FROM VIEW WHERE tenant = 'b'", query, 1) == [(1_000,)]

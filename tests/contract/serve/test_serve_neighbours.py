@@ -22,7 +22,9 @@ def shop(clickhouse_url):
     """A thousand vectors, of which the nearest to (5, 5) were deleted."""
     made = Shop(Endpoint.parse(clickhouse_url), indexes=(Vector("v", dimension=2, metric="l2"),))
     (index,) = made.indexes
-    made.build(index, [row(number, ("even", "odd")[number % 2]) for number in range(1_000)])
+    rows = [row(number, ("even", "odd")[number % 2]) for number in range(1_000)]
+    rows += [(*row(number, "bare")[:-1], None) for number in range(1_000, 1_200)]
+    made.build(index, rows)
     gone = [number for number in range(1_000) if FAR["l2"](*row(number)[-1]) < 3]
     table = table_of([row(number) for number in gone], version=2)
     deleted = table.schema.get_field_index("_deleted")
@@ -60,6 +62,13 @@ def test_a_condition_holds_before_rows_are_counted(shop, k):
     assert odd == brute_force(shop, k, lambda number: number % 2)
     late = nearest(shop, ', where: {id: {_gte: "900"}, _not: {body: {_eq: "odd"}}}', k)
     assert late == brute_force(shop, k, lambda number: number >= 900 and number % 2 == 0)
+
+
+def test_a_row_without_a_vector_is_no_neighbour(shop):
+    assert nearest(shop, ', where: {body: {_eq: "bare"}}', 5) == []
+    assert [number for number, _ in nearest(shop, "", 1_000)] == [
+        number for number, _ in brute_force(shop, 1_000)
+    ]
 
 
 def test_a_condition_that_selects_nothing_has_no_neighbours(shop):

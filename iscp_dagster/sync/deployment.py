@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.owned import stored_definition
+from iscp_dagster.clickhouse.types.nulls import check_table_nulls
 from iscp_dagster.delta.expressions import analyzed
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.events.ids import DEFAULT_IDS, IdScheme
@@ -123,22 +125,19 @@ class Deployment:
 
         `calculated` are a view's own columns; None: as its table has them, or else as Spark says.
         """
+        check_table_nulls(source, schema)
         wanted = source.columns_of(index, [field.name for field in schema])
         fields = [field for field in schema if field.name in wanted]
         endpoint = self.endpoint_of(index)
-        shape = IndexTable(
-            source=source,
-            index=index,
-            fields=fields,
-            generation=generation,
-            database=endpoint.database,
-        )
+        made = partial(IndexTable, source=source, generation=generation, database=endpoint.database)
         if isinstance(index, Changes):
             if calculated is None:
-                held = stored_definition(endpoint, shape).get(CALCULATED)
+                # Its types and rules may name columns that are not known yet.
+                bare = made(index=replace(index, types={}, nulls=None), fields=fields)
+                held = stored_definition(endpoint, bare).get(CALCULATED)
                 calculated = self._calculated(source, index, schema, held)
-            shape = replace(shape, fields=[*fields, *calculated, *IMAGE_FIELDS])
-        return IndexStore(endpoint=endpoint, shape=shape)
+            fields += [*calculated, *IMAGE_FIELDS]
+        return IndexStore(endpoint=endpoint, shape=made(index=index, fields=fields))
 
     def _calculated(
         self, source: SourceTable, index: Changes, schema: Sequence[DeltaField], held: Any

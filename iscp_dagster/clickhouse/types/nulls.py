@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from iscp_dagster.model.declared.images import IMAGE_COLUMNS
 from iscp_dagster.model.declared.schema import Array, DeltaField, DeltaType, Map, Struct
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.errors import ConfigError, SchemaError
@@ -23,7 +24,12 @@ def has_parts(type_: DeltaType) -> bool:
 
 
 def null_rule(source: SourceTable, index: Index, column: str) -> str:
-    """Return the rule for a column: the index's, else the table's, that for the column first."""
+    """Return the rule for a column: the index's, else the table's, that for the column first.
+
+    The columns that every image row has are as they are.
+    """
+    if column in IMAGE_COLUMNS:
+        return EMPTY
     for rules in (index.nulls, source.nulls):
         rule = rules.get(column) if isinstance(rules, Mapping) else rules
         if rule is not None and not (rule == JSON and rules == JSON and _is_needed(index, column)):
@@ -51,23 +57,13 @@ def null_rules(source: SourceTable, index: Index) -> dict[str, str]:
 
 
 def check_null_columns(source: SourceTable, index: Index, fields: Sequence[DeltaField]) -> None:
-    """Reject rules for columns that have nulls or are not there, and flags that are taken.
+    """Reject an index's rules for columns that need none or are not there, and taken flags.
 
     Raises SchemaError. A table's rules may name columns that the index does not carry.
     """
     types = {field.name: field.type for field in fields}
     where = f"Index {source.name}/{index.name}"
-    for column in index.nulls if isinstance(index.nulls, Mapping) else ():
-        if column not in types:
-            raise SchemaError(
-                f"{where}: nulls names the column {column!r}, which it does not carry; it carries: "
-                f"{', '.join(types)}."
-            )
-        if not has_parts(types[column]):
-            raise SchemaError(
-                f"{where}: nulls names the column {column!r}, which is {types[column]}: ClickHouse "
-                "has nulls of it. Give nulls for arrays, maps and structs only."
-            )
+    _check_columns(where, index.nulls, types)
     for column, type_ in types.items():
         flag = flag_name(column)
         if flag in types and has_parts(type_) and null_rule(source, index, column) == FLAG:
@@ -77,8 +73,40 @@ def check_null_columns(source: SourceTable, index: Index, fields: Sequence[Delta
             )
 
 
+def check_table_nulls(source: SourceTable, fields: Sequence[DeltaField]) -> None:
+    """Reject a table's rules for columns that need none, or that are none of its `fields`.
+
+    Raises SchemaError.
+    """
+    where = f"Source table {source.name!r}"
+    _check_columns(where, source.nulls, {field.name: field.type for field in fields})
+
+
+def _check_columns(
+    where: str, rules: str | Mapping[str, str] | None, types: Mapping[str, DeltaType]
+) -> None:
+    for column in rules if isinstance(rules, Mapping) else ():
+        if column not in types:
+            raise SchemaError(
+                f"{where}: nulls names the column {column!r}, which it does not have; correct the "
+                f"name, or leave it out. It has: {', '.join(types)}."
+            )
+        if not has_parts(types[column]):
+            raise SchemaError(
+                f"{where}: nulls names the column {column!r}, which is {types[column]}: ClickHouse "
+                "has nulls of it. Give nulls for arrays, maps and structs only."
+            )
+
+
 def check_nulls(source: SourceTable, index: Index) -> None:
-    """Reject rules that do not exist. Raises ConfigError."""
+    """Reject rules that do not exist, and those for columns left out. Raises ConfigError."""
+    for column in index.nulls if isinstance(index.nulls, Mapping) else ():
+        chosen = {*(index.columns or (column,)), *index.needed_columns}
+        if column in index.exclude or column not in chosen:
+            raise ConfigError(
+                f"Index {source.name}/{index.name}: nulls names the column {column!r}, which it "
+                "leaves out; correct the name, or carry the column."
+            )
     for where, rules in ((source.name, source.nulls), (f"{source.name}/{index.name}", index.nulls)):
         for rule in rules.values() if isinstance(rules, Mapping) else [rules]:
             if rule not in NULLS and rule is not None:

@@ -18,7 +18,7 @@ from iscp_dagster.model.errors import ConfigError
 CHANGES = "changes"
 """The kind of a view's index."""
 _SAID_BY_THE_VIEW = (
-    *("name", "types", "description", "owners", "tags", "priority"),
+    *("name", "types", "nulls", "description", "owners", "tags", "priority"),
     "auto_register",
 )
 

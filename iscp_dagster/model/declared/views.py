@@ -39,6 +39,8 @@ class View:
     """Calculated columns: by name, an expression in Spark SQL over the columns of `of`."""
     types: Mapping[str, str] = field(default_factory=dict)
     """By column, ClickHouse types other than the default (docs/types.md)."""
+    nulls: str | Mapping[str, str] | None = None
+    """What it has for null arrays, maps and structs, by column or for all; None: as the table."""
     description: str | None = None
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)

@@ -252,6 +252,25 @@ def test_data_and_watermark_in_one_transaction_commit_together(deployment, tmp_p
     assert (job.state, job.status.counts["inserted"]) == (JobState.COMPLETED, 2)
 
 
+def test_a_consumer_gets_nulls_whatever_the_indexes_have(deployment):
+    columns = "tenant STRING, id BIGINT, tags ARRAY<STRING>, m MAP<STRING, INT>"
+    table = Table.make(deployment, Mirror(nulls="json"), columns=columns, nulls="flag")
+    null, there = "('a', 1, NULL, NULL)", "('a', 2, array(NULL), map('x', NULL))"
+    table.sql(f"INSERT INTO {{t}} VALUES {null}, {there}")
+    register(table, "Keep")
+    table.follow()
+    table.sql(f"INSERT INTO {{t}} VALUES {null.replace('1', '3')}")
+    table.follow()
+    table.agreed()
+    (first,), (second,) = (call.inserts for call in Keep.calls)
+    rows = [*first.to_pylist(), *second.to_pylist()]
+    assert sorted((row["id"], row["tags"], row["m"]) for row in rows) == [
+        (1, None, None),
+        (2, [None], [("x", None)]),
+        (3, None, None),
+    ]
+
+
 def test_an_index_that_nobody_declared_is_kept_by_its_spec(deployment):
     table = Table.make(deployment)
     table.insert(1, 2)

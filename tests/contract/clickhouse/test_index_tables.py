@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 
 import pyarrow as pa
@@ -300,16 +301,33 @@ def test_keys_of_every_type_are_looked_up(make, endpoint):
     [
         (broken("id", None), KeyColumnError, "key column 'id' is null"),
         (broken("tenant", None), KeyColumnError, "key column 'tenant' is null"),
-        (broken("v", None), SchemaError, "has 0 floats in row {'id': 3}, not 2"),
+        (broken("v", []), SchemaError, "has 0 floats in row {'id': 3}, not 2"),
+        (broken("v", None), SchemaError, "column 'v' is null in row {'id': 3}"),
         (broken("v", [1.0]), SchemaError, "has 1 floats in row {'id': 3}, not 2"),
     ],
 )
 def test_rows_that_do_not_fit_are_named_and_nothing_is_written(make, table, error, said):
-    store = make(Vector("v", dimension=2))
+    store = make(Vector("v", dimension=2, nulls="refuse"))
     (receipt,) = write(store, table)
     assert receipt.code == error.code
     assert said in receipt.message
     assert stored(store) == 0
+
+
+def test_json_text_of_appended_rows_is_the_same_when_a_chunk_comes_again(endpoint):
+    source = SourceTable(f"contract.t{next(NUMBERS)}", tenant="tenant")
+    index = Mirror(append=True, nulls="json")
+    store = IndexStore(
+        endpoint=endpoint, shape=IndexTable(source=source, index=index, fields=FIELDS)
+    )
+    store.ensure()
+    store.ensure_views()
+    table = pa.concat_tables([rows(range(5), vector=each) for each in (None, [], [0.5, None])])
+    for _ in range(2):
+        assert not any(receipt.code for receipt in write(store, table))
+    query = f"SELECT v, count() FROM {store.shape.name(store.shape.view)} GROUP BY v ORDER BY v"
+    found = endpoint.client().query(query).result_rows
+    assert found == [("[0.5,null]", 5), ("[]", 5), (None, 5)]
 
 
 def test_one_failing_target_leaves_the_others_whole(make):
@@ -394,6 +412,26 @@ def test_views_that_were_made_otherwise_are_made_anew(make):
     command(f"CREATE OR REPLACE VIEW {shape.name(shape.beside('nearest'))} AS {old}")
     store.ensure()
     assert views_of(store) == made
+
+
+def test_a_vector_index_of_before_there_were_rows_without_a_vector_goes_on(make, endpoint):
+    store = make(Vector("v", dimension=2))
+    write(store, rows([1]))
+    client, name = endpoint.client(), store.shape.name
+    view, table = name(store.shape.view), name(store.shape.rows)
+    for each in store.shape.views:
+        client.command(f"DROP VIEW IF EXISTS {name(each)}")
+    client.command(f"ALTER TABLE {table} DROP COLUMN _no_vector")
+    comment = json.dumps({"index": store.shape.owner})
+    client.command(
+        f"CREATE VIEW {view} AS SELECT tenant, id, body, v FROM {table} COMMENT '{comment}'"
+    )
+    assert store.renew_views() is False, "it waits for the column"
+    assert len(served(store)) == 1
+    store.ensure()
+    write(store, rows([2], version=2, vector=None), upto=2)
+    query = f"SELECT id, v FROM {view} ORDER BY id"
+    assert client.query(query).result_rows == [(1, [1.0, 0.0]), (2, [])]
 
 
 def views_of(store):

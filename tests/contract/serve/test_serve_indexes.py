@@ -152,6 +152,28 @@ def test_binary_columns_are_those_of_the_delta_table(clickhouse_url, tmp_path):
     assert loader().queries[f"{shop.database}_tickets"].by_field == columns
 
 
+def test_null_parts_are_answered_as_the_index_has_them(clickhouse_url):
+    rules = {rule: Mirror(name=rule, nulls=rule) for rule in ("empty", "flag", "json")}
+    shop = Shop(Endpoint.parse(clickhouse_url), indexes=tuple(rules.values()))
+    vectors = [None, [], [0.5, 1.0]]
+    rows = [("acme", n, "x", "1.50", 0, 0.5, None, v) for n, v in enumerate(vectors)]
+    for index in rules.values():
+        shop.build(index, rows)
+
+    def asked(rule, fields, where="{}"):
+        query = f"{{ {shop.database}_tickets_{rule}(where: {where}) {{ {fields} }} }}"
+        answer = ask(shop.client(), query)
+        assert "errors" not in answer, answer
+        (found,) = answer["data"].values()
+        return [tuple(row.values()) for row in found]
+
+    assert asked("empty", "v") == [([],), ([],), ([0.5, 1.0],)]
+    assert asked("flag", "v v_is_null") == [([], True), ([], False), ([0.5, 1.0], False)]
+    assert asked("flag", "id", "{v_is_null: {_eq: true}}") == [("0",)]
+    assert asked("json", "v") == [(None,), ("[]",), ("[0.5,1.0]",)]
+    assert asked("json", "id", "{v: {_is_null: true}}") == [("0",)]
+
+
 KEPT = {
     # ClickHouse's type: a value in SQL, and in an answer
     "Bool": ("true", True),

@@ -12,7 +12,7 @@ from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.types.asked import check_types
 from iscp_dagster.clickhouse.types.jsontext import json_texts
 from iscp_dagster.clickhouse.types.leaves import Misfit
-from iscp_dagster.clickhouse.types.nulls import null_rule
+from iscp_dagster.clickhouse.types.nulls import check_table_nulls, null_rule
 from iscp_dagster.clickhouse.types.stored import stored_column
 from iscp_dagster.clickhouse.types.widening import widens
 from iscp_dagster.clickhouse.types.wire import respelled, sent
@@ -161,6 +161,34 @@ def test_another_rule_is_another_definition_and_the_default_is_none():
             "has 3, which is not one of",
         ),
         (lambda: shape(Mirror(nulls={"tagz": "json"})), SchemaError, "'tagz', which it does not"),
+        (
+            lambda: check_table_nulls(
+                SourceTable("shop.t", key="id", nulls={"tagz": "json"}), FIELDS
+            ),
+            SchemaError,
+            "'shop.t': nulls names the column 'tagz', which it does not have; .* id, tags, v",
+        ),
+        (
+            lambda: check_table_nulls(
+                SourceTable("shop.t", key="id", nulls={"id": "flag"}), FIELDS
+            ),
+            SchemaError,
+            "'id', which is long: ClickHouse",
+        ),
+        (
+            lambda: check_types(
+                SourceTable("shop.t", key="id"), Mirror(columns=["v"], nulls={"tags": "json"})
+            ),
+            ConfigError,
+            "'tags', which it leaves out; correct the name, or carry",
+        ),
+        (
+            lambda: check_types(
+                SourceTable("shop.t", key="id"), Mirror(exclude=["tags"], nulls={"tags": "json"})
+            ),
+            ConfigError,
+            "'tags', which it leaves out",
+        ),
         (
             lambda: shape(Mirror(nulls={"id": "json"})),
             SchemaError,

@@ -107,6 +107,7 @@ views:
     tags: {domain: "1"}
     priority: 3
     types: {gross: Float64}
+    nulls: flag
     auto_register: false
   - name: big
     where: amount > 100
@@ -265,6 +266,7 @@ def test_yaml_says_all_that_python_says_of_what_is_over_a_table(project):
         tags={"domain": "1"},
         priority=3,
         types={"gross": "Float64"},
+        nulls="flag",
         **whole,
     )
     alerts = Endpoint("alerts", url="https://example.com/hook", secrets=["ALERTS_SECRET"])

@@ -29,10 +29,10 @@ def effective(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[
     cannot tell what changed.
     """
     movable = {job.key for job in jobs if _may_move(job, upto) and delta_log.has(job.watermark)}
-    ends = _ends(delta_log, {job.watermark.version for job in jobs if job.key in movable}, upto)
+    ends = _ends(delta_log, {job.watermark for job in jobs if job.key in movable}, upto)
     return [
-        _moved(delta_log, job, ends[job.watermark.version], upto)
-        if job.key in movable and job.watermark.version in ends
+        _moved(delta_log, job, ends[job.watermark], upto)
+        if job.key in movable and job.watermark in ends
         else job
         for job in jobs
     ]
@@ -45,19 +45,21 @@ def _moved(delta_log: DeltaLog, job: Job, end: Moment, upto: Moment) -> Job:
     return replace(job, watermark=min(idle, end))
 
 
-def _ends(delta_log: DeltaLog, versions: Collection[int], upto: Moment) -> dict[int, Moment]:
-    """By version, how far a job may move from there when its tenant does not change.
+def _ends(
+    delta_log: DeltaLog, watermarks: Collection[Moment], upto: Moment
+) -> dict[Moment, Moment]:
+    """By watermark, how far a job may move from there when its tenant does not change.
 
-    Leaves out versions after which the log cannot tell what changed.
+    Leaves out those after which the log cannot tell what changed.
     """
-    ends: dict[int, Moment] = {}
+    ends: dict[Moment, Moment] = {}
     changed: int | None = START.version
     # Lowest first: the index that the log builds for it serves the others.
-    for version in sorted(versions):
-        if delta_log.tells(version, upto.version):
-            if changed is not None and changed <= version:
-                changed = delta_log.first_column_change(version, upto.version)
-            ends[version] = upto if changed is None else delta_log.moment(changed - 1)
+    for at in sorted(watermarks):
+        if delta_log.tells(at.version, upto.version):
+            if changed is not None and changed <= at.version:
+                changed = delta_log.first_column_change(at.version, upto.version)
+            ends[at] = upto if changed is None else _before(delta_log, at, changed)
     return ends
 
 

@@ -887,6 +887,19 @@ def test_an_idle_tenant_does_not_stay_behind_what_the_log_has_lost(jobs, source,
     assert watch.look(look.cursor).dispatches == []
 
 
+def test_a_change_of_columns_right_after_what_the_log_has_lost_holds_up_nobody(jobs, source):
+    for _ in range(3):
+        commit(source, "eu", "us")
+    jobs.register_job("*", MIRROR, spec())
+    finish_all(jobs, source, Runner(jobs.deployment, [source]).look(None))
+    DeltaTable(source.path).alter.add_columns([Field("note", PrimitiveType("string"))])
+    DeltaTable(source.path).create_checkpoint()
+    for version in range(3):
+        Path(source.path, commit_name(version)).unlink()
+    found = positions(jobs.deployment, source)
+    assert [(each.in_step, each.watermark.version) for each in found] == [(False, 2)] * 2
+
+
 def finish_all(jobs, source, look):
     for dispatch in look.dispatches:
         for tenant in sorted(dispatch.iteration.tenants):

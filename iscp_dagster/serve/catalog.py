@@ -60,16 +60,17 @@ def catalog(
     and so is what cannot be read, each with a note. What lies on a server that does not answer is
     as in the `earlier` catalog. Raises UnavailableError and the like if no server answers.
     """
-    wanted = [each for table in tables for each in _indexes(table, endpoints)]
+    declared = [each for table in tables for each in _indexes(table, endpoints)]
+    # Names are given before anybody looks what is built: they stay as they are.
+    wanted, notes = choose_served(declared)
     held = _held([(place, each.view) for each in wanted for place in each.places])
-    notes: list[str] = []
     waiting: list[str] = []
     found, unbuilt = [], []
     for each in wanted:
         types = [held[place, each.view] for place in each.places if (place, each.view) in held]
         whole = None
         if len(types) == len(each.places) and all(types):
-            whole = _whole(each, types[0], binary, notes)
+            whole = _whole(each, types[0], binary, notes) or _as_before(each, earlier)
         elif len(types) == len(each.places):
             waiting.append(f"{each.source.name}/{each.index.shown} is not built yet.")
         else:
@@ -90,7 +91,7 @@ def _whole(
         held = binary(each, types)
     except Exception as error:  # noqa: BLE001 - whatever a table raises stops it alone
         _LOGGER.warning("%s is not served: %s", each.field, error)
-        notes.append(f"{each.field} is left out: its table's Delta log cannot be read now.")
+        notes.append(f"{each.field}: its table's Delta log cannot be read now.")
         return None
     return _with_columns(each, types, held, notes)
 
@@ -197,13 +198,12 @@ def _why(made: Column | None, type_: str) -> str:
     return "the name is that of a change's timestamp, which is no column"
 
 
-def _catalog(candidates: Sequence[Served], unbuilt: Sequence[str], notes: Sequence[str]) -> Catalog:
-    chosen, left_out = choose_served(candidates)
-    changes = {each.field: each for each in chosen if each.kind == CHANGES}
-    plain = {each.field: each for each in chosen if each.kind != CHANGES}
+def _catalog(found: Sequence[Served], unbuilt: Sequence[str], notes: Sequence[str]) -> Catalog:
+    changes = {each.field: each for each in found if each.kind == CHANGES}
+    plain = {each.field: each for each in found if each.kind != CHANGES}
     return Catalog(
         queries={**changes, **plain},
         changes=changes,
         unbuilt=frozenset(unbuilt) - {*plain, *changes},
-        notes=(*notes, *left_out),
+        notes=tuple(notes),
     )

@@ -105,11 +105,22 @@ def test_of_indexes_and_types_of_one_name_the_second_is_left_out(monkeypatch, ta
     assert "Rename the table or the index to see both." in print_schema(schema(held))
 
 
-def test_a_server_that_does_not_answer_stops_no_index_of_another(monkeypatch):
-    asked = []
+def test_a_name_stays_with_the_first_declared_while_that_is_not_built(monkeypatch):
+    built = {}
+    tables = [table(FullText("body"), name="shop.a_b"), table(Mirror(name="text"), name="shop_a.b")]
+    monkeypatch.setattr(
+        catalogs, "_columns_of", lambda _, views: {view: built.get(view, {}) for view in views}
+    )
+    for views in ({"b_text"}, {"b_text", "a_b_text"}):
+        built = {view: {"id": "Int64"} for view in views}
+        held = catalogs.catalog(tables, [HERE], lambda *_: ())
+        owners = {each.source.name for each in held.queries.values()}
+        assert owners == ({"shop.a_b"} if "a_b_text" in built else set())
+        assert held.unbuilt == {"shop_a_b_text"} - set(held.queries)
 
+
+def test_a_server_that_does_not_answer_stops_no_index_of_another(monkeypatch):
     def columns_of(place, views):
-        asked.append(place)
         if place.endpoint.host in silent:
             raise UnavailableError("no answer")
         return {view: {"id": "Int64"} for view in views}

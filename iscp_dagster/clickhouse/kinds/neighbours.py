@@ -114,7 +114,9 @@ class Neighbours:
 
     @property
     def _distance(self) -> str:
-        return ident("_distance" if "distance" in self.shape.columns else "distance")
+        # A column that the source has lost is selected, too.
+        taken = ident("distance") in self.selected.split(", ")
+        return ident("_distance" if taken else "distance")
 
     @property
     def _keys(self) -> tuple[str, ...]:

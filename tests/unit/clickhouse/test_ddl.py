@@ -121,6 +121,8 @@ def test_a_vector_of_something_else_is_refused():
 def test_the_nearest_view_has_a_distance_of_its_own_beside_a_column_of_that_name():
     own = DeltaField(name="distance", type=Primitive("double"))
     (nearest, distances, _) = shape(INDEXES[2], (*FIELDS, own)).view_statements()
+    lost = shape(INDEXES[2]).selects(["distance"])
+    assert [each.count("AS `_distance` FROM") for each in lost.values()] == [1, 1, 0]
     assert "`distance`, L2Distance(" in nearest
     assert "AS `_distance` FROM" in nearest
     assert "ORDER BY `_distance`, `k\\`ey` LIMIT" in nearest

@@ -8,7 +8,7 @@ import sys
 import threading
 from contextlib import suppress
 
-from dagster import DagsterRun
+from dagster import DagsterError, DagsterRun, DagsterRunStatus, RunsFilter
 from dagster import _check as check
 from dagster._core.errors import DagsterUserCodeUnreachableError
 from dagster._core.launcher.base import (
@@ -20,6 +20,7 @@ from dagster._core.launcher.default_run_launcher import DefaultRunLauncher
 from dagster._grpc.types import ExecuteRunArgs
 from dagster._serdes import serialize_value
 
+from iscp_dagster.runs.named import is_iteration
 from iscp_dagster.runs.place import SERVER_TAG, Place
 from iscp_dagster.runs.server import (
     END,
@@ -33,6 +34,10 @@ AWAY = (
     "The run server at {socket} does not answer ({error}), so the code server starts runs, which "
     "takes some seconds each. Start it, or see why it ended: python -m iscp_dagster.runs.server."
 )
+STAYS = (
+    "Run %s was not interrupted, and goes on if its process lives: %s. Once it has ended, or its "
+    "lease has run out, the next iteration continues its work."
+)
 LOGGER = logging.getLogger(__name__)
 _SILENT: set[str] = set()
 """Sockets of run servers that this process has warned about. Several threads launch runs."""
@@ -43,10 +48,17 @@ class WarmRunLauncher(DefaultRunLauncher):
     """Has `iscp_dagster.runs.server` fork a run; if none answers, the code server starts it.
 
     The code server also starts runs for other Pythons, containers and machines.
+
+    Runs of a run server end with it. Iterations that the code server runs end with the daemon,
+    since the code server would go on with them.
     """
+
+    _is_daemons = False
+    """Whether it has launched a run, or watched one, which only the daemon does."""
 
     def launch_run(self, context: LaunchRunContext) -> None:
         """Start the run. Raises DagsterUserCodeUnreachableError; Dagster then tries again."""
+        self._is_daemons = True
         socket = os.environ.get(SOCKET_VARIABLE)
         if not socket or not _is_ours(context.dagster_run) or not self._forked(socket, context):
             self._disown(context.dagster_run.run_id)
@@ -107,6 +119,18 @@ class WarmRunLauncher(DefaultRunLauncher):
         self._instance.report_run_canceling(run)
         return bool(ask(place.socket, what=END, run=run_id)["known"])
 
+    def dispose(self) -> None:
+        """Interrupt the code server's iterations, if this is the process of Dagster's daemon."""
+        if not self._is_daemons:
+            return
+        begun = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED]
+        for run in self._instance.get_runs(RunsFilter(statuses=begun)):
+            if is_iteration(run) and Place.of(run) is None:
+                try:
+                    self.terminate(run.run_id)
+                except DagsterError as error:
+                    LOGGER.warning(STAYS, run.run_id, error)
+
     @property
     def supports_check_run_worker_health(self) -> bool:
         """True, so that a run whose process was killed frees its place in the queue at once."""
@@ -114,6 +138,7 @@ class WarmRunLauncher(DefaultRunLauncher):
 
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
         """NOT_FOUND for a run whose process has ended; RUNNING also if that is unknown."""
+        self._is_daemons = True
         if _is_gone(run):
             return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "The process of the run is gone.")
         return CheckRunHealthResult(WorkerStatus.RUNNING)

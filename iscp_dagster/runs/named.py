@@ -13,6 +13,8 @@ from iscp_dagster.model.errors import UnavailableError
 
 DISPATCH_TAG = "iscp/dispatch"
 """Names the iteration that a run was started for; the log's `run_id` until the run begins."""
+BY_HAND_TAG = "iscp/by_hand"
+"""Marks the runs of iterations that were started by a person, a schedule or a backfill."""
 WORKED = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
 """The statuses of runs that have begun and not ended."""
 _IDENTITY = "iscp/identity"
@@ -33,6 +35,16 @@ def runs_named(instance: DagsterInstance, names: Collection[str]) -> list[Dagste
         found += instance.get_runs(RunsFilter(run_ids=some))
         found += instance.get_runs(RunsFilter(tags={DISPATCH_TAG: some}))
     return found
+
+
+def mark_by_hand(instance: DagsterInstance, run: DagsterRun) -> None:
+    """Have `is_iteration` recognize a run that the runner did not start. Idempotent."""
+    if not is_iteration(run):
+        instance.add_run_tags(run.run_id, {BY_HAND_TAG: "true"})
+
+
+def is_iteration(run: DagsterRun) -> bool:
+    return not {DISPATCH_TAG, BY_HAND_TAG}.isdisjoint(run.tags)
 
 
 def is_first(instance: DagsterInstance, run: DagsterRun, dispatch: str) -> bool:

@@ -41,6 +41,7 @@ from iscp_dagster.location.outs import InOrder, asset_out
 from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.lineage import parents
 from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.runs.named import mark_by_hand
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.publish import Delivery
 
@@ -80,6 +81,7 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
             ],
             warn=context.log.warning,
         )
+        mark_by_hand(context.instance, context.run)
         with working(deployment, context.run):
             if len(iterations.tenants) > 1:
                 # An output of the step would give every tenant what belongs to all of them.

@@ -35,7 +35,7 @@ from iscp_dagster.location.names import (
 )
 from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import Consuming, SourceTable
-from iscp_dagster.runs.named import DISPATCH_TAG
+from iscp_dagster.runs.named import DISPATCH_TAG, mark_by_hand
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.publish import Delivery
 
@@ -80,6 +80,7 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
             brought = [each for each in served if isinstance(each, Delivery)]
             return [*brought, *unreported(context.instance, source, in_step)]
 
+        mark_by_hand(context.instance, context.run)
         with working(deployment, context.run):
             told, failed = iterated(context, iterations, news)
         for consumer in source.consumers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import pyarrow as pa
 
@@ -13,6 +14,8 @@ from iscp_dagster.model.errors import IscpError
 from iscp_dagster.sync.executors.retriever import ConsumerError, Retriever, Share
 
 _LOOK_SECONDS = 0.2
+GIVE_UP_SECONDS = 5.0
+"""How long an interrupted run waits for a consumer that works on and asks for no rows."""
 
 
 class Worker:
@@ -46,10 +49,19 @@ class Worker:
         self._thread.join()
 
     def abort(self, error: BaseException) -> None:
-        """Say that the scan failed and wait for the consumer to give up."""
+        """Say that the scan failed and wait for the consumer to give up.
+
+        An interrupted run waits GIVE_UP_SECONDS at most: its process ends, and the consumer with
+        it.
+        """
+        failed = isinstance(error, Exception)
         self.retriever.broken = True
-        self._offer(error)
-        self._thread.join()
+        with suppress(queue.Empty):
+            while True:
+                self.retriever.coming.get_nowait()
+        gone = ConsumerError(f"The run of {self.retriever.job} was interrupted.")
+        self._offer(error if failed else gone)
+        self._thread.join(None if failed else GIVE_UP_SECONDS)
 
     def _offer(self, item: pa.Table | BaseException | None) -> None:
         while self._thread.is_alive():

@@ -14,6 +14,7 @@ from iscp_dagster.model.consumers import DataType
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.sync.executors import worker as worker_module
 from iscp_dagster.sync.executors.retriever import AHEAD, ConsumerError, Retriever, Share
 from iscp_dagster.sync.executors.worker import Worker
 
@@ -75,6 +76,21 @@ def test_if_one_consumer_is_slow_the_others_may_get_blocked():
         worker.end()
     assert (slow.batches, quick.batches) == (AHEAD + 3, AHEAD + 3)
     assert [worker.failure for worker in workers] == [None, None]
+
+
+def test_an_interrupted_run_does_not_wait_for_a_consumer_that_works_on(monkeypatch):
+    monkeypatch.setattr(worker_module, "GIVE_UP_SECONDS", 0.1)
+    busy = Waits()
+    worker = at_work(busy)
+    for _ in range(AHEAD):
+        worker.put(ROWS)
+    worker.abort(KeyboardInterrupt())
+    assert worker.going
+    assert worker.retriever.broken
+    busy.go.set()
+    wait_for(lambda: not worker.going, SECONDS)
+    assert isinstance(worker.failure, ConsumerError)
+    assert busy.batches == 0
 
 
 def test_a_scan_that_ends_early_ends_who_waits_for_more():

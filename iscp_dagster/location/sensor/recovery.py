@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
 from iscp_dagster.location.assets.maintenance import COLLECT, FLUSH, PRUNE, REPORT
-from iscp_dagster.location.names import job_key, source_key, sync_job_name, tenants_job_name
+from iscp_dagster.location.names import (
+    TABLE_TAG,
+    job_key,
+    source_key,
+    sync_job_name,
+    tenants_job_name,
+)
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import RunGoneError
 from iscp_dagster.model.states import JobState
@@ -25,6 +31,7 @@ UNBEGUN = "Run {run} failed before its work began; its page in Dagster says why.
 class Ours:
     """Tells which of an instance's runs belong to a location: those that run nothing else."""
 
+    tables: frozenset[str]
     jobs: frozenset[str]
     assets: frozenset[AssetKey]
     location: str | None = None
@@ -36,13 +43,19 @@ class Ours:
         names |= {name(source) for source in sources for name in (sync_job_name, tenants_job_name)}
         keys = {source_key(source) for source in sources}
         keys |= {job_key(source, each.name) for source in sources for each in source.consumers}
-        return cls(jobs=frozenset(names), assets=frozenset(keys), location=location)
+        return cls(
+            tables=frozenset(source.name for source in sources),
+            jobs=frozenset(names),
+            assets=frozenset(keys),
+            location=location,
+        )
 
     def has(self, run: DagsterRun) -> bool:
         origin = run.remote_job_origin
         if origin is not None and self.location not in {None, origin.location_name}:
             return False
-        if run.job_name in self.jobs:
+        # An earlier version of the package may have had other names for its Dagster jobs.
+        if run.job_name in self.jobs or run.tags.get(TABLE_TAG) in self.tables:
             return True
         checked = {check.asset_key for check in run.asset_check_selection or ()}
         chosen = checked | set(run.asset_selection or ())

@@ -186,6 +186,14 @@ def test_each_run_has_a_process_of_its_own_and_the_code_as_it_then_is(served):
     assert (served.folder / "told").read_text() == f"{served.process.pid} another"
 
 
+def test_a_run_whose_job_is_gone_by_now_fails_at_its_start(served):
+    run = served.run_of("telling")
+    (served.folder / "jobs.py").write_text(MODULE.replace("telling", "batch_telling"))
+    served.launch(run)
+    served.await_status(run, DagsterRunStatus.FAILURE)
+    assert not (served.folder / "told").exists()
+
+
 def test_a_run_is_started_once_however_often_it_is_asked_for(served):
     run = served.launched("waiting")
     process = served.await_waiting()

@@ -10,6 +10,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.joblog.renewal import kept
+from iscp_dagster.location.names import TABLE_TAG
 from iscp_dagster.location.sensor.recovery import Ours, Recovery
 from iscp_dagster.location.working import working
 from iscp_dagster.model.errors import FenceError, RunGoneError, SourceError, UnavailableError
@@ -172,6 +173,23 @@ def test_a_dispatch_whose_run_ended_is_planned_again_and_a_failure_is_counted(wo
     assert set(world.states().values()) == {"completed"}
     assert world.code("FAILURE") == (RunGoneError.code, 1)
     assert world.code("CANCELED") == world.code("SUCCESS") == (0, 0)
+
+
+def test_an_upgrade_that_renames_dagster_jobs_leaves_no_run_and_no_job_behind(world):
+    """The runs were queued, or had begun, under names that the location no longer has."""
+    tags = {TABLE_TAG: SOURCE.name, DISPATCH_TAG: "to a job that is gone"}
+    world.run("queued", STATUS.FAILURE, job_name="sync_tenants_d_t", tags=tags)
+    world.put("waits", "to a job that is gone", begun=False)
+    tags = {TABLE_TAG: SOURCE.name, DISPATCH_TAG: "to a run that was killed"}
+    world.run("killed", STATUS.STARTED, job_name="sync_tenants_d_t", tags=tags)
+    world.put("runs", "killed", begun=True)
+    world.run("theirs", STATUS.STARTED, job_name="sync_tenants_d_u", tags={TABLE_TAG: "d.u"})
+    world.look()
+    assert world.code("waits") == (RunGoneError.code, 1)
+    world.pass_(600)
+    assert world.states() == {"waits": "completed", "runs": "completed"}
+    left = {run.run_id for run in world.here.get_runs() if not run.is_finished}
+    assert left == {"theirs"}
 
 
 def test_a_log_that_was_away_lets_those_who_live_say_so_first(world):

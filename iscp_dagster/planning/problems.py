@@ -48,11 +48,19 @@ def problem_of(source: SourceTable, error: Exception) -> Problem:
             missing=missing,
             code=error.code,
         )
-    what = f"{type(error).__name__}: {error}"
-    message = f"An unexpected error, {what} ({_place(error)})."
     return Problem(
-        table=source.name, message=message, kind=type(error).__name__, code=IscpError.code
+        table=source.name,
+        message=str(as_ours(error)),
+        kind=type(error).__name__,
+        code=IscpError.code,
     )
+
+
+def as_ours(error: Exception) -> IscpError:
+    """The error itself if it is one of ours, else one that says what was raised and where."""
+    if isinstance(error, IscpError):
+        return error
+    return IscpError(f"An unexpected error, {type(error).__name__}: {error} ({_place(error)}).")
 
 
 def sign(problems: Collection[Problem]) -> str:

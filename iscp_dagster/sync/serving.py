@@ -10,7 +10,6 @@ from iscp_dagster.clickhouse.tables.generations import unsettled_views
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.model.declared.sharding import suffix
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.sync.consumers import index_of, is_index
@@ -76,7 +75,7 @@ def serve_all(deployment: Deployment, sources: Sequence[SourceTable]) -> Served:
     for endpoint, database in _places(deployment, sources):
         try:
             waiting = unsettled_views(endpoint, database)
-        except IscpError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a database raises stops it alone
             found.problems.append(f"{database}: {error}")
             continue
         for source in sources:

@@ -23,6 +23,7 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import job_spec
+from iscp_dagster.planning.problems import as_ours
 from iscp_dagster.sync.consumers import index_of, is_index
 from iscp_dagster.sync.deployment import Deployment
 
@@ -80,7 +81,8 @@ def replay_letters(
     """Write the rows to their index as it is now, each under its own version.
 
     So a later version in the index hides the row, and replaying twice changes nothing. Of letters
-    with one key the last one counts. A letter that is refused again stays. A tenant with a letter
+    with one key the last one counts. A letter that is refused again stays, and so do all letters of
+    an index that cannot be written, which stops no other index. A tenant with a letter
     of a whole range is rebuilt, which brings all its rows.
     """
     found = []
@@ -88,11 +90,10 @@ def replay_letters(
         mine = [letter for letter in letters if letter.index == name]
         try:
             store = _store(deployment, sources, mine[0])
-        except IscpError as error:
-            found += [Replayed(letter=letter, error=error) for letter in mine]
-            continue
-        done = _replayed(deployment, store, mine)
-        _of(store).drop([each.letter for each in done if each.error is None])
+            done = _replayed(deployment, store, mine)
+            _of(store).drop([each.letter for each in done if each.error is None])
+        except Exception as error:  # noqa: BLE001 - whatever an index raises stops it alone
+            done = [Replayed(letter=letter, error=as_ours(error)) for letter in mine]
         found += done
     return found
 

@@ -18,7 +18,7 @@ from iscp_dagster.model.errors import IscpError, UnavailableError
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.planning.declared import name_of
 from iscp_dagster.planning.effective import effective, flush_jobs
-from iscp_dagster.planning.problems import problem_of
+from iscp_dagster.planning.problems import as_ours, problem_of
 from iscp_dagster.sync.consumers import is_index
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.ledger import state_key
@@ -93,8 +93,8 @@ def collect(
 ) -> int:
     """Drop the data, then the rows; returns how many rows. Resumes an interrupted call.
 
-    A row that stays is marked, so that its data is dropped once. Raises the first error, after
-    trying all.
+    A row that stays is marked, so that its data is dropped once. Raises the first error as an
+    IscpError, after trying all.
     """
     columns = {(source.database, source.table): source.tenant for source in sources}
     forgotten, errors = 0, list[IscpError]()
@@ -132,9 +132,9 @@ def _dropped(
         _drop(deployment, group, tenant_column)
     except UnavailableError as error:
         return [], [error]
-    except IscpError as error:
+    except Exception as error:  # noqa: BLE001 - whatever one tenant raises stops it alone
         if len(group) == 1:
-            return [], [error]
+            return [], [as_ours(error)]
         each = [_dropped(deployment, [one], tenant_column) for one in group]
         return [one for gone, _ in each for one in gone], [e for _, errors in each for e in errors]
     return group, []

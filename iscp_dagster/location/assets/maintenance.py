@@ -1,6 +1,7 @@
 """The hourly jobs and their schedules; a person can launch them in the UI as well."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -28,6 +29,7 @@ from iscp_dagster.location.names import source_key, sync_job_name, tenants_job_n
 from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.variables import KEEP_RUNS_DAYS
+from iscp_dagster.planning.problems import as_ours
 from iscp_dagster.runs.pruning import prune_runs
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.serving import Served, serve_all
@@ -99,14 +101,18 @@ def maintenance_jobs(
     def collect_garbage(context: OpExecutionContext, config: CollectConfig) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
         forgotten, pruned, events, served = 0, 0, 0, Served()
+        problems: list[str] = []
         with working(deployment, context.run):
             found = garbage(deployment, sources, timedelta(hours=config.keep_hours))
             if not config.dry_run:
-                forgotten = collect(deployment, sources, found)
-                pruned = prune_history(deployment, timedelta(days=config.history_days))
-                events = prune_events(deployment, timedelta(days=config.events_days))
+                with _noted(problems):
+                    forgotten = collect(deployment, sources, found)
+                with _noted(problems):
+                    pruned = prune_history(deployment, timedelta(days=config.history_days))
+                with _noted(problems):
+                    events = prune_events(deployment, timedelta(days=config.events_days))
                 served = serve_all(deployment, sources)
-                served.problems += clear_staging(deployment, sources)
+                problems += [*served.problems, *clear_staging(deployment, sources)]
         lines = [f"- {each.job.name} of {each.job.key.tenant}: {each.drops}" for each in found]
         context.add_output_metadata(
             {
@@ -117,8 +123,8 @@ def maintenance_jobs(
                 "events": events,
             }
         )
-        if served.problems:
-            raise Failure("\n".join(served.problems), allow_retries=False)
+        if problems:
+            raise Failure("\n".join(problems), allow_retries=False)
 
     @op(name=f"{PRUNE}_op", required_resource_keys={"iscp"})
     def prune(context: OpExecutionContext, config: PruneConfig) -> None:
@@ -164,6 +170,15 @@ def maintenance_jobs(
         prune()
 
     return [flush_job, collect_job, prune_job, _report_job(sources, bound)]
+
+
+@contextmanager
+def _noted(problems: list[str]) -> Iterator[None]:
+    """Add an error to the problems: one step of the upkeep stops no other."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - the run fails at its end with all problems
+        problems.append(str(as_ours(error)))
 
 
 def _report_job(sources: Sequence[SourceTable], bound: Mapping[str, Any]) -> JobDefinition:

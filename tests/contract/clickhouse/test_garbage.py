@@ -17,6 +17,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.planning.declared import declared
 from iscp_dagster.sync.deployment import Deployment
@@ -200,18 +201,19 @@ def test_the_number_of_statements_does_not_depend_on_tenants(world, monkeypatch)
     assert world.garbage() == []
 
 
-def test_one_whose_data_cannot_be_dropped_holds_up_no_other(world, monkeypatch):
+@pytest.mark.parametrize("error", [ClickHouseError, ValueError])
+def test_one_whose_data_cannot_be_dropped_holds_up_no_other(world, monkeypatch, error):
     dropped = IndexData.drop_tenants
 
     def refusing(data, column, tenants):
         if "eu" in tenants:
-            raise ClickHouseError("eu is refused")
+            raise error("eu is refused")
         dropped(data, column, tenants)
 
     world.register("de")
     world.unregister("eu", "de")
     monkeypatch.setattr(IndexData, "drop_tenants", refusing)
-    with pytest.raises(ClickHouseError, match="eu is refused"):
+    with pytest.raises(IscpError, match="eu is refused"):
         world.collect()
     assert [tenant for tenant, _ in world.garbage()] == ["eu"]
     monkeypatch.undo()

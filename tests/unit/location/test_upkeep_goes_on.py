@@ -1,0 +1,62 @@
+"""What one table, or one step of the upkeep, raises stops no other, whatever it is."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from types import SimpleNamespace
+
+import dagster as dg
+from onetable import Clock, in_memory
+
+from iscp_dagster import Mirror, SourceTable
+from iscp_dagster.clickhouse.write.letters import DeadLetter
+from iscp_dagster.location.assets import maintenance
+from iscp_dagster.location.build import runner_definitions
+from iscp_dagster.model.errors import IscpError, SourceError
+from iscp_dagster.sync.deployment import Deployment
+from iscp_dagster.sync.serving import Served
+from iscp_dagster.upkeep.dead_letters import replay_letters
+
+SOURCES = [
+    SourceTable(f"shop.{name}", key="id", path=f"/{name}", indexes=[Mirror()])
+    for name in ("first", "second")
+]
+
+
+def letter_of(index: str) -> DeadLetter:
+    now = datetime(2026, 3, 4, tzinfo=timezone.utc)
+    of = {"tenant": "default", "registration": 1, "from_version": 0, "to_version": 1}
+    where = {"task": 0, "chunk": 0, "deleted": False, "version": 1, "epoch": 1}
+    why = {"code": 10210, "reason": "no", "row": "{}", "timestamp": now, "at": now}
+    return DeadLetter(id=index, index=index, **of, **where, **why)
+
+
+def test_letters_of_an_index_that_raises_stay_and_the_others_are_replayed(monkeypatch):
+    def broken(_, source):
+        raise ValueError("broken") if source is SOURCES[0] else SourceError("is not read")
+
+    monkeypatch.setattr(Deployment, "delta_log", broken)
+    letters = [letter_of(f"{source.name}/mirror") for source in SOURCES]
+    first, second = replay_letters(in_memory(Clock()), SOURCES, letters)
+    assert "An unexpected error, ValueError: broken" in str(first.error)
+    assert first.error.code == IscpError.code
+    assert str(second.error) == "is not read"
+
+
+def test_a_step_of_the_collection_that_raises_stops_no_other(monkeypatch):
+    def raising(*_):
+        raise KeyError("unforeseen")
+
+    served = Served(problems=["shop.first: is not served"])
+    monkeypatch.setattr(maintenance, "collect", raising)
+    monkeypatch.setattr(maintenance, "serve_all", lambda *_: served)
+    iscp = SimpleNamespace(deployment=lambda: in_memory(Clock()))
+    resources = {"iscp": iscp, "mirror_index": dg.mem_io_manager}
+    job = runner_definitions(SOURCES, resources, environ={}).get_job_def(maintenance.COLLECT)
+    with dg.DagsterInstance.ephemeral() as instance:
+        ended = job.execute_in_process(instance=instance, raise_on_error=False)
+    assert not ended.success
+    (failure,) = ended.get_step_failure_events()
+    said = failure.step_failure_data.error.message
+    assert "KeyError: 'unforeseen'" in said
+    assert "shop.first: is not served" in said

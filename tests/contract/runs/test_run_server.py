@@ -187,6 +187,7 @@ def test_each_run_has_a_process_of_its_own_and_the_code_as_it_then_is(served):
 
 
 def test_a_run_whose_job_is_gone_by_now_fails_at_its_start(served):
+    (served.folder / "told").unlink(missing_ok=True)
     run = served.run_of("telling")
     (served.folder / "jobs.py").write_text(MODULE.replace("telling", "batch_telling"))
     served.launch(run)

@@ -23,6 +23,7 @@ from dagster import (
     AssetObservation,
     DagsterEventType,
     DagsterInstance,
+    DagsterRunStatus,
     MetadataValue,
     OpExecutionContext,
     RunsFilter,
@@ -44,8 +45,9 @@ from iscp_dagster.location.assets.provenance import Provenance
 from iscp_dagster.location.assets.source_check import evaluation
 from iscp_dagster.location.names import job_key
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.model.jobs import Job
+from iscp_dagster.model.jobs import Job, JobKey
 from iscp_dagster.model.moment import START
+from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.effective import effective
 from iscp_dagster.planning.problems import problem_of
 from iscp_dagster.planning.table_problems import problems_of
@@ -225,11 +227,15 @@ def report_failed(context: Context, source: SourceTable, wrong: Iterable[Outcome
     To Dagster a partition has failed when a run that planned to materialize it has, and only runs
     of assets plan by themselves; a run with a failed job fails.
     """
+    plan_failed(context, source, (each.claim.key for each in wrong if isinstance(each, Failed)))
+
+
+def plan_failed(context: Context, source: SourceTable, keys: Iterable[JobKey]) -> None:
+    """Plan to materialize the partitions of declared jobs in a run that will fail."""
     declared = {each.name for each in source.consumers}
     step = context.get_step_execution_context()
-    for outcome in wrong:
-        if isinstance(outcome, Failed) and outcome.claim.key.job_name in declared:
-            key = outcome.claim.key
+    for key in keys:
+        if key.job_name in declared:
             planned = AssetMaterializationPlannedData(
                 job_key(source, key.job_name), partition=key.tenant
             )
@@ -237,6 +243,34 @@ def report_failed(context: Context, source: SourceTable, wrong: Iterable[Outcome
                 step.job_name, step.step.key, planned
             )
             context.instance.report_dagster_event(event, run_id=step.run_id)
+
+
+def shown_well(instance: DagsterInstance, source: SourceTable, jobs: Iterable[Job]) -> list[Job]:
+    """The declared jobs in error whose partitions Dagster does not show as failed.
+
+    No run of theirs has failed since they were materialized: one was ended before it could report
+    them, or the runner found the error.
+    """
+    wrong = [job for job in jobs if job.state is JobState.ERROR]
+    found: list[Job] = []
+    for name in sorted({job.key.job_name for job in wrong} & {c.name for c in source.consumers}):
+        storage = instance.event_log_storage
+        tries = (
+            storage.get_latest_asset_partition_materialization_attempts_without_materializations(
+                job_key(source, name)
+            )
+        )
+        mine = [job for job in wrong if job.key.job_name == name]
+        runs = {tries[job.key.tenant][0] for job in mine if job.key.tenant in tries}
+        failed = {
+            run.run_id
+            for some in portions(sorted(runs))
+            for run in instance.get_runs(
+                RunsFilter(run_ids=some, statuses=[DagsterRunStatus.FAILURE])
+            )
+        }
+        found += [job for job in mine if tries.get(job.key.tenant, ("", 0))[0] not in failed]
+    return found
 
 
 def unreported(
@@ -275,8 +309,9 @@ def report_indexes(
 ) -> tuple[dict[str, int], list[str]]:
     """Report what is served but was not reported; returns how many by table, and the problems.
 
-    Leaves out jobs that a run is writing or that wait for a run. One table's problem stops no
-    other. Idempotent.
+    Jobs in error that Dagster does not show as failed are problems too: the run has to fail, and
+    then shows them so. Leaves out jobs that a run is writing or that wait for a run. One table's
+    problem stops no other. Idempotent.
     """
     reported: dict[str, int] = {}
     problems: list[str] = []
@@ -284,14 +319,18 @@ def report_indexes(
         if not deployment.log.table_ids(source.database, source.table):
             continue  # it has no jobs, and may not be there yet
         try:
-            reported[source.name] = _report(context, deployment, source)
+            reported[source.name], wrong = _report(context, deployment, source)
+            problems += wrong
         except Exception as error:  # noqa: BLE001 - whatever a table raises stops it alone
             problems.append(str(problem_of(source, error)))
     return reported, problems
 
 
-def _report(context: OpExecutionContext, deployment: Deployment, source: SourceTable) -> int:
-    delta_log, count = deployment.delta_log(source), 0
+def _report(
+    context: OpExecutionContext, deployment: Deployment, source: SourceTable
+) -> tuple[int, list[str]]:
+    """How many jobs were reported as materialized, and a line for each reported as failed."""
+    delta_log, count, problems = deployment.delta_log(source), 0, list[str]()
     table_id, to = delta_log.table_id(), delta_log.latest()
     versions = DataVersions(context.instance, source, delta_log, to.version)
     for some in portions(sorted(deployment.log.tenants(table_id))):
@@ -305,7 +344,13 @@ def _report(context: OpExecutionContext, deployment: Deployment, source: SourceT
         made = materializations(context.instance, deployment, source, outcomes, context.run_id)
         store_events(context, made)
         count += len(outcomes)
-    return count
+        wrong = shown_well(context.instance, source, idle)
+        plan_failed(context, source, (job.key for job in wrong))
+        problems += [
+            f"[{job.status.code}] {job.name}, tenant {job.key.tenant!r}: {job.status.message}"
+            for job in wrong
+        ]
+    return count, problems
 
 
 def _at_work(instance: DagsterInstance) -> set[str]:

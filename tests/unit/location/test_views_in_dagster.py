@@ -31,6 +31,7 @@ from iscp_dagster.model.declared.attach import attached
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS, IMAGE_FIELDS
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.moment import Moment
 from iscp_dagster.planning.declared import name_of, new_jobs, registering
 from iscp_dagster.planning.look import Dispatch
 
@@ -281,6 +282,30 @@ def test_a_tenant_that_fails_among_many_shows_as_failed(location, monkeypatch, j
     assert Status.FAILED not in location.partition_statuses("a_huge").values()
     location.run("us", "a_large")
     assert location.partition_statuses("a_large")["us"] is Status.MATERIALIZED
+
+
+def test_a_job_in_error_that_no_run_told_of_shows_as_failed_until_it_is_materialized(location):
+    """The runner found the error, or the whole run died."""
+    location.in_step("eu", "us")
+    log, report = location.deployment.log, location.defs.resolve_job_def("iscp_report_indexes")
+
+    def run():
+        return report.execute_in_process(instance=location.instance, raise_on_error=False)
+
+    assert run().success
+    (job,) = [each for each in log.jobs(tenant="us") if each.key.job_name == "a_large"]
+    log.enqueue(Iteration.of([job], Moment(job.watermark.version + 1)), "never begun")
+    log.refuse("never begun", 10_240, "cannot be read")
+    assert location.partition_statuses("a_large")["us"] is Status.MATERIALIZED
+    told = run()
+    (failure,) = told.get_step_failure_events()
+    assert "tenant 'us': cannot be read" in failure.step_failure_data.error.message
+    statuses = location.partition_statuses("a_large")
+    assert (statuses["eu"], statuses["us"]) == (Status.MATERIALIZED, Status.FAILED)
+    assert run().success, "it is told once"
+    location.run("us", "a_large")
+    assert location.partition_statuses("a_large")["us"] is Status.MATERIALIZED
+    assert run().success
 
 
 def failing(name, tenant):

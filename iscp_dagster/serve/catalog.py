@@ -205,5 +205,6 @@ def _catalog(found: Sequence[Served], unbuilt: Sequence[str], notes: Sequence[st
         queries={**changes, **plain},
         changes=changes,
         unbuilt=frozenset(unbuilt) - {*plain, *changes},
-        notes=tuple(notes),
+        # A mirror and the changes of its table have one field, and may lack the same column.
+        notes=tuple(dict.fromkeys(notes)),
     )

@@ -42,7 +42,7 @@ class Wanted:
     tenants: frozenset[str] | None = None
     """None: all."""
     named: Mapping[str, str] = field(default_factory=dict)
-    """The GraphQL names of columns that have others."""
+    """The GraphQL names of the columns that are served; empty: all, as they are named."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_meets", predicate(self.where))
@@ -54,6 +54,7 @@ class Wanted:
     def told(self, stamped: Stamped, cursor: str) -> Message | None:
         """The message of a change of a visible tenant; None if no row that was asked for changed.
 
+        An UPDATE of columns alone that are not served is no change.
         An UPDATE that brings a row in is told as INSERT, one that takes it out as DELETE.
         """
         change, timestamp = stamped
@@ -61,11 +62,14 @@ class Wanted:
         if found is None:
             return None
         operation, row = found
-        fields = change.fields if operation == UPDATE else ()
+        fields = tuple(change.fields or ()) if operation == UPDATE else ()
+        shown = tuple(self.named[name] for name in fields if name in self.named)
+        if self.named and fields and not shown:
+            return None
         return Message(
             operation=operation,
             data=row,
-            fields=tuple(self.named.get(name, name) for name in fields),
+            fields=shown if self.named else fields,
             timestamp=timestamp,
             cursor=cursor,
         )

@@ -11,12 +11,19 @@ from imagetable import ImageTable
 from servedshop import Shop, ask
 from starlette.testclient import TestClient
 
-from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster import Changes, FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.model.declared.images import IMAGE_FIELDS
+from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.declared.tables import spread
 from iscp_dagster.serve.access import FunctionAccess
 from iscp_dagster.serve.catalog import catalog
 from iscp_dagster.serve.graph.schemas import Loader, Schemas
+from iscp_dagster.serve.live.images import Span
+from iscp_dagster.serve.live.positions import Position
+from iscp_dagster.serve.live.service import images_of
+from iscp_dagster.serve.live.telling import Wanted
 from iscp_dagster.serve.web.app import Settings, create_app
 
 TENANTS = {
@@ -172,6 +179,57 @@ def test_null_parts_are_answered_as_the_index_has_them(clickhouse_url):
     assert asked("flag", "id", "{v_is_null: {_eq: true}}") == [("0",)]
     assert asked("json", "v") == [(None,), ("[]",), ("[0.5,1.0]",)]
     assert asked("json", "id", "{v: {_is_null: true}}") == [("0",)]
+
+
+def test_a_second_column_of_one_name_in_graphql_is_left_out_alone(clickhouse_url):
+    """Conditions, changes and other tables go on; a subscriber hears of what it can see."""
+    endpoint = Endpoint.parse(clickhouse_url)
+    names = ("id", "größe", "grüße")
+    fields = [DeltaField(name=name, type=Primitive("integer")) for name in names]
+    source = SourceTable("umlaute.t", key="id", indexes=[Mirror(), Changes()])
+    mirror, changes = (
+        IndexTable(source=source, index=index, fields=more)
+        for index, more in zip(source.indexes, (fields, [*fields, *IMAGE_FIELDS]), strict=True)
+    )
+    client = endpoint.client()
+    for shape in (mirror, changes):
+        for statement in (*shape.create_statements(), *shape.view_statements()):
+            client.command(statement)
+    client.command(f"INSERT INTO {mirror.name(mirror.rows)} VALUES (1, 5, 7, 1, now64(), 0)")
+    images = [
+        (1, 5, 7, 1, 1, [], 0, 2),
+        *((1, 5, 7 + image, 2, image, ["grüße"], 0, 3) for image in (0, 1)),
+        *((1, 5 + image, 8, 2, image, ["größe", "grüße"], 0, 4) for image in (0, 1)),
+    ]
+    columns = [*names, "_change", "_image", "_fields", "_ordinal", "_version"]
+    client.insert(changes.name(changes.rows), images, column_names=columns)
+    other = Shop(endpoint, indexes=(Mirror(),))
+    other.build(other.indexes[0])
+    tables = [source, other.source]
+    held = catalog(tables, [endpoint], lambda *_: ())
+    (note,) = held.notes
+    assert note == (
+        "umlaute_t is without its column 'grüße': its name in GraphQL would be 'gr__e', which the "
+        "column 'größe' has. Rename one of them to see both."
+    )
+    asked = client_of(lambda: held)
+    told = '__type(name: "Query") { description }'
+    query = f"{{ umlaute_t(where: {{gr__e: {{_eq: 5}}}}) {{ id gr__e }} {told} }}"
+    answer = ask(asked, query, "default")
+    assert "errors" not in answer, answer
+    assert answer["data"]["umlaute_t"] == [{"id": 1, "gr__e": 5}]
+    assert "without its column 'grüße'" in answer["data"]["__type"]["description"]
+    assert f"{other.database}_tickets" in held.queries
+    served = held.changes["umlaute_t"]
+    span = Span(tenant="default", after=Position.after(1), upto=Position.after(9))
+    found = images_of(served).changes([span], 9)
+    wanted = Wanted(named={each.name: each.field for each in served.columns})
+    told = [wanted.told(stamped, "") for stamped in found.stamped]
+    assert [message and (message.operation, message.fields) for message in told] == [
+        ("INSERT", ()),
+        None,
+        ("UPDATE", ("gr__e",)),
+    ]
 
 
 KEPT = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from decimal import Decimal as Exact
 
 import pyarrow as pa
 import pytest
@@ -294,6 +295,37 @@ def test_keys_of_every_type_are_looked_up(make, endpoint):
     table = table.append_column("_fresh", pa.array([True]))
     with pytest.raises(FeedGoneError, match="was inserted while it existed"):
         write(store, table, since=1, upto=2, **changes)
+
+
+@pytest.mark.parametrize("kept", ["String", "LowCardinality(String)"])
+def test_a_decimal_key_kept_as_text_has_one_form_whatever_its_scale(endpoint, kept):
+    """Its column may be widened without a rebuild, and its rows be changed and deleted then."""
+    number = next(NUMBERS)
+
+    def store_of(precision, scale):
+        field = DeltaField(name="k", type=Decimal(precision, scale))
+        source = SourceTable(f"contract.t{number}", key="k", tenant=None)
+        index = Mirror(types={"k": kept})
+        shape = IndexTable(source=source, index=index, fields=[field])
+        store = IndexStore(endpoint=endpoint, shape=shape)
+        store.ensure()
+        return store
+
+    def keys(type_, texts, **named):
+        values = pa.array(list(map(Exact, texts)), type_)
+        return rows(range(len(texts)), **named).select(list(SYSTEM)).append_column("k", values)
+
+    texts = ["1.50", "0.00", "-0.10", "100.00", "0.05"]
+    narrow = store_of(5, 2)
+    write(narrow, keys(pa.decimal128(5, 2), texts))
+    wide = store_of(20, 4)
+    write(wide, keys(pa.decimal128(20, 4), texts[:2], version=2), since=1, upto=2)
+    wide.ensure_views()
+    query = f"SELECT k FROM {wide.shape.name(wide.shape.view)} ORDER BY toFloat64(k)"
+    held = [row[0] for row in endpoint.client().query(query).result_rows]
+    assert held == ["-0.1", "0", "0.05", "1.5", "100"]
+    write(wide, keys(pa.decimal128(20, 4), texts, version=3, deleted=True), since=2, upto=3)
+    assert endpoint.client().query(query).result_rows == []
 
 
 @pytest.mark.parametrize(

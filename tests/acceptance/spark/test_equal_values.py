@@ -97,40 +97,72 @@ def failures(outcomes):
     return {each.claim.key.tenant: each for each in outcomes if isinstance(each, Failed)}
 
 
-@pytest.mark.parametrize("name", KEY_TYPES)
-def test_rows_are_one_where_spark_holds_their_keys_equal_and_two_elsewhere(spark_deployment, name):
-    key = KEY_TYPES[name]
+def test_rows_are_one_where_spark_holds_their_keys_equal_and_two_elsewhere(spark_deployment):
+    """All types are columns of one key; the keys of a type's tenants differ in its column alone."""
+    kept = {column_of(name): key.kept for name, key in KEY_TYPES.items() if key.kept}
+    columns = ", ".join(f"{column_of(name)} {key.type}" for name, key in KEY_TYPES.items())
     table = Table.make(
         spark_deployment,
-        Mirror(types={"k": key.kept} if key.kept else {}),
-        columns=f"tenant STRING, k {key.type}, n INT",
-        key="k",
+        Mirror(types=kept),
+        columns=f"tenant STRING, {columns}, n INT",
+        key=tuple(map(column_of, KEY_TYPES)),
     )
-
-    other = next(each for each in key.distinct if each not in key.equal)
-    first, second = key.equal
-    insert(table, key, apart=key.distinct, alike=key.equal, at_once=[other], in_turn=[first])
+    others = {
+        name: next(each for each in key.distinct if each not in key.equal)
+        for name, key in KEY_TYPES.items()
+    }
+    insert(
+        table,
+        {
+            name: {
+                "apart": key.distinct,
+                "alike": key.equal,
+                "at once": [others[name]],
+                "in turn": key.equal[:1],
+            }
+            for name, key in KEY_TYPES.items()
+        },
+    )
     failed = failures(table.follow())
-    assert failed.keys() == {"alike"}
-    insert(table, key, at_once=key.equal, in_turn=[second])
-    table.sql(f"DELETE FROM {{t}} WHERE tenant = 'apart' AND k = {other}")
+    assert failed.keys() == {f"{name} alike" for name in KEY_TYPES}
+    insert(
+        table,
+        {name: {"at once": key.equal, "in turn": key.equal[1:]} for name, key in KEY_TYPES.items()},
+    )
+    gone = " OR ".join(
+        f"(tenant = '{name} apart' AND {column_of(name)} = {other})"
+        for name, other in others.items()
+    )
+    table.sql(f"DELETE FROM {{t}} WHERE {gone}")
     failed |= failures(table.follow())
     assert {tenant: each.code for tenant, each in failed.items()} == dict.fromkeys(
-        ("alike", "at_once", "in_turn"), KeyColumnError.code
+        (f"{name} {how}" for name in KEY_TYPES for how in ("alike", "at once", "in turn")),
+        KeyColumnError.code,
     )
     assert all("Remove the repeats" in each.message for each in failed.values())
-    (verdict,) = [each for each in table.verdicts() if each.tenant == "apart"]
-    assert (verdict.agrees, verdict.rows) == (True, len(key.distinct) - 1), verdict
-    assert table.query("SELECT count() FROM {mirror} WHERE tenant = 'apart'") == [(verdict.rows,)]
+    verdicts = {each.tenant: each for each in table.verdicts()}
+    held = dict(table.query("SELECT tenant, count() FROM {mirror} GROUP BY tenant"))
+    for name, key in KEY_TYPES.items():
+        verdict = verdicts[f"{name} apart"]
+        assert (verdict.agrees, verdict.rows) == (True, len(key.distinct) - 1), verdict
+        assert held[f"{name} apart"] == verdict.rows, name
 
 
-def insert(table, key, **keys):
-    rows = ", ".join(
-        f"('{tenant}', CAST({each} AS {key.type}), {number})"
-        for tenant, some in keys.items()
-        for number, each in enumerate(some)
-    )
-    table.sql(f"INSERT INTO {{t}} VALUES {rows}")
+def column_of(name):
+    """The column of a type, whose name has no blanks, which Delta refuses."""
+    return name.replace(" ", "_")
+
+
+def insert(table, tenants):
+    """Insert the keys of each type's tenants; in the other columns their keys are all the same."""
+    rows = []
+    for name, keys in tenants.items():
+        for how, some in keys.items():
+            for number, value in enumerate(some):
+                own = {each: key.distinct[0] for each, key in KEY_TYPES.items()} | {name: value}
+                cast = [f"CAST({own[each]} AS {key.type})" for each, key in KEY_TYPES.items()]
+                rows.append(f"('{name} {how}', {', '.join(cast)}, {number})")
+    table.sql(f"INSERT INTO {{t}} VALUES {', '.join(rows)}")
 
 
 def values(types, number):

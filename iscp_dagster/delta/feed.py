@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from iscp_dagster.delta.log.columns import visible_columns, visible_type
 from iscp_dagster.delta.log.commit import Commit
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.declared.schema import DeltaField, parse_schema
@@ -194,10 +195,7 @@ def only_drops(before: Collection[DeltaField], commit: Commit) -> bool:
     if commit.metadata is None or commit.changed != {}:
         return False
     after = parse_schema(commit.metadata.schema)
-    held = {(each.physical, each.name, each.type) for each in before}
-    return len(after) < len(before) and held.issuperset(
-        (each.physical, each.name, each.type) for each in after
-    )
+    return visible_columns(after) < visible_columns(before)
 
 
 def _incompatible(before: Collection[DeltaField], after: Collection[DeltaField]) -> str:
@@ -209,6 +207,6 @@ def _incompatible(before: Collection[DeltaField], after: Collection[DeltaField])
             return f"column {each.name!r} was dropped"
         if other.name != each.name:
             return f"column {each.name!r} was renamed to {other.name!r}"
-        if other.type != each.type:
+        if visible_type(other.type) != visible_type(each.type):
             return f"column {each.name!r} changed from {each.type} to {other.type}"
     return ""

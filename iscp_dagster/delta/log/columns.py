@@ -23,15 +23,15 @@ def visible_columns(fields: Collection[DeltaField]) -> VisibleColumns:
 
 
 def _visible(field: DeltaField) -> tuple[str, str, str, bool]:
-    return field.name, field.physical or field.name, _spelled(field.type), field.padded
+    return field.name, field.physical or field.name, visible_type(field.type), field.padded
 
 
-def _spelled(type_: DeltaType) -> str:
-    """The type as text; a struct's fields in their order, which an index keeps."""
+def visible_type(type_: DeltaType) -> str:
+    """The type as readers see it, as text; a struct's fields in their order, which an index keeps."""
     if isinstance(type_, Struct):
         return f"struct<{','.join(repr(_visible(each)) for each in type_.fields)}>"
     if isinstance(type_, Array):
-        return f"array<{_spelled(type_.element)}>"
+        return f"array<{visible_type(type_.element)}>"
     if isinstance(type_, Map):
-        return f"map<{_spelled(type_.key)},{_spelled(type_.value)}>"
+        return f"map<{visible_type(type_.key)},{visible_type(type_.value)}>"
     return str(type_)

@@ -55,10 +55,14 @@ def _open_past_hint(location: str, options: Mapping[str, str], version: int | No
         else:
             table.load_as_version(version)
     except Exception as error:
+        known = unreadable(location, error)
+        if isinstance(known, UnavailableError):
+            raise known from error
+        named = "a checkpoint" if hinted is None else f"checkpoint {hinted}"
         raise SourceError(
-            f"No Delta table can be opened at {location}: its {HINT} names checkpoint {hinted}, "
-            f"which is not there ({reason(error)}). Delete that file: readers then look for the "
-            "checkpoints that there are."
+            f"No Delta table can be opened at {location}: its {HINT} names {named}, which is not "
+            f"there ({reason(error)}). Delete that file: readers then look for the checkpoints "
+            "that there are."
         ) from error
     return table
 

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from iscp_dagster.delta.checks import check_source
 from iscp_dagster.delta.feed import Feed, FeedState, ReadKind, feed_state, read_range
+from iscp_dagster.delta.log import opening
 from iscp_dagster.delta.log.commits import MAX_STEPS, commit_name
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.facts import DeltaFacts
@@ -319,6 +320,19 @@ class TestPoll:
         with pytest.raises(SourceError, match=r"_last_checkpoint names checkpoint 2.*Delete that"):
             table.log().tenants()
 
+    def test_a_store_that_fails_past_such_a_hint_is_asked_again(self, table, monkeypatch):
+        (table.path / "_delta_log" / "_last_checkpoint").write_text('{"version": 9, "size": 3}')
+        opened = opening._open
+
+        def fail_past_hint(location, options, version):
+            if version != 8:
+                return opened(location, options, version)
+            raise OSError("Service Unavailable")
+
+        monkeypatch.setattr(opening, "_open", fail_past_hint)
+        with pytest.raises(UnavailableError, match="Service Unavailable"):
+            table.log().facts()
+
     def test_only_a_checkpoint_is_left(self, table):
         from deltalake import DeltaTable
 
@@ -572,6 +586,16 @@ class TestFeed:
         else:
             assert reason in self.gone(table, 0, 2)
         assert read_range(table.log(), 1, 2).kind is ReadKind.TAIL
+
+    def test_a_comment_of_a_structures_field_breaks_no_range(self, table):
+        def with_comment(said):
+            inner = {**KEY, "metadata": {"comment": said}}
+            type_ = {"type": "struct", "fields": [inner]}
+            return [TENANT, KEY, {"name": "s", "type": type_, "nullable": True, "metadata": {}}]
+
+        table.commit(table.metadata(with_comment("one")))
+        table.commit(table.metadata(with_comment("another"))).commit()
+        assert read_range(table.log(), 1, 3).kind is ReadKind.TAIL
 
     def test_partitioned_by_other_columns(self, tmp_path):
         """Its feed lacks the values of earlier files, for Spark and for any other reader."""

@@ -27,7 +27,7 @@ def _visible(field: DeltaField) -> tuple[str, str, str, bool]:
 
 
 def visible_type(type_: DeltaType) -> str:
-    """The type as readers see it, as text; a struct's fields in their order, which an index keeps."""
+    """The type as readers see it, as text; a struct's fields in the order that an index keeps."""
     if isinstance(type_, Struct):
         return f"struct<{','.join(repr(_visible(each)) for each in type_.fields)}>"
     if isinstance(type_, Array):

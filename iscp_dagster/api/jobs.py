@@ -148,7 +148,8 @@ class Jobs:
 
         Takes effect with the next iteration; `interrupt` cancels the job's part in the current one,
         and the run if it has no other job, so that the next one starts soon. A job that waits after
-        failures, or is in error, is planned again at once, unless its table is gone. `*` changes
+        failures is planned again at once if the spec changes or `interrupt` is set; one in error
+        always is, unless its table is gone. `*` changes
         every tenant's job and the spec that later tenants get. `connection` makes the call part of
         the caller's transaction (see `within`).
         Raises ConfigError for a spec that could never run, NoSuchJobError.

@@ -16,19 +16,19 @@ CONTAINERS = (
         "`array<E>`",
         "`Array(...)`",
         f"`Array(T)`; of structs `Nested(...)`; of points {', '.join(_RINGS)}",
-        "arrays whose elements T holds; no null in place of an array",
+        "arrays whose elements T holds; a null is written as `nulls=` says",
     ),
     (
         "`map<K,V>`",
         "`Map(..., ...)`",
         "`Map(T, U)`",
-        "maps whose keys T and values U hold; no null in place of a map",
+        "maps whose keys T and values U hold; a null is written as `nulls=` says",
     ),
     (
         "`struct<...>`",
         "`Tuple(...)`",
         "`Tuple(...)` of the same fields, with or without their names; `Point` for two `double`",
-        "structs whose fields it holds; no null in place of a struct",
+        "structs whose fields it holds; a null is written as `nulls=` says",
     ),
     (
         "each without parts",

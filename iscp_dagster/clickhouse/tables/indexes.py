@@ -21,6 +21,7 @@ from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData, read_generation
 from iscp_dagster.clickhouse.tables.owned import Existing, check_owned, namesakes
 from iscp_dagster.clickhouse.tables.staging import left
+from iscp_dagster.clickhouse.types.nulls import flag_name
 from iscp_dagster.clickhouse.types.typetext import parsed
 from iscp_dagster.clickhouse.types.widening import keeping_fields, same_type, widens
 from iscp_dagster.clickhouse.write.letters import DeadLetters
@@ -206,7 +207,10 @@ class IndexStore:
         held, found = self._columns(), dict[str, str]()
         for name in columns:
             if name in held:
-                counted = f"countIf({_is_given(name, held[name])})"
+                flag = flag_name(name)
+                flagged = flag in self.shape.flags and flag in held
+                given = f"NOT {ident(flag)}" if flagged else _is_given(name, held[name])
+                counted = f"countIf({given})"
                 counts = self._by_tenant(counted, self.shape.rows, tenants)
                 found = {tenant: name for tenant, (count,) in counts.items() if count} | found
         return found

@@ -6,7 +6,7 @@ import base64
 import json
 import math
 from collections.abc import Iterable
-from datetime import date, datetime
+from datetime import date, datetime, timezone
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,29 @@ _ODD = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
 
 
 def json_texts(values: pa.Array, type_: DeltaType) -> pa.Array:
-    """Return each value as JSON text; null stays null. Raises Misfit for texts not in UTF-8."""
+    """Return each value as JSON text; null stays null.
+
+    Raises Misfit for texts not in UTF-8, and for dates and times that Python has not.
+    """
     try:
         texts = [None if v is None else json_text(v, type_) for v in values.to_pylist()]
     except UnicodeDecodeError as error:
         raise Misfit("JSON text holds no text that is not UTF-8") from error
+    except (ValueError, OverflowError) as error:
+        raise Misfit("JSON text holds the dates and times of the years 1 to 9999") from error
     return pa.array(texts, pa.string())
+
+
+def json_texts_or_null(values: pa.Array, type_: DeltaType) -> pa.Array:
+    """Return what `json_texts` does, and null for each value for which that raises."""
+    try:
+        return json_texts(values, type_)
+    except Misfit:
+        if len(values) == 1:
+            return pa.array([None], pa.string())
+        half = len(values) // 2
+        parts = (values.slice(0, half), values.slice(half))
+        return pa.concat_arrays([json_texts_or_null(each, type_) for each in parts])
 
 
 def json_text(value: Any, type_: DeltaType) -> str:
@@ -54,8 +71,11 @@ def _leaf(value: Any, type_: DeltaType) -> str:
         return _float(value, single=type_ == Primitive("float"))
     if isinstance(value, bytes):
         return json.dumps(base64.b64encode(value).decode())
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        # Arrow gives it in the zone of whoever read it.
+        return json.dumps(value.astimezone(timezone.utc).isoformat().replace("+00:00", "Z"))
     if isinstance(value, datetime | date):
-        return json.dumps(value.isoformat().replace("+00:00", "Z"))
+        return json.dumps(value.isoformat())
     # Decimals are numbers as they are written, which no float can hold.
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str | int) else f"{value:f}"
 

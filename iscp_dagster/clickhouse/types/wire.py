@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.types.cells import BLANKS, DEFAULT, family
-from iscp_dagster.clickhouse.types.jsontext import json_texts
+from iscp_dagster.clickhouse.types.jsontext import json_texts, json_texts_or_null
 from iscp_dagster.clickhouse.types.leaves import Misfit, one_per_key
 from iscp_dagster.clickhouse.types.stored import Stored, default_type
 from iscp_dagster.clickhouse.types.typetext import ChType, of, parsed
@@ -124,7 +124,8 @@ def respells(stored: Stored) -> bool:
 
 def _respelled(values: pa.Array, stored: Stored) -> pa.Array:
     if stored.is_text:
-        return json_texts(values, stored.source)
+        # What no text holds is in no index, so it is not compared.
+        return json_texts_or_null(values, stored.source)
     if stored.has_parts:
         return _by_part(_filled(values, stored), stored, _respelled)
     respell = stored.leaf[0].respell

@@ -206,6 +206,14 @@ def test_tenants_are_asked_about_together_and_nobody_s_rows_are_nothing(make):
     assert store.replaced_after([], 2) == frozenset()
 
 
+@pytest.mark.parametrize(("nulls", "given"), [("flag", True), ("empty", False)])
+def test_an_empty_array_is_a_value_where_a_flag_tells_it_from_null(make, nulls, given):
+    store = make(Mirror(nulls=nulls))
+    empty = pa.array([[]], pa.list_(pa.float32()))
+    write(store, rows([1]).set_column(3, "v", empty))
+    assert store.kept(["v"], ["a"]) == ({"a": "v"} if given else {})
+
+
 def test_a_repeated_key_is_named(make):
     store = make(Mirror())
     write(store, rows([4, 5, 5]), staged=True)

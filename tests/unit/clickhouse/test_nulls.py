@@ -10,7 +10,7 @@ import pytest
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.types.asked import check_types
-from iscp_dagster.clickhouse.types.jsontext import json_texts
+from iscp_dagster.clickhouse.types.jsontext import json_texts, json_texts_or_null
 from iscp_dagster.clickhouse.types.leaves import Misfit
 from iscp_dagster.clickhouse.types.nulls import check_table_nulls, null_rule
 from iscp_dagster.clickhouse.types.stored import stored_column
@@ -115,6 +115,25 @@ def test_json_text_has_every_value():
         json_texts(
             pa.array([[b"\xff"]]).cast(pa.list_(pa.binary())).view(pa.list_(pa.string())), TAGS
         )
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/New_York"])
+def test_json_text_has_times_in_utc_whoever_reads_them(zone):
+    times = Array(element=Primitive("timestamp"))
+    values = pa.array([[0]], pa.list_(pa.timestamp("us", zone)))
+    assert json_texts(values, times).to_pylist() == ['["1970-01-01T00:00:00Z"]']
+
+
+@pytest.mark.parametrize("name", ["date", "timestamp", "timestamp_ntz"])
+def test_json_text_has_the_years_that_python_has(name):
+    type_ = Array(element=Primitive(name))
+    whole = pa.int32() if name == "date" else pa.int64()
+    beyond = 2**31 - 1 if name == "date" else 2**62
+    values = pa.array([[0], [beyond], None], pa.list_(whole)).cast(arrow_type(type_))
+    with pytest.raises(Misfit, match="the years 1 to 9999"):
+        json_texts(values, type_)
+    held = json_texts_or_null(values, type_).to_pylist()
+    assert [text is None for text in held] == [False, True, True]
 
 
 def test_the_first_rule_for_the_column_holds():

@@ -119,7 +119,7 @@ class Wait:
     def _until_searchable(self, goal: int, table_id: str, deadline: float) -> None:
         self._refuse_unknown()
         signs, pauses = self._signs(table_id), self._pauses(deadline)
-        signs.refresh()
+        signs.changed()
         wanted, tenants = self._wanted(goal), None
         while lagging := self._lagging(goal, table_id, wanted, tenants):
             self._refuse_broken(goal, lagging)
@@ -142,7 +142,7 @@ class Wait:
                 f"version {goal} is not searchable in every index: {_named(lagging)}. Wait longer, "
                 "check `iscp job list`, and see whether the sensor iscp_runner is on"
             )
-            if signs.refresh():
+            if signs.changed():
                 pauses.seconds, changed = POLL_SECONDS, True
             changed = changed or unserved or pauses.ended
 
@@ -347,7 +347,7 @@ class Signs:
     _bookmark: Bookmark | None = None
     _latest: tuple[int, int, str] | None = None
 
-    def refresh(self) -> bool:
+    def changed(self) -> bool:
         """Whether there was a commit, or an event of the table's jobs, since the last call."""
         touched, moment = self.log.touched(self._bookmark), self.delta_log.latest()
         # Moments of one version are equal, also those of a table that took another's place.

@@ -65,7 +65,7 @@ class Watch:
     problems: list[Problem] = field(default_factory=list)
     unnamed: TenantSize | None = None
     """The rows without a tenant."""
-    least: int | None = None
+    oldest_written: int | None = None
     """No job in step has a written watermark before this version; None: not looked up yet."""
     earlier: frozenset[str] = frozenset()
     """The ids of earlier tables of that name that have stranded jobs."""
@@ -99,7 +99,7 @@ class Watch:
         elif mark != self.mark:
             self._follow(self.mark, mark, standing)
         if self.delta_log.files.local or mark != self.mark:
-            self._bring_on(mark)
+            self._flush_before_cleanup(mark)
         # Tenants of another table with the same shortened id have no jobs in this one.
         self.open |= touched.get(mark.table, frozenset())
         self.mark = mark
@@ -134,9 +134,11 @@ class Watch:
         """The iterations due for one tenant's jobs."""
         assert self.mark is not None
         latest, now = self.mark.moment, self.deployment.clock()
-        return [self._widened(each) for each in plan(members, latest, now, refuse=self._refuse)]
+        return [
+            self._up_to_latest(each) for each in plan(members, latest, now, refuse=self._refuse)
+        ]
 
-    def _widened(self, iteration: Iteration) -> Iteration:
+    def _up_to_latest(self, iteration: Iteration) -> Iteration:
         """The iteration; a first one up to the latest commit if the columns have changed meanwhile.
 
         What it is declared with may not be there yet where the other jobs are.
@@ -163,7 +165,7 @@ class Watch:
         self.open = set(self.deployment.log.waiting(table_id))
         held = self.deployment.log.places(table_id)
         behind = [v for _, v, _ in held if START.version < v < mark.moment.version]
-        self.least = min(behind, default=mark.moment.version)
+        self.oldest_written = min(behind, default=mark.moment.version)
         if behind:
             changed = self._changed(min(behind), mark.moment.version)
             self.open |= self._everyone(tenants) if changed is None else changed
@@ -181,26 +183,30 @@ class Watch:
         check_sole(self.deployment, self.source, table_id, found)
         names = [name.job for name in registering(self.source, standing)]
         self._register(table_id, found, standing, dict.fromkeys(names, before.moment))
-        if self.least is None:
+        if self.oldest_written is None:
             held = self.deployment.log.places(table_id)
-            self.least = min((v for _, v, _ in held if v > START.version), default=upto)
+            self.oldest_written = min((v for _, v, _ in held if v > START.version), default=upto)
         self.open |= self._everyone(found) if changed is None else set(found)
         self.found = tuple(found)
 
-    def _bring_on(self, mark: LogMark) -> None:
+    def _flush_before_cleanup(self, mark: LogMark) -> None:
         """Flush jobs in step whose next commit the log has lost; open what it can no longer tell.
 
         Others know a job by its written watermark, and not what this watch remembers.
         """
         upto = mark.moment.version
-        if self.least is None or self.least >= upto or self.delta_log.holds(self.least + 1):
+        if (
+            self.oldest_written is None
+            or self.oldest_written >= upto
+            or self.delta_log.holds(self.oldest_written + 1)
+        ):
             return
         log, table_id = self.deployment.log, self.delta_log.table_id(upto)
         behind = log.tenants(table_id, behind=upto)
         jobs = log.jobs(table_id=table_id, tenants=behind)
         flush_jobs(log, jobs, effective(self.delta_log, jobs, mark.moment))
         self.open |= behind
-        self.least = upto
+        self.oldest_written = upto
 
     def _changed(self, after: int, upto: int) -> set[str] | None:
         """The tenants whose rows read otherwise since `after`; None: maybe those of all do."""

@@ -14,9 +14,9 @@ from iscp_dagster.model.errors import IscpError, SourceError, UnavailableError
 
 ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 HINT = f"{LOG_FOLDER}/_last_checkpoint"
-MISSED = "_last_checkpoint hint"
+_SAYS_STALE_HINT = "_last_checkpoint hint"
 """In deltalake's error for a hint that names a checkpoint which is not there."""
-MANAGED = "catalog-managed"
+_SAYS_MANAGED = "catalog-managed"
 """In deltalake's error for a table whose commits a catalog keeps."""
 
 
@@ -30,7 +30,7 @@ def open_table(location: str, options: Mapping[str, str], version: int | None) -
     except (UnavailableError, SourceError):
         raise
     except Exception as error:
-        if MISSED in str(error):
+        if _SAYS_STALE_HINT in str(error):
             return _open_past_hint(location, options, version)
         raise _refused(location, version, error) from error
 
@@ -80,7 +80,7 @@ def _refused(location: str, version: int | None, error: Exception) -> IscpError:
     known = unreadable(location, error)
     if isinstance(known, UnavailableError):
         return known
-    if MANAGED in str(error):
+    if _SAYS_MANAGED in str(error):
         return SourceError(
             f"{location} is a catalog-managed Delta table (feature catalogManaged): its catalog "
             "keeps its commits, so that nobody can follow them by the table's path. Have the "

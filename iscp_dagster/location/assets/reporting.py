@@ -110,7 +110,7 @@ def reporting(context: Context, its: Iterations) -> Iterator[Tell]:
     def store(served: Sequence[Success], wrong: Sequence[Outcome]) -> None:
         for events in (*(made_of(served) if served else ()), observations(its.source, wrong)):
             store_events(context, takewhile(lambda _: not ended.is_set(), events))
-        report_failed(context, its.source, takewhile(lambda _: not ended.is_set(), wrong))
+        mark_failed_partitions(context, its.source, takewhile(lambda _: not ended.is_set(), wrong))
 
     with ThreadPoolExecutor(1, "reporting") as beside, _set_when_interrupted(ended):
         try:
@@ -221,16 +221,18 @@ def observations(source: SourceTable, wrong: Iterable[Outcome]) -> Iterator[Asse
             )
 
 
-def report_failed(context: Context, source: SourceTable, wrong: Iterable[Outcome]) -> None:
+def mark_failed_partitions(context: Context, source: SourceTable, wrong: Iterable[Outcome]) -> None:
     """Have Dagster show the partitions of failed jobs as failed, until they are materialized.
 
     To Dagster a partition has failed when a run that planned to materialize it has, and only runs
     of assets plan by themselves; a run with a failed job fails.
     """
-    plan_failed(context, source, (each.claim.key for each in wrong if isinstance(each, Failed)))
+    _plan_partitions(
+        context, source, (each.claim.key for each in wrong if isinstance(each, Failed))
+    )
 
 
-def plan_failed(context: Context, source: SourceTable, keys: Iterable[JobKey]) -> None:
+def _plan_partitions(context: Context, source: SourceTable, keys: Iterable[JobKey]) -> None:
     """Plan to materialize the partitions of declared jobs in a run that will fail."""
     declared = {each.name for each in source.consumers}
     step = context.get_step_execution_context()
@@ -245,32 +247,42 @@ def plan_failed(context: Context, source: SourceTable, keys: Iterable[JobKey]) -
             context.instance.report_dagster_event(event, run_id=step.run_id)
 
 
-def shown_well(instance: DagsterInstance, source: SourceTable, jobs: Iterable[Job]) -> list[Job]:
+def find_unmarked_errors(
+    instance: DagsterInstance, source: SourceTable, jobs: Iterable[Job]
+) -> list[Job]:
     """The declared jobs in error whose partitions Dagster does not show as failed.
 
-    No run of theirs has failed since they were materialized: one was ended before it could report
+    No run of theirs has failed since they were materialized: one was ended before it could mark
     them, or the runner found the error.
     """
-    wrong = [job for job in jobs if job.state is JobState.ERROR]
+    wrong: dict[str, list[Job]] = {each.name: [] for each in source.consumers}
+    for job in jobs:
+        if job.state is JobState.ERROR and job.key.job_name in wrong:
+            wrong[job.key.job_name].append(job)
     found: list[Job] = []
-    for name in sorted({job.key.job_name for job in wrong} & {c.name for c in source.consumers}):
-        storage = instance.event_log_storage
-        tries = (
-            storage.get_latest_asset_partition_materialization_attempts_without_materializations(
-                job_key(source, name)
-            )
-        )
-        mine = [job for job in wrong if job.key.job_name == name]
-        runs = {tries[job.key.tenant][0] for job in mine if job.key.tenant in tries}
-        failed = {
-            run.run_id
-            for some in portions(sorted(runs))
-            for run in instance.get_runs(
-                RunsFilter(run_ids=some, statuses=[DagsterRunStatus.FAILURE])
-            )
-        }
-        found += [job for job in mine if tries.get(job.key.tenant, ("", 0))[0] not in failed]
+    for name, its in wrong.items():
+        tries = _runs_since_materialized(instance, source, name) if its else {}
+        failed = _failed_of(instance, {tries.get(job.key.tenant, "") for job in its})
+        found += [job for job in its if tries.get(job.key.tenant, "") not in failed]
     return found
+
+
+def _runs_since_materialized(
+    instance: DagsterInstance, source: SourceTable, name: str
+) -> dict[str, str]:
+    """By tenant, the latest run that planned to materialize it and has not."""
+    ask = instance.event_log_storage.get_latest_asset_partition_materialization_attempts_without_materializations  # noqa: E501
+    return {tenant: run for tenant, (run, _) in ask(job_key(source, name)).items()}
+
+
+def _failed_of(instance: DagsterInstance, runs: Collection[str]) -> set[str]:
+    """Those of the runs that have failed."""
+    failed = [DagsterRunStatus.FAILURE]
+    return {
+        run.run_id
+        for some in portions(sorted(filter(None, runs)))
+        for run in instance.get_runs(RunsFilter(run_ids=some, statuses=failed))
+    }
 
 
 def unreported(
@@ -344,8 +356,8 @@ def _report(
         made = materializations(context.instance, deployment, source, outcomes, context.run_id)
         store_events(context, made)
         count += len(outcomes)
-        wrong = shown_well(context.instance, source, idle)
-        plan_failed(context, source, (job.key for job in wrong))
+        wrong = find_unmarked_errors(context.instance, source, idle)
+        _plan_partitions(context, source, (job.key for job in wrong))
         problems += [
             f"[{job.status.code}] {job.name}, tenant {job.key.tenant!r}: {job.status.message}"
             for job in wrong

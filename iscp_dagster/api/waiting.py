@@ -175,9 +175,7 @@ class Wait:
         ended = self._unregistered(table_id, lacking)
         if ended == lacking and ended and not self._registered(table_id):
             raise self._all_unregistered(goal, ended)
-        missing = lacking - ended
-        found += self._missing(missing)
-        found += [lag for lag in self._replaced(table_id) if (lag.tenant, lag.index) not in missing]
+        found += self._beside_earlier(lacking - ended, self._earlier(table_id))
         found += [] if found else self._unserved(jobs)
         return sorted(found, key=lambda lag: (lag.tenant, lag.index))
 
@@ -197,31 +195,30 @@ class Wait:
         ended = {(row.key.tenant, row.key.job_name) for row in rows if row.drop_at is not None}
         return ended.intersection(lacking)
 
-    def _missing(self, missing: Collection[tuple[str, str]]) -> list[Lag]:
-        """Each with the job that blocks it, if any: stranded by an earlier table of that name."""
-        if not missing:
-            return []
-        ids = self.deployment.log.table_ids(self.source.database, self.source.table)
-        earlier = {
-            job.key.job_name: job
-            for table_id in ids
-            for job in self.deployment.log.jobs(table_id=table_id)
-            if job.status.code == TableGoneError.code
-        }
-        return [Lag(tenant=a, index=i, job=earlier.get(i)) for a, i in missing]
+    def _earlier(self, table_id: str) -> list[Job]:
+        """The jobs of earlier tables of that name."""
+        log = self.deployment.log
+        ids = log.table_ids(self.source.database, self.source.table) - {table_id}
+        return [job for earlier in sorted(ids) for job in log.jobs(table_id=earlier)]
 
-    def _replaced(self, table_id: str) -> list[Lag]:
-        """What still serves rows of an earlier table of that name."""
-        log, of_table = self.deployment.log, (self.source.database, self.source.table)
-        jobs = [
-            job
-            for earlier in sorted(log.table_ids(*of_table) - {table_id})
-            for job in log.jobs(table_id=earlier, tenant=self.tenant)
-        ]
+    def _beside_earlier(
+        self, missing: Collection[tuple[str, str]], earlier: Collection[Job]
+    ) -> list[Lag]:
+        """What has no job, with that of an earlier table which blocks it, if any; and what still
+        serves rows of an earlier table.
+        """
+        stranded = {
+            job.key.job_name: job for job in earlier if job.status.code == TableGoneError.code
+        }
         return [
-            Lag(tenant=job.key.tenant, index=job.key.job_name, job=job)
-            for job in jobs
-            if self._counts(job.key.job_name)
+            *(Lag(tenant=a, index=i, job=stranded.get(i)) for a, i in missing),
+            *(
+                Lag(tenant=job.key.tenant, index=job.key.job_name, job=job)
+                for job in earlier
+                if self._counts(job.key.job_name)
+                and self.tenant in {None, job.key.tenant}
+                and (job.key.tenant, job.key.job_name) not in missing
+            ),
         ]
 
     def _unserved(self, jobs: Collection[Job]) -> list[Lag]:

@@ -9,6 +9,7 @@
     python -m bench --only ids         # ids of events per second, by algorithm
     python -m bench --only subscriptions  # 200 subscribers at 20 changes/s, 1,000 idle ones
     python -m bench --only triggers    # from a commit to its event's receiver, on its own stack
+    python -m bench --only neighbours --rows 100000 --dimension 64 --parts 4
     python -m bench --only invocations # of services: the endpoint alone, then with the runtime
 
 It needs the extra `local`, and the part store the extra `test`. Other parts use the running stack,
@@ -31,6 +32,7 @@ from bench import (
     fleet,
     invocations,
     latency,
+    neighbours,
     scale,
     shapes,
     snapshot,
@@ -55,6 +57,7 @@ BY_ITSELF = [
     "subscriptions",
     "triggers",
     "invocations",
+    "neighbours",
 ]
 
 
@@ -75,6 +78,8 @@ def main() -> None:
     )
     parser.add_argument("--commits", type=int, default=50, help="commits of latency and triggers")
     parser.add_argument("--events", type=int, default=3_000, help="events of the webhooks part")
+    parser.add_argument("--dimension", type=int, default=64, help="of the vectors of neighbours")
+    parser.add_argument("--parts", type=int, default=1, help="of the rows of neighbours")
     chosen = parser.parse_args()
     parts = chosen.only or WITH_STACK
     if "store" in parts and find_spec("moto") is None:
@@ -101,6 +106,9 @@ def _by_itself(chosen: argparse.Namespace, part: str, folder: Path, report: Repo
         triggers.measure(folder, report, chosen.commits)
     elif part == "invocations":
         invocations.measure(report, chosen.rounds)
+    elif part == "neighbours":
+        size = (chosen.rows, chosen.dimension, chosen.parts)
+        neighbours.measure(folder, report, size, chosen.rounds)
     elif part == "webhooks":
         webhooks.measure(folder, report, chosen.events)
     elif part == "subscriptions":

@@ -143,7 +143,7 @@ async def _talk(deck: _Deck, server: int, port: int, report: Report) -> None:
     confirmed: dict[int, float] = {}
     heard: list[tuple[int, float]] = []
     listening = [asyncio.create_task(_listen(socket, heard)) for socket in sockets]
-    before, spent = await asyncio.to_thread(deck.queries), _processor(server)
+    before, spent = await asyncio.to_thread(deck.queries), processor(server)
     began = time.monotonic()
     for number in range(PER_SECOND * SECONDS // PER_COMMIT):
         due = began + number * PER_COMMIT / PER_SECOND
@@ -152,7 +152,7 @@ async def _talk(deck: _Deck, server: int, port: int, report: Report) -> None:
         confirmed |= dict.fromkeys(keys, at)
     took, asked = time.monotonic() - began, await asyncio.to_thread(deck.queries) - before
     await asyncio.wait_for(asyncio.gather(*listening), 60)
-    spent = _processor(server) - spent
+    spent = processor(server) - spent
     late = sorted(at - confirmed[key] for key, at in heard)
     cuts = quantiles(late, n=100)
     rate = len(confirmed) / took
@@ -198,15 +198,15 @@ async def _idle(deck: _Deck, server: int, port: int, report: Report) -> None:
     await asyncio.gather(*(socket.recv() for socket in sockets))
     each = (_memory(server) - before) / IDLE
     report.fact(f"{IDLE:,} idle subscribers: memory of the server, each", f"{each:.0f} kB")
-    asked, spent = await asyncio.to_thread(deck.queries), _processor(server)
+    asked, spent = await asyncio.to_thread(deck.queries), processor(server)
     await asyncio.sleep(10)
-    spent = _processor(server) - spent
+    spent = processor(server) - spent
     asked = await asyncio.to_thread(deck.queries) - asked - 1
     report.fact("  in 10 s: queries of ClickHouse, processor time", f"{asked}, {spent:.2f} s")
     await asyncio.gather(*(socket.close() for socket in sockets))
 
 
-def _processor(process: int) -> float:
+def processor(process: int) -> float:
     """Seconds that the process has computed."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -88,6 +88,10 @@ class IndexKind(Index):
         """
         return {}
 
+    def table_settings(self) -> Mapping[str, int]:
+        """Return MergeTree settings of new tables; those made before keep theirs."""
+        return {}
+
     def described(self, fields: Sequence[DeltaField]) -> Mapping[str, Any]:
         """Return what else determines the tables, given all their columns."""
         del fields

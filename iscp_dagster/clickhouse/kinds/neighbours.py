@@ -17,8 +17,9 @@ QUERY = "{query:Array(Float32)}"
 COUNT = "{k:UInt32}"
 CANDIDATES = f"greatest({COUNT}, least({COUNT} * 3 + 100, 1000))"
 """How many candidates the graph names; of more than 1,000 ClickHouse asks no graph."""
-EXACT_ROWS = 10_000
-"""A tenant with no more rows, counting those that merges will drop, is searched without a graph."""
+EXACT_ROWS, EXACT_FLOATS = 100_000, 12_000_000
+"""A tenant with no more rows, counting those that merges will drop, nor more floats in its vectors,
+is searched without a graph, which takes less (bench/RESULTS.md, "neighbours")."""
 SHORTEST = 1e-150
 """A shorter vector has no direction: its square is beyond the range of 64 bits."""
 
@@ -35,6 +36,8 @@ class Neighbours:
     shape: Shape
     selected: str
     """The SELECT list of the user's columns."""
+    exact_rows: int
+    """A tenant with no more stored rows is measured whole."""
     append: bool
     """Whether rows are only appended: then no row is deleted or replaced."""
     lacks: str
@@ -73,17 +76,18 @@ class Neighbours:
 
     def _live_candidates(self) -> str:
         row = f"({', '.join((*self._keys, ident(VERSION)))})"
-        candidate = f"{row} IN (SELECT {row[1:-1]} {self._by_graph()})"
+        small = f"(SELECT count() <= {self.exact_rows} FROM {self._rows}{self._where()})"
+        # ClickHouse computes both sides of an OR: a small tenant has no candidates, and no search.
+        candidate = f"{row} IN (SELECT {row[1:-1]} {self._by_graph(f'NOT {small}')})"
         live = f"SELECT count() FROM {self.shape.final}{self._where(self._has_vector, candidate)}"
-        stored = f"SELECT count() FROM {self._rows}{self._where()}"
-        exact = f"({stored}) <= {EXACT_ROWS} OR ({live}) < {COUNT}"
+        exact = f"{small} OR ({live}) < {COUNT}"
         return f"{self.shape.final}{self._where(self._has_vector, f'({candidate} OR {exact})')}"
 
-    def _by_graph(self) -> str:
+    def _by_graph(self, *conditions: str) -> str:
         """Return what follows a SELECT list to get the rows that the graph names."""
         vector, query = ident(self.vector), self._scaled() if self._is_angle else QUERY
         return (
-            f"FROM {self._rows}{self._where()} "
+            f"FROM {self._rows}{self._where(*conditions)} "
             f"ORDER BY {self.function}({vector}, {query}) LIMIT {CANDIDATES}"
         )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, Rows, Shape, settings
-from iscp_dagster.clickhouse.kinds.neighbours import Neighbours
+from iscp_dagster.clickhouse.kinds.neighbours import EXACT_FLOATS, EXACT_ROWS, Neighbours
 from iscp_dagster.model.declared.schema import Array, DeltaField, DeltaType, Primitive
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, SchemaError
@@ -23,6 +23,8 @@ NO_VECTOR = "_no_vector"
 """The system column of rows that have no vector; the graph has another in its place."""
 NEAREST, DISTANCES = "nearest", "distances"
 """The ends of the names of its views beside the first."""
+ROWS_PER_MARK = 256
+"""Rows that are read together. With MergeTree's 8,192, a hundred candidates are the whole table."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,11 @@ class Vector(IndexKind):
                 f"{asked!r}; the graph needs Array(T), where T is one of {', '.join(FLOATS)}."
             )
 
+    @property
+    def exact_rows(self) -> int:
+        """How many rows of a tenant are rather measured all than searched by the graph."""
+        return min(EXACT_ROWS, EXACT_FLOATS // self.dimension)
+
     def skip_indexes(self) -> Sequence[str]:
         name, column = ident(f"{self.vector}_hnsw"), ident(self.vector)
         shape = f"{text(self.distance)}, {self.dimension}, {text(self.quantization)}"
@@ -107,6 +114,9 @@ class Vector(IndexKind):
 
     def system_columns(self) -> Mapping[str, str]:
         return {NO_VECTOR: "Bool"}
+
+    def table_settings(self) -> Mapping[str, int]:
+        return {"index_granularity": ROWS_PER_MARK}
 
     def select(self, shape: Shape, selected: Sequence[str]) -> str:
         name = ident(self.vector)
@@ -121,6 +131,7 @@ class Vector(IndexKind):
             vector=self.vector,
             shape=shape,
             selected=selected,
+            exact_rows=self.exact_rows,
             append=self.append,
             lacks=NO_VECTOR,
         )

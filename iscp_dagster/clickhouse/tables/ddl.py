@@ -18,7 +18,7 @@ from importlib.metadata import version
 
 from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.quoting import ident, text
-from iscp_dagster.clickhouse.kinds.kind import IndexKind
+from iscp_dagster.clickhouse.kinds.kind import IndexKind, settings
 from iscp_dagster.clickhouse.tables.parts import check_parts
 from iscp_dagster.clickhouse.types.nulls import (
     FLAG,
@@ -322,9 +322,10 @@ class IndexTable:
 
     def _layout(self) -> str:
         partition = ident(self.source.tenant) if self.source.tenant else "tuple()"
+        window = {"non_replicated_deduplication_window": DEDUPLICATION_WINDOW}
         return (
             f"PARTITION BY {partition} ORDER BY ({', '.join(map(ident, self._sorted_by()))})\n"
-            f"SETTINGS non_replicated_deduplication_window = {DEDUPLICATION_WINDOW}"
+            f"SETTINGS {settings(window | {**self.index.table_settings()})}"
         )
 
     def _comment(self, name: str) -> str:

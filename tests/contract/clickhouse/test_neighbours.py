@@ -13,15 +13,21 @@ from shipping import write
 
 from iscp_dagster import SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.kinds.neighbours import EXACT_ROWS
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.model.declared.schema import Array, DeltaField, Primitive
 
 NUMBERS = itertools.count()
-MANY = EXACT_ROWS + 2_500
+FEW = 10_000
+MANY = FEW + 2_500
 """Enough rows that candidates come from the graph."""
 WIDE = 8
+
+
+class Searched(Vector):
+    """Asks the graph of tenants as small as a test fills them."""
+
+    exact_rows = FEW
 
 
 @dataclass
@@ -44,7 +50,7 @@ class Corpus:
             DeltaField(name="v", type=Array(element=Primitive(self.element))),
         )
         source = SourceTable(f"near.t{next(NUMBERS)}", key="id", tenant="tenant")
-        index = Vector(
+        index = Searched(
             "v", dimension=self.dimension, metric=self.metric, append=self.append, expansion=64
         )
         shape = IndexTable(source=source, index=index, fields=fields)
@@ -242,7 +248,9 @@ def test_a_large_tenant_is_searched_by_its_graph_and_a_small_one_is_measured(end
     before = searches(corpus)
     corpus.query("SELECT id FROM NEAREST", [0] * WIDE, 5)
     assert searches(corpus) > before
+    corpus.put("b", range(100), random.normal(size=(100, WIDE)))
     before = searches(corpus)
+    assert len(corpus.query("SELECT id FROM NEAREST", [0] * WIDE, 5, "b")) == 5
     for form in ("all, limited", "all ids, limited"):
         ids_of(corpus, form, [0] * WIDE, 5)
     measure = "L2Distance(v, {query:Array(Float32)})"

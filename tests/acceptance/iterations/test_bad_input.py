@@ -9,12 +9,13 @@ import pytest
 from stackfixture import free_port
 from tables import FEED, Table, kinds
 
-from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster import FullText, Mirror, SourceTable, Vector, View
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.build import build_definitions
+from iscp_dagster.model.declared.attach import index_of_view
 from iscp_dagster.model.errors import (
     ConfigError,
     IscpError,
@@ -333,20 +334,36 @@ def test_a_row_without_a_tenant_holds_up_no_other(deployment):
     table.check()
 
 
+@pytest.mark.timeout(600)
 def test_deletion_vectors_that_are_too_large_for_the_feed(spark_deployment):
-    """Delta hands them to the feed's readers as one text of at most 64 KiB."""
+    """Delta hands them to the feed's readers as one text of at most 64 KiB.
+
+    An index is built again; a view's history begins anew, after a gap.
+    """
     properties = f"{FEED}, delta.enableDeletionVectors = true"
     columns = "tenant STRING, id BIGINT"
-    table = Table.make(spark_deployment, Mirror(), columns=columns, properties=properties)
+    table = Table.make(spark_deployment, columns=columns, properties=properties)
+    few = View("few", of=table.source, where="id % 1000 = 0")
+    table = table.with_indexes(Mirror(), index_of_view(few))
     table.sql("INSERT INTO {t} SELECT /*+ REPARTITION(1) */ 'a', id FROM range(800000)")
     table.sql("DELETE FROM {t} WHERE pmod(hash(id), 2) = 0")
     table.follow()
     table.sql("DELETE FROM {t} WHERE pmod(hash(id, 1), 2) = 0")
+    version = table.version
     outcomes = table.follow()
-    assert kinds(outcomes) == [ReadKind.SNAPSHOT]
-    assert "too large" in outcomes[0].plan.reason
+    assert kinds(outcomes) == [ReadKind.SNAPSHOT] * 2
+    assert all("too large" in each.plan.reason for each in outcomes)
     live = table.sql("SELECT count(*), sum(id) FROM {t}")
     assert table.query("SELECT count(), sum(id) FROM {mirror}") == [tuple(live[0])]
+    (gap,) = (each.gap for each in outcomes if each.gap)
+    assert re.match(rf"versions {version} to {version}: .* too large", gap)
+    live = table.sql("SELECT count(*), sum(id) FROM {t} WHERE id % 1000 = 0")
+    rows = f"SELECT count(), sum(id) FROM {{few}} WHERE _change = 0 AND _version = {version}"
+    assert table.query(rows) == [tuple(live[0])]
+    table.sql("INSERT INTO {t} VALUES ('a', 1000000)")
+    assert set(kinds(table.follow())) == {ReadKind.TAIL}
+    changes = f"SELECT _change, id FROM {{few}} WHERE _version > {version}"
+    assert table.query(changes) == [(1, 1_000_000)]
 
 
 @pytest.mark.parametrize("number", [1, 3])

@@ -14,14 +14,13 @@ import pyarrow as pa
 
 from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.clickhouse.types.nulls import REFUSE, null_rule
-from iscp_dagster.clickhouse.types.types import holds_nulls
+from iscp_dagster.clickhouse.types.nulls import REFUSE, has_parts, null_rule
 from iscp_dagster.clickhouse.write.chunks import (
     FEWEST_TASKS,
     MOST_CHUNKS,
     MOST_TASKS,
     ROWS_PER_CHUNK,
-    limit_chunks,
+    chunks_per_task,
 )
 from iscp_dagster.delta import feedscan, filescan
 from iscp_dagster.delta import reader as delta_reader
@@ -127,7 +126,7 @@ class Reading:
         if self.transitions is not None:
             # A tenant's images are in one task, and what is not read as changes is a gap.
             return MOST_CHUNKS
-        return limit_chunks(int(self.layout.get(PARTITIONS, 1)))
+        return chunks_per_task(int(self.layout.get(PARTITIONS, 1)))
 
     @property
     def build(self) -> str:
@@ -234,7 +233,7 @@ class Reader:
 
     def _adds_nulls(self, info: ConsumerInfo, added: DeltaField) -> bool:
         """Whether rows from before the column was added have in an index what stands for null."""
-        if holds_nulls(added.type) or not is_index(info):
+        if not has_parts(added.type) or not is_index(info):
             return True
         # An index that cannot be had fails on its own.
         with suppress(IscpError):
@@ -335,7 +334,7 @@ class Reader:
             # The latest version first: the table opened for it serves the earlier ones too.
             self.delta_log.latest()
             if not range_.initial:
-                layout[PARTITIONS] = self._tasks(range_)
+                layout[PARTITIONS] = self._new_tasks(range_)
         return layout
 
     def snapshot_layouts(self, range_: Range, layout: Layout) -> Mapping[str, Layout]:
@@ -365,7 +364,7 @@ class Reader:
         if plan.kind is ReadKind.SNAPSHOT:
             return self._snapshot(spark, range_.to, columns, through_spark=through_spark)
         selection = self._selection(columns, range_.to.version)
-        partitions = self._partitions(wanted)
+        partitions = self._recorded_tasks(wanted)
         direct = self._feed(range_, selection) if partitions == 1 else None
         if direct is not None and not through_spark:
             return _numbers(spark, 1, direct.rows)
@@ -395,7 +394,7 @@ class Reader:
             small = sum(each.bytes for each in files) < SMALL_BYTES
             frame = delta_transitions.base(spark, read, at).drop(*CHANGE_COLUMNS)
             return MappedFrame(frame.coalesce(1) if small else frame, names=tuple(read.based))
-        partitions = min(self._partitions(wanted), MOST_TASKS_OF_IMAGES)
+        partitions = min(self._recorded_tasks(wanted), MOST_TASKS_OF_IMAGES)
         rows = None if through_spark or partitions > 1 else self._few(range_, read.selection)
         if rows is not None:
             frame = delta_transitions.images_of(spark, read, rows)
@@ -486,24 +485,24 @@ class Reader:
             n for n in self.source.keys if any("UUID" in each.types.get(n, "") for each in kept)
         ]
 
-    def _partitions(self, wanted: Reading) -> int:
+    def _recorded_tasks(self, wanted: Reading) -> int:
         """The tasks that changes are spread over: a replay's as recorded, wherever it runs.
 
         A layout that does not say, as of a log that could not be read, leaves it to the size alone.
         """
         recorded = wanted.layout.get(PARTITIONS)
-        return int(recorded) if recorded else min(self._work(wanted.range), FEWEST_TASKS)
+        return int(recorded) if recorded else min(self._wanted_tasks(wanted.range), FEWEST_TASKS)
 
-    def _tasks(self, range_: Range) -> int:
+    def _new_tasks(self, range_: Range) -> int:
         """The tasks of a new batch: by its size, up to Spark's cores. Raises UnavailableError."""
-        work = self._work(range_)
+        work = self._wanted_tasks(range_)
         if work <= FEWEST_TASKS:
             return work
         with reading(self.delta_log.location):
             cores = count_cores(self.deployment.spark())
         return max(min(work, cores), FEWEST_TASKS)
 
-    def _work(self, range_: Range) -> int:
+    def _wanted_tasks(self, range_: Range) -> int:
         """The tasks that the range has work for."""
         by_tenant = self.delta_log.bytes_written(range_.from_.version, range_.to.version)
         written = sum(by_tenant.get(tenant, 0) for tenant in self.tenants)

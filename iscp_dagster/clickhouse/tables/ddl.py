@@ -92,7 +92,7 @@ _SYSTEM_TYPES = {VERSION: "UInt64", TIMESTAMP: "DateTime64(6, 'UTC')", DELETED: 
 
 DEDUPLICATION_WINDOW = 5 * FEWEST_TASKS * MOST_CHUNKS
 """Blocks whose tokens a table remembers: enough for five iterations of the largest size, as all
-tenants write to it. MergeTree's default of 0 remembers none."""
+tenants write to it, or for one of a view's. MergeTree's default of 0 remembers none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +217,9 @@ class IndexTable:
         key = field.name in self.order_by
         nullable = field.nullable and not key
         rule = self._null_rule(field)
-        stored = stored_column(type_, asked, nullable=nullable, at=field.name, key=key, nulls=rule)
+        stored = stored_column(
+            type_, asked, nullable=nullable, at=field.name, ordered=key, nulls=rule
+        )
         self.index.check_stored(self.source, field, stored, asked)
         if asked and field.name == self.source.tenant and stored.type.bare.name not in TENANTS:
             raise SchemaError(

@@ -87,13 +87,14 @@ def stored_column(
     *,
     nullable: bool,
     at: str,
-    key: bool = False,
+    ordered: bool = False,
     nulls: str = EMPTY,
 ) -> Stored:
     """Return how the column `at` is stored: as `asked`, or by default.
 
-    `nullable` tells whether the source has nulls in it; `key` columns need an ordered type without
-    nulls. Raises SchemaError for a type that cannot hold the source's, naming those that can.
+    `nullable` tells whether the source has nulls in it; an `ordered` column needs a type with an
+    order and without nulls. Raises SchemaError for a type that cannot hold the source's, naming
+    those that can.
     """
     if nulls == JSON and has_parts(type_):
         return _json_column(type_, asked, nullable=nullable, at=at)
@@ -101,7 +102,7 @@ def stored_column(
         default = clickhouse_type(type_, nullable=nullable, at=at)
         return Stored(source=type_, type=parsed(default), nulls=nulls)
     try:
-        made = _asked(type_, parsed(asked), nullable=nullable, key=key)
+        made = _asked(type_, parsed(asked), nullable=nullable, ordered=ordered)
     except (_Refused, TypeTextError) as error:
         raise SchemaError(
             f"Column {at!r} is {type_} and cannot be kept as {asked!r}: {error}. {_remedy(type_)}"
@@ -154,8 +155,8 @@ class _Refused(Exception):  # noqa: N818 - never leaves this module
     """Why a type cannot be used."""
 
 
-def _asked(type_: DeltaType, asked: ChType, *, nullable: bool, key: bool) -> ChType:
-    if key and (asked.bare.name in UNORDERED or takes_nulls(asked)):
+def _asked(type_: DeltaType, asked: ChType, *, nullable: bool, ordered: bool) -> ChType:
+    if ordered and (asked.bare.name in UNORDERED or takes_nulls(asked)):
         raise _Refused("a key needs an ordered type without nulls")
     return _made(type_, asked, nullable=nullable, top=True)
 

@@ -52,11 +52,6 @@ def clickhouse_type(type_: DeltaType, *, nullable: bool, at: str) -> str:
     return f"Nullable({scalar})" if nullable else scalar
 
 
-def holds_nulls(type_: DeltaType) -> bool:
-    """Whether ClickHouse can tell a null of `type_` from a value."""
-    return isinstance(type_, Primitive | Decimal)
-
-
 def _scalar(type_: Primitive | Decimal, at: str) -> str:
     if isinstance(type_, Decimal):
         return f"Decimal({type_.precision}, {type_.scale})"

@@ -91,11 +91,11 @@ def _is_on_a_line(before: str, after: str) -> bool:
     return any(before in line and after in line[line.index(before) :] for line in LINES)
 
 
-def _has_parts(before: ChType, after: ChType) -> bool:
+def _holds_parts(before: ChType, after: ChType) -> bool:
     return before.name == after.name and all(map(_holds, before.parts, after.parts))
 
 
-def _has_fields(before: ChType, after: ChType) -> bool:
+def _holds_fields(before: ChType, after: ChType) -> bool:
     """Whether a named tuple has all fields of another; those added must have a value for no value.
 
     Every tenant is read again as a snapshot after its source's structures changed.
@@ -138,9 +138,9 @@ def _has_members(before: ChType, after: ChType) -> bool:
 
 RULES: Mapping[str, Callable[[ChType, ChType], bool]] = MappingProxyType(
     {
-        "Array": _has_parts,
-        "Map": _has_parts,
-        "Tuple": _has_fields,
+        "Array": _holds_parts,
+        "Map": _holds_parts,
+        "Tuple": _holds_fields,
         "Decimal": _has_digits,
         "DateTime64": _has_days,
         "Float64": _has_integers,

@@ -28,8 +28,8 @@ MOST_CHUNKS = 1_000
 snapshot."""
 
 
-def limit_chunks(tasks: int) -> int:
-    """Most chunks of changes that each of so many tasks writes.
+def chunks_per_task(tasks: int) -> int:
+    """Return the most chunks of changes that each of so many tasks writes.
 
     All of them together write no more than the fewest tasks may: ClickHouse remembers the tokens
     of so many chunks, whatever the cluster.

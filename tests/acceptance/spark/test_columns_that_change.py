@@ -123,7 +123,8 @@ def test_a_comparison_says_that_the_log_has_lost_a_version_and_compares_what_the
     told = []
     found = verify(deployment, table.source, tell=told.append)
     lost = "at version 5: the index has version 1, which is no longer in the table's log"
-    assert [each for each in told if each.endswith(lost)] == told
+    assert told
+    assert [each for each in told if not each.endswith(lost)] == []
     assert {each.tenant: (each.version, each.agrees) for each in found} == {
         "a": (5, False),
         "b": (5, True),

@@ -8,11 +8,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from iscp_dagster.clickhouse.types.stored import Stored, stored_column
+from iscp_dagster import Mirror, SourceTable
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.types.wire import sent
-from iscp_dagster.model.declared.schema import Primitive
+from iscp_dagster.model.declared.schema import DeltaField, Primitive
 
 OTHER_NAN = np.array([0xFFF8000000000001], np.uint64).view(np.float64)[0]
+
+
+def columns(type_, **types):
+    """How an index keeps a key `k` and a value `v` of one type."""
+    fields = [DeltaField(name=name, type=Primitive(type_)) for name in "kv"]
+    source = SourceTable("shop.orders", key="k")
+    return IndexTable(source=source, index=Mirror(types=types), fields=fields).stored
 
 
 def written(values, stored):
@@ -27,16 +35,14 @@ def bits(values):
 def test_both_zeros_and_all_nans_are_one_key(type_):
     kind = pa.float32() if type_ == "float" else pa.float64()
     values = pa.array(np.array([0.0, -0.0, nan, OTHER_NAN, -1.0, inf]), pa.float64()).cast(kind)
-    stored = stored_column(Primitive(type_), None, nullable=False, at="k", key=True)
-    found = written(values, Stored(source=stored.source, type=stored.type, key=True))
-    assert len(set(bits(found))) == len({0.0, nan, -1.0, inf})
+    stored = columns(type_)
+    assert len(set(bits(written(values, stored["k"])))) == len({0.0, nan, -1.0, inf})
     # What names no row is kept to the bit.
-    assert bits(written(values, stored)) == bits(values)
+    assert bits(written(values, stored["v"])) == bits(values)
 
 
 def test_as_text_too():
-    stored = stored_column(Primitive("double"), "String", nullable=False, at="k", key=True)
-    key = Stored(source=stored.source, type=stored.type, key=True)
+    stored = columns("double", k="String", v="String")
     values = pa.array([0.0, -0.0, 1.5])
-    assert written(values, key).to_pylist() == ["0", "0", "1.5"]
-    assert written(values, stored).to_pylist() == ["0", "-0", "1.5"]
+    assert written(values, stored["k"]).to_pylist() == ["0", "0", "1.5"]
+    assert written(values, stored["v"]).to_pylist() == ["0", "-0", "1.5"]

@@ -11,12 +11,18 @@ from nearspark import NearSpark
 from onetable import Clock, commit, in_memory, orders
 
 from iscp_dagster.clickhouse.tables.ddl import DEDUPLICATION_WINDOW
-from iscp_dagster.clickhouse.write.chunks import MOST_TASKS, limit_chunks
+from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, MOST_TASKS, chunks_per_task
 from iscp_dagster.delta.feed import ReadKind, ReadPlan
 from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.sync.reader import MOST_ROWS, SMALL_BYTES, Reader, Reading
+from iscp_dagster.sync.reader import (
+    MOST_ROWS,
+    MOST_TASKS_OF_IMAGES,
+    SMALL_BYTES,
+    Reader,
+    Reading,
+)
 
 SAID = {"partitionValues": {"region": "eu"}, "extendedFileMetadata": True}
 ADDED = {"partitionValues": {"region": "eu"}, "dataChange": True, "modificationTime": 1}
@@ -100,9 +106,10 @@ def test_a_layout_that_does_not_say_is_read_alike_whatever_cores_spark_has(tmp_p
     for cores in (1, 64):
         spark = NearSpark(cores=cores)
         again = replace(found, deployment=replace(found.deployment, spark=lambda s=spark: s))
-        assert again._partitions(wanted) == 2
+        assert again._recorded_tasks(wanted) == 2
 
 
 @pytest.mark.parametrize("tasks", range(1, MOST_TASKS + 1))
 def test_all_tasks_together_write_no_more_chunks_than_clickhouse_remembers(tasks):
-    assert tasks * limit_chunks(tasks) * 5 <= DEDUPLICATION_WINDOW
+    assert tasks * chunks_per_task(tasks) * 5 <= DEDUPLICATION_WINDOW
+    assert MOST_TASKS_OF_IMAGES * MOST_CHUNKS <= DEDUPLICATION_WINDOW

@@ -25,7 +25,7 @@ SHORTEST = 1e-150
 
 
 @dataclass(frozen=True, kw_only=True)
-class Neighbours:
+class NeighbourSelects:
     """The SELECTs over one vector column, measured by a function of ClickHouse.
 
     `query`, `k` and (for a table with tenants) `tenant` are parameters of the views made of them.

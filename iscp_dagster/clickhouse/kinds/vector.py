@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, Rows, Shape, settings
-from iscp_dagster.clickhouse.kinds.neighbours import EXACT_FLOATS, EXACT_ROWS, Neighbours
+from iscp_dagster.clickhouse.kinds.neighbours import EXACT_FLOATS, EXACT_ROWS, NeighbourSelects
 from iscp_dagster.model.declared.schema import Array, DeltaField, DeltaType, Primitive
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, SchemaError
@@ -126,7 +126,7 @@ class Vector(IndexKind):
         return f"SELECT {columns} FROM {shape.final} SETTINGS {settings(EXACT_FINAL)}"
 
     def view_beside(self, end: str, shape: Shape, selected: str) -> str:
-        neighbours = Neighbours(
+        neighbours = NeighbourSelects(
             function=self.distance,
             vector=self.vector,
             shape=shape,

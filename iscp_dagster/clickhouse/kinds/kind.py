@@ -34,7 +34,7 @@ class Shape(Protocol):
         """The FROM expression that gives the last row of each key."""
         ...
 
-    def column_types(self) -> dict[str, str]:
+    def column_types(self) -> Mapping[str, str]:
         """Every stored column's ClickHouse type."""
         ...
 

@@ -162,7 +162,7 @@ class IndexTable:
         """The source's columns, in its order."""
         return tuple(field.name for field in self.fields)
 
-    @property
+    @cached_property
     def flags(self) -> Mapping[str, str]:
         """By name, the columns that tell whether a column of the source was null."""
         return {
@@ -201,8 +201,12 @@ class IndexTable:
         check_parts(self.source.name, {name: each.type for name, each in stored.items()})
         return stored
 
-    def column_types(self) -> dict[str, str]:
+    def column_types(self) -> Mapping[str, str]:
         """Return every stored column's ClickHouse type, system columns last."""
+        return self._types
+
+    @cached_property
+    def _types(self) -> Mapping[str, str]:
         own = {name: str(each.type) for name, each in self.stored.items()}
         flags = dict.fromkeys(self.flags, "Bool")
         return {**own, **flags, **_SYSTEM_TYPES, **self.index.system_columns()}
@@ -310,9 +314,9 @@ class IndexTable:
         return self.name(self.rows) if self.index.append else f"{self.name(self.rows)} FINAL"
 
     def _create(self, barrier: Barrier | None) -> str:
-        types = self.column_types()
+        types, comments = self.column_types(), {f.name: f.comment for f in self.fields}
         parts = [
-            *(self.column_sql(*each) + self._comment(each[0]) for each in types.items()),
+            *(self.column_sql(*each) + _comment(comments.get(each[0])) for each in types.items()),
             *self.index.skip_indexes(),
             *([barrier.sql(self.source.tenant)] if barrier else []),
         ]
@@ -330,9 +334,9 @@ class IndexTable:
             f"SETTINGS {settings(window | {**self.index.table_settings()})}"
         )
 
-    def _comment(self, name: str) -> str:
-        comment = next((f.comment for f in self.fields if f.name == name), None)
-        return f" COMMENT {text(comment)}" if comment else ""
+
+def _comment(comment: str | None) -> str:
+    return f" COMMENT {text(comment)}" if comment else ""
 
 
 def table_name(view: str, role: str, generation: int) -> str:

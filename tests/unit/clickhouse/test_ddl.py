@@ -6,6 +6,7 @@ import re
 
 import pytest
 from places import GOLDEN
+from processors import SLACK, time_growth
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.barrier import Barrier
@@ -46,6 +47,15 @@ def test_ddl_is_as_the_golden_file_says():
         )
     ]
     assert ";\n".join(said) + ";\n" == TABLE.read_text()
+
+
+def test_many_columns_take_no_longer_each():
+    def describe(columns):
+        wide = [DeltaField(name=f"c{n}", type=Primitive("long")) for n in range(columns)]
+        its = shape(Mirror(), (*FIELDS, *wide))
+        return [*its.create_statements(), *(its.column_types()[each.name] for each in wide)]
+
+    assert time_growth(describe, 200, 1_600) < 8 * SLACK
 
 
 @pytest.mark.parametrize("name", ["_version", "_timestamp", "_deleted", *VIRTUAL_COLUMNS])

@@ -181,7 +181,8 @@ def _with_columns(
         nameable.append(made)
     shown, left_out = choose_columns(nameable, each.field)
     notes += left_out
-    hidden += [made for made in nameable if made not in shown]
+    chosen = {made.name for made in shown}
+    hidden += [made for made in nameable if made.name not in chosen]
     return replace(each, columns=tuple(shown), hidden=tuple(hidden))
 
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from graphql import print_schema
+from processors import SLACK, time_growth
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -75,6 +76,14 @@ def test_of_columns_of_one_name_the_second_is_left_out(monkeypatch, columns, sho
     assert list(held.queries["shop_tickets"].by_field) == ["id", *shown]
     assert set(held.queries) == {"shop_tickets", "shop_others"}
     assert re.search(f"shop_tickets is without its column {note}", print_schema(schema(held)))
+
+
+def test_many_columns_take_no_longer_each(monkeypatch):
+    def serve(columns):
+        held = dict.fromkeys(["id", *(f"c{n}" for n in range(columns))], "Int64")
+        return schema(catalog(monkeypatch, [table(Mirror())], held))
+
+    assert time_growth(serve, 200, 1_600) < 8 * SLACK
 
 
 def test_a_key_that_is_left_out_still_orders_the_rows(monkeypatch):

@@ -100,22 +100,3 @@ def check_excluded(where: str, exclude: Collection[str], needed: Collection[str]
             f"Index {where}: exclude= names {wanted[0]!r}, which the index needs: the tenant, the "
             "key, and the columns that its kind is about are always in it. Remove it from exclude=."
         )
-
-
-def asked_columns(
-    where: str,
-    available: Sequence[str],
-    columns: Sequence[str] | None,
-    exclude: Collection[str],
-) -> Sequence[str]:
-    """The columns asked for, besides those always carried. Raises ConfigError for an unknown one
-    in `exclude`.
-    """
-    if unknown := sorted(set(exclude) - set(available)):
-        raise ConfigError(
-            f"Index {where}: exclude= names {unknown[0]!r}, which the source lacks; it has: "
-            f"{', '.join(available)}."
-        )
-    if columns is not None:
-        return columns
-    return [column for column in available if column not in exclude]

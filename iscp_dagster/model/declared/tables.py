@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.kinds import check_kind
 from iscp_dagster.model.declared.names import (
-    asked_columns,
     check_excluded,
     check_lists,
     check_no_shard,
@@ -262,8 +261,9 @@ class SourceTable:
         Raises ConfigError for a column that the source lacks.
         """
         tenant = (self.tenant,) if self.tenant else ()
-        where = f"{self.name}/{index.name}"
-        asked = asked_columns(where, available, index.columns, index.exclude)
+        # What the index leaves out may come and go.
+        asked = [name for name in available if name not in index.exclude]
+        asked = list(index.columns) if index.columns is not None else asked
         wanted = {*tenant, *self.keys, *asked, *index.needed_columns}
         missing = sorted(wanted - set(available))
         if missing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from shlex import quote
@@ -11,8 +12,10 @@ from iscp_dagster.model.jobs import JobID
 
 EVERY = "*"
 """The tenant that stands for every tenant, also those that appear later."""
-MOST = 10
-"""The most names that a message lists."""
+MOST, LONGEST = 10, 60
+"""The most names that a message lists, and the most characters of one."""
+PLAIN = re.compile(rf"[^\W_][\w.:@/%+-]{{0,{LONGEST - 1}}}")
+"""Names that need no quotes among others."""
 
 
 def shown(job: JobID) -> str:
@@ -53,7 +56,14 @@ def listed(names: Iterable[str], like: str | None = None) -> str:
         near = get_close_matches(like, every, n=MOST)
         every = near + [each for each in every if each not in near]
     more = f" and {len(every) - MOST:,} more" if len(every) > MOST else ""
-    return f"{', '.join(every[:MOST]) or 'none'}{more}"
+    return f"{', '.join(map(_told, every[:MOST])) or 'none'}{more}"
+
+
+def _told(name: str) -> str:
+    """The name; quoted, escaped and shortened where it would not be seen as one."""
+    if PLAIN.fullmatch(name):
+        return name
+    return repr(name if len(name) <= LONGEST else f"{name[:LONGEST]}...")
 
 
 def no_such(what: str, name: str, known: Collection[str], where: str = "") -> NoSuchJobError:

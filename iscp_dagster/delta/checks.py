@@ -166,7 +166,13 @@ def _check_tenant_column(log: DeltaLog, facts: TableFacts) -> None:
     if log.tenant_column is None:
         return
     column = log.partition_column(facts.version)
-    kind = next(each.type for each in facts.fields if each.name == column)
+    kind, padded = next((f.type, f.padded) for f in facts.fields if f.name == column)
+    if padded:
+        # The log names the tenant without the blanks that Spark reads, or with them: as two.
+        raise SourceError(
+            f"The tenant column {column!r} of {log.location} is of type CHAR, whose values Spark "
+            "reads padded with blanks, and the table's log not; make it a VARCHAR or a STRING."
+        )
     if not isinstance(kind, Primitive) or kind.name not in TENANT_TYPES:
         raise SourceError(
             f"The tenant column {column!r} of {log.location} is of type {kind}; a tenant column "

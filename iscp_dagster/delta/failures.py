@@ -83,6 +83,8 @@ STACK = "JVM stacktrace:"
 TRACE = "Traceback (most recent call last):"
 WORDS_END = re.compile(rf"{STACK}|Driver stacktrace:|SQLSTATE: \w+|;?\n\s*(at |[+:]- |'[A-Z])")
 """Where Spark's message ends and states, plans and stacks follow."""
+DETAILS = re.compile(r'RPC that terminated with:.*?\bdetails = "(?P<said>.*?)"(?:\s|$)', re.DOTALL)
+"""What gRPC says of a call that failed, among what it shows of the call."""
 MOST_SHOWN = 500
 PACKAGE = "iscp_dagster."
 
@@ -181,8 +183,8 @@ def _kinds(kind: type[IscpError]) -> dict[str, type[IscpError]]:
 
 
 def spoken(text: str) -> str:
-    """Spark's message on one line; for a failure in Python, Python's message."""
-    raised = _raised(text)
-    words = f"in Python, {raised}" if raised else text
+    """Spark's message on one line; of a failure in Python, Python's; of one of gRPC, its details."""
+    raised, details = _raised(text), DETAILS.search(text)
+    words = f"in Python, {raised}" if raised else details["said"] if details else text
     shown = " ".join(WORDS_END.split(words, 1)[0].split())
     return f"{shown[:MOST_SHOWN]}..." if len(shown) > MOST_SHOWN else shown

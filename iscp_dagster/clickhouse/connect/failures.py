@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from iscp_dagster.clickhouse.connect.barrier import NAME
 from iscp_dagster.model.errors import FenceError, IscpError, UnavailableError
 
 _LONGEST = 600
+_CAUSE = re.compile(r"\(Caused by \w+\(.*?: (?P<said>.+?)['\"]?\)\)")
+_URL = re.compile(r" with url: \S+")
 """Characters of a server's message that are worth showing."""
 
 TEMPORARY_CODES = {
@@ -99,7 +103,7 @@ def mapped(error: BaseException, address: str, doing: str) -> IscpError | None:
     if not isinstance(error, DriverError):
         return None
     code = error.code if isinstance(error, Error) else None
-    said = " ".join(str(error).split())[:_LONGEST]
+    said = _without_request(" ".join(str(error).split()))[:_LONGEST]
     if code is None:
         return UnavailableError(
             f"ClickHouse at {address} did not answer ({doing}): {said}. "
@@ -111,6 +115,12 @@ def mapped(error: BaseException, address: str, doing: str) -> IscpError | None:
             f"a tenant's rows. {said}"
         )
     return _kind(code)(f"ClickHouse at {address} refused ({doing}), code {code}: {said}")
+
+
+def _without_request(said: str) -> str:
+    """Return the cause that urllib3 names, without the whole request that it tells before it."""
+    cause = _CAUSE.search(said)
+    return cause["said"].rstrip(".") if cause else _URL.sub("", said)
 
 
 def _kind(code: int) -> type[IscpError]:

@@ -38,6 +38,7 @@ from iscp_dagster.model.declared.schema import (
     TIMESTAMP,
     VERSION,
     DeltaField,
+    Primitive,
 )
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import SchemaError
@@ -225,10 +226,12 @@ class IndexTable:
             type_, asked, nullable=nullable, at=field.name, ordered=key, nulls=rule
         )
         self.index.check_stored(self.source, field, stored, asked)
-        if asked and field.name == self.source.tenant and stored.type.bare.name not in TENANTS:
+        # A tenant's name is the text of its value: a date's is none of a number.
+        tenants = ("String",) if type_ == Primitive("date") else TENANTS
+        if asked and field.name == self.source.tenant and stored.type.bare.name not in tenants:
             raise SchemaError(
                 f"The tenant column {field.name!r} of {self.source.name!r} cannot be kept as "
-                f"{asked!r}; use one of {', '.join(TENANTS)}."
+                f"{asked!r}: it is {type_}; use one of {', '.join(tenants)}."
             )
         if field.name in self.sharding_key and stored.type.bare.name in FLOATS:
             raise SchemaError(

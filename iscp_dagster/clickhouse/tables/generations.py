@@ -43,9 +43,14 @@ class IndexData:
         return read_generation(self.view, found[0]) if found else None
 
     def shows(self, generation: int, column: str | None, tenants: Collection[str]) -> bool:
-        """Whether a generation has rows of any of the tenants; without a `column`, any rows."""
+        """Whether a generation has rows of any of the tenants; without a `column`, any rows.
+
+        Where its tenants are in a column of another name, it may have.
+        """
         if not tenants:
             return False
+        if column and column not in self._columns(table_name(self.view, "rows", generation)):
+            return True
         rows = ident(self.database, table_name(self.view, "rows", generation))
         where = f"WHERE toString({ident(column)}) IN {{tenants:Array(String)}}" if column else ""
         query = f"SELECT 1 FROM {rows} {where} LIMIT 1"
@@ -164,6 +169,13 @@ class IndexData:
         query = f"SELECT DISTINCT _partition_id FROM {ident(self.database, table)} {where}"
         found = (self._names(query, tenants=some) for some in portions(sorted(tenants)))
         return sorted({name for names in found for name in names})
+
+    def _columns(self, table: str) -> list[str]:
+        query = (
+            "SELECT name FROM system.columns "
+            "WHERE database = {database:String} AND table = {table:String}"
+        )
+        return self._names(query, database=self.database, table=table)
 
     def _names(self, query: str, **parameters: object) -> list[str]:
         with self.endpoint.errors(f"look for the data of {self.database}.{self.view}"):

@@ -214,6 +214,14 @@ def test_an_empty_array_is_a_value_where_a_flag_tells_it_from_null(make, nulls, 
     assert store.kept(["v"], ["a"]) == ({"a": "v"} if given else {})
 
 
+def test_a_generation_whose_tenants_are_in_another_column_may_have_their_rows(make):
+    store = make(Mirror())
+    write(store, rows([1]))
+    asked = (("tenant", "a"), ("tenant", "b"), ("org", "b"))
+    shows = [store.data.shows(0, column, [tenant]) for column, tenant in asked]
+    assert shows == [True, False, True]
+
+
 def test_a_repeated_key_is_named(make):
     store = make(Mirror())
     write(store, rows([4, 5, 5]), staged=True)

@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 
 from iscp_dagster.api.discovery import declared, declared_endpoints, declared_tables
+from iscp_dagster.api.names import listed
 from iscp_dagster.model.errors import ConfigError
 
 NUMBERS = count()
@@ -101,3 +102,13 @@ def test_definitions_hold_what_they_were_built_from(package):
     )
     (trades,) = declared_tables(package(definitions=text))
     assert [each.name for each in trades.consumers] == ["mirror", "big", "own", "huge", "large"]
+
+
+def test_names_that_would_not_be_seen_are_quoted_in_a_list():
+    names = ["acme", "a, b", " ", "\x1b[31mred", "line\nbreak", "x" * 300, "größe/%2F"]
+    said = listed(names)
+    assert "\x1b" not in said
+    assert "\n" not in said
+    quoted = ("' '", "'a, b'", r"'\x1b[31mred'", r"'line\nbreak'", f"'{'x' * 60}...'")
+    for each in ("acme, größe/%2F", *quoted):
+        assert each in said

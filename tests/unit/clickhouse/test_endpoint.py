@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+from clickhouse_connect.driver.exceptions import OperationalError
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint, urls_of
-from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.clickhouse.connect.failures import mapped
+from iscp_dagster.model.errors import ConfigError, UnavailableError
 
 
 @pytest.mark.parametrize("url", ["http://u:pa/ss@ch1:8123", "http://u:se#cret@ch1:8123"])
@@ -64,3 +66,29 @@ def test_what_is_refused_is_not_repeated():
 def test_anything_else_is_refused(url):
     with pytest.raises(ConfigError, match="CLICKHOUSE_URL"):
         Endpoint.parse(url)
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (
+            (
+                "NewConnectionError(\"HTTPConnection(host='h', port=9): Failed to establish a new "
+                'connection: [Errno 111] Connection refused")'
+            ),
+            "Failed to establish a new connection: [Errno 111] Connection refused",
+        ),
+        (
+            "ReadTimeoutError(\"HTTPConnectionPool(host='h', port=9): Read timed out.\")",
+            "Read timed out",
+        ),
+    ],
+)
+def test_a_server_that_does_not_answer_is_told_without_the_request(cause, said):
+    url = "/?date_time_input_format=best_effort&param=secret"
+    told = f"Error HTTPConnectionPool(host='h', port=9): Max retries exceeded with url: {url} "
+    known = mapped(OperationalError(f"{told}(Caused by {cause}) executing"), "http://h:9", "ask")
+    assert isinstance(known, UnavailableError)
+    assert str(known).startswith(f"ClickHouse at http://h:9 did not answer (ask): {said}. Start it")
+    plain = mapped(OperationalError(f"{told}(Caused by Odd())"), "http://h:9", "ask")
+    assert "param" not in str(plain)

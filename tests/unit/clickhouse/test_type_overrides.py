@@ -221,6 +221,14 @@ def test_keys_tenants_and_columns_that_are_not_there(column, asked, said):
         shape(Mirror(types={column: asked})).create_statements()
 
 
+def test_a_tenant_that_is_a_date_is_no_number():
+    fields = (DeltaField(name="d", type=Primitive("date")), DeltaField(name="k", type=LONG))
+    source = SourceTable("shop.notes", key="k", tenant="d")
+    made = IndexTable(source=source, index=Mirror(types={"d": "Int32"}), fields=fields)
+    with pytest.raises(SchemaError, match="it is date; use one of String"):
+        made.create_statements()
+
+
 def test_a_vector_keeps_floats():
     floats = DeltaField(name="v", type=Array(element=FLOAT))
     index = Vector("v", dimension=2, types={"v": "Array(BFloat16)"})

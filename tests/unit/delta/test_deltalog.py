@@ -793,6 +793,12 @@ class TestChecks:
         with pytest.raises(SourceError, match="is of type double"):
             check_source(table.log(), keys=["k"])
 
+    def test_tenant_column_whose_values_are_padded(self, tmp_path):
+        char = TENANT | {"metadata": {"__CHAR_VARCHAR_TYPE_STRING": "char(4)"}}
+        table = Table(tmp_path).create([char, KEY])
+        with pytest.raises(SourceError, match=r"'tenant' .* is of type CHAR, .* VARCHAR"):
+            check_source(table.log(), keys=["k"])
+
     def test_unknown_reader_feature(self, tmp_path):
         table = Table(tmp_path).create(features=["ofTheFuture"])
         with pytest.raises(SourceError, match="ofTheFuture"):

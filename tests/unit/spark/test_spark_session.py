@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 
-from iscp_dagster.delta.failures import reading, translated
+from iscp_dagster.delta.failures import reading, spoken, translated
 from iscp_dagster.model.errors import ConfigError, ReadError, SourceError, UnavailableError
 from iscp_dagster.spark.remote import Remote
 from iscp_dagster.spark.session import shared
@@ -185,3 +185,12 @@ def test_an_error_of_ours_that_an_executor_raised_is_that_error():
     found = translated("/lake/orders", error)
     assert type(found) is UnavailableError
     assert str(found) == "ClickHouse at http://h did not answer."
+
+
+def test_of_a_call_that_failed_its_details_are_told():
+    said = "failed to connect to all addresses; last error: Connection refused (111)"
+    call = (
+        "<_MultiThreadedRendezvous of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE"
+        f'\n\tdetails = "{said}"\n\tdebug_error_string = "UNKNOWN:{said}"\n>'
+    )
+    assert spoken(call) == said

@@ -183,7 +183,7 @@ def _kinds(kind: type[IscpError]) -> dict[str, type[IscpError]]:
 
 
 def spoken(text: str) -> str:
-    """Spark's message on one line; of a failure in Python, Python's; of one of gRPC, its details."""
+    """Spark's message on one line; of a failure in Python, Python's; in gRPC, its details."""
     raised, details = _raised(text), DETAILS.search(text)
     words = f"in Python, {raised}" if raised else details["said"] if details else text
     shown = " ".join(WORDS_END.split(words, 1)[0].split())

@@ -118,7 +118,7 @@ class IndexTable:
             if field.name in {*RESERVED_COLUMNS, *self.index.system_columns()}:
                 raise SchemaError(
                     f"Source table {self.source.name!r} has a column {field.name!r}, a name that "
-                    "every index reserves; rename it, or leave it out with columns=[...]."
+                    "every index reserves; rename it, or leave it out with exclude=[...]."
                 )
         if strange := [name for name in self.sharding_key if name not in self.columns]:
             raise SchemaError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +24,8 @@ def value_shown(value: Any) -> str:
 
 def _value(scalar: Any) -> Any:
     try:
-        return scalar.as_py()
+        value = scalar.as_py()
+        return str(value) if isinstance(value, date | Decimal) else value
     except UnicodeDecodeError:
         texts = pa.types.is_string(scalar.type) or pa.types.is_large_string(scalar.type)
         return scalar.cast(pa.binary()).as_py() if texts else f"{scalar.type} that is not UTF-8"

@@ -133,7 +133,7 @@ def takes_nulls(type_: ChType) -> bool:
 
 def _remedy(type_: DeltaType) -> str:
     allowed = _allowed(type_)
-    return f"{type_} can be kept as {allowed}." if allowed else "Leave it out with columns=[...]."
+    return f"{type_} can be kept as {allowed}." if allowed else "Leave it out with exclude=[...]."
 
 
 def _allowed(type_: DeltaType) -> str:

@@ -59,7 +59,7 @@ def _scalar(type_: Primitive | Decimal, at: str) -> str:
     if found is None:
         raise SchemaError(
             f"Column {at!r} is {type_}, which has no ClickHouse type here; leave it out with "
-            f"columns=[...], or cast it in the source. Known: {', '.join(PRIMITIVES)}, "
+            f"exclude=[...], or cast it in the source. Known: {', '.join(PRIMITIVES)}, "
             "decimal, array, map, struct."
         )
     return found

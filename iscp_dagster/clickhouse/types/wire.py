@@ -17,6 +17,8 @@ from iscp_dagster.clickhouse.types.typetext import ChType, of, parsed
 from iscp_dagster.model.declared.schema import Array, Map, Struct
 
 Change = Callable[[pa.Array, Stored], pa.Array]
+NO_NULL = "holds no null"
+"""Said of a type, in a Misfit."""
 
 
 def sent(column: pa.ChunkedArray, stored: Stored) -> pa.ChunkedArray:
@@ -135,7 +137,7 @@ def _respelled(values: pa.Array, stored: Stored) -> pa.Array:
 def _fitted(values: pa.Array, stored: Stored) -> pa.Array:
     values = _filled(values, stored)
     if values.null_count and not stored.takes_nulls:
-        raise Misfit(f"{stored.type} holds no null")
+        raise Misfit(f"{stored.type} {NO_NULL}")
     if stored.is_text:
         return json_texts(values, stored.source)
     if stored.has_parts:

@@ -8,17 +8,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.types.leaves import Misfit
+from iscp_dagster.clickhouse.types.nulls import REFUSE, has_parts
 from iscp_dagster.clickhouse.types.shown import row_shown, value_shown
 from iscp_dagster.clickhouse.types.stored import Stored
-from iscp_dagster.clickhouse.types.wire import blank, misfits, sent
+from iscp_dagster.clickhouse.types.wire import NO_NULL, blank, misfits, sent
 from iscp_dagster.clickhouse.write.targets import Target
-from iscp_dagster.model.declared.schema import (
-    DELETED,
-    SYSTEM_COLUMNS,
-    TIMESTAMP,
-    Decimal,
-    Primitive,
-)
+from iscp_dagster.model.declared.schema import DELETED, SYSTEM_COLUMNS, TIMESTAMP
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
 
 
@@ -94,16 +89,18 @@ def _without_strangers(target: Target, rows: pa.Table, among: list[bool] | None 
 def _misfit(target: Target, row: pa.Table, column: str, why: str) -> SchemaError:
     value, key = row[column][0], row_shown(row.select(list(target.keys)))
     culprit = f"{target.name}: column {column!r} is"
-    if not value.is_valid and not isinstance(target.stored[column].source, Primitive | Decimal):
+    kept = target.stored[column]
+    if kept.nulls == REFUSE and has_parts(kept.source) and why.endswith(NO_NULL):
         return SchemaError(
-            f"{culprit} null in row {key}, but ClickHouse has no null "
-            "arrays, maps or tuples, and nulls='refuse' is set for it. Fill it in the source, or "
-            "give nulls='empty', 'flag' or 'json' and rebuild the index (`iscp job rebuild "
-            f"{target.name} --tenant '*'`)."
+            f"{culprit} {value_shown(value) if value.is_valid else 'null'} in row {key}, but "
+            "ClickHouse has no null arrays, maps or tuples, and nulls='refuse' is set for it. Fill "
+            "it in the source, or give nulls='empty', 'flag' or 'json' and rebuild the index "
+            f"(`iscp job rebuild {target.name} --tenant '*'`)."
         )
+    without = "" if column in target.identity else ", or leave it out with exclude=[...]"
     return SchemaError(
         f"{culprit} {value_shown(value)} in row {key}, but {why}. Correct it in the source, keep "
-        "the column as another type with types={...}, or leave it out with columns=[...]."
+        f"the column as another type with types={{...}}{without}."
     )
 
 

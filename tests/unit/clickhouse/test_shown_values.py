@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import date
+from decimal import Decimal
+
 import pyarrow as pa
 import pytest
 
@@ -16,6 +19,8 @@ NESTED = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), FAR_DAY)
     ("values", "shown"),
     [
         (pa.array(["x"]), "'x'"),
+        (pa.array([Decimal("1.50")]), "'1.50'"),
+        (pa.array([date(1, 1, 1)]), "'0001-01-01'"),
         (pa.array([None], pa.string()), "None"),
         (FAR_DAY, "'date32[day] 10000000 since 1970'"),
         (FAR_TIME, "'timestamp[us, tz=UTC] 1000000000000000000 since 1970'"),

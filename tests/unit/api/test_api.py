@@ -597,6 +597,22 @@ def test_a_job_in_error_is_repaired_and_no_other(jobs, source):
     assert jobs.repair_job("eu", MIRROR) is False
 
 
+def test_a_repaired_job_goes_to_the_commit_that_repaired_its_rows(jobs, source):
+    """Not to where the table's other jobs stand, which may be before it."""
+    commit(source, "eu")
+    for name in (MIRROR, OTHER):
+        jobs.register_job("eu", name, spec(name))
+        finish(jobs, source, name=name)
+    commit(source, "eu")
+    finish(jobs, source, name=OTHER)
+    fails(jobs, source, 10_000)
+    commit(source, "eu")
+    assert jobs.repair_job("eu", MIRROR) is True
+    (dispatch,) = Runner(jobs.deployment, [source]).look(None).dispatches
+    assert [key.job_name for key in dispatch.iteration.jobs] == ["mirror"]
+    assert (dispatch.iteration.from_.version, dispatch.iteration.to.version) == (0, 2)
+
+
 def test_a_job_whose_table_is_gone_is_to_be_registered_again_not_repaired(jobs, source):
     commit(source, "eu")
     jobs.register_job("eu", MIRROR, spec())

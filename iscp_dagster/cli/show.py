@@ -11,7 +11,7 @@ from rich.console import Console
 
 from iscp_dagster.api.facts import compared, named
 from iscp_dagster.api.names import command_for, listed, titled
-from iscp_dagster.cli.parts.counting import ROWS, print_counts, print_rest
+from iscp_dagster.cli.parts.counting import ROWS, count_nouns, print_counts, print_rest
 from iscp_dagster.cli.parts.tables import Listing, print_line, print_listing
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobID
@@ -124,4 +124,4 @@ def _verdicts(found: Verdicts) -> None:
         if verdict.samples:
             print_line(f"{place}: look at {'; '.join(verdict.samples)}")
         if verdict.dead:
-            print_line(f"{place}: {verdict.dead:,} dead letters, see `iscp dlq list`")
+            print_line(f"{place}: {count_nouns(verdict.dead, 'dead letter')}, see `iscp dlq list`")

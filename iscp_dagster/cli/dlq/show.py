@@ -10,7 +10,7 @@ from typing import Any
 
 from iscp_dagster.cli.jobs.json import write
 from iscp_dagster.cli.jobs.show import line
-from iscp_dagster.cli.parts.counting import ROWS, print_counts, print_rest
+from iscp_dagster.cli.parts.counting import ROWS, count_nouns, print_counts, print_rest
 from iscp_dagster.cli.parts.tables import Listing, print_facts, print_listing
 from iscp_dagster.clickhouse.write.letters import DeadLetter
 from iscp_dagster.upkeep.dead_letters import Replayed
@@ -64,7 +64,7 @@ def dropped(found: Sequence[DeadLetter], *, as_json: bool) -> None:
     if as_json:
         write([each.id for each in found])
     else:
-        line(f"{len(found):,} dead letters dropped")
+        line(f"{count_nouns(len(found), 'dead letter')} dropped")
 
 
 _SAID = {

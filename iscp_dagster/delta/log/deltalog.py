@@ -310,9 +310,15 @@ class DeltaLog:
 
     def partition_column(self, version: int | None = None) -> str:
         """The tenant column. Raises SourceError unless the table is partitioned by it."""
-        columns = self.facts(version).metadata.partition_columns
+        facts = self.facts(version)
+        columns, names = facts.metadata.partition_columns, [each.name for each in facts.fields]
         if self.tenant_column in columns:
             return str(self.tenant_column)
+        if self.tenant_column not in names:
+            raise SourceError(
+                f"There is no tenant column {self.tenant_column!r}; the columns of {self.location} "
+                f"are: {', '.join(names)}. Correct tenant=."
+            )
         table = f"delta.{ident(spark_path(self.location))}"
         held = f"declare one of them as the tenant (tenant={columns[0]!r}), or " if columns else ""
         raise SourceError(

@@ -51,7 +51,7 @@ ReactDOM.createRoot(root).render(
   }),
 );
 """
-_QUERY = "# The fields that there are; Ctrl-Space completes, Ctrl-Enter asks.\n{\n  _tables\n}\n"
+_QUERY = "# Ctrl-Space completes, Ctrl-Enter asks.\n{\n  _tables\n}\n"
 
 
 def wants_page(request: Request) -> bool:

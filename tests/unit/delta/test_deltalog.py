@@ -788,6 +788,11 @@ class TestChecks:
         with pytest.raises(SourceError, match=r"'tenant' .* is not a partition column.*: k"):
             check_source(table.log(), keys=["k"])
 
+    def test_tenant_column_that_is_not_there(self, tmp_path):
+        log = Table(tmp_path).create([TENANT, KEY]).log(tenant_column="tenan")
+        with pytest.raises(SourceError, match=r"no tenant column 'tenan'; .* are: tenant, k\."):
+            check_source(log, keys=["k"])
+
     def test_tenant_column_of_a_type_without_one_text(self, tmp_path):
         table = Table(tmp_path).create([TENANT | {"type": "double"}, KEY])
         with pytest.raises(SourceError, match="is of type double"):

@@ -103,7 +103,7 @@ def test_a_first_synchronization_sets_rows_aside_too_and_dropping_them_is_final(
     assert (letter["tenant"], json.loads(letter["row"])["d"]) == ("b", "2027-01-01")
     assert dlq(table, "drop")[0] == 1
     assert dlq(table, "drop", "")[0] == 1
-    assert dlq(table, "drop", letter["id"])[1] == "1 dead letters dropped\n"
+    assert dlq(table, "drop", letter["id"])[1] == "1 dead letter dropped\n"
     assert dlq(table, "show", letter["id"])[0] == 1
 
 
@@ -263,7 +263,7 @@ def test_a_batch_that_is_gone_and_whose_letter_is_dropped_stays_as_it_is(deploym
     # Every row had been written, but only a person can know that.
     assert [each for each in table.verdicts() if not each.agrees] == []
     (letter,) = json.loads(dlq(table, "list", "--json")[1])
-    assert dlq(table, "drop", letter["id"])[1] == "1 dead letters dropped\n"
+    assert dlq(table, "drop", letter["id"])[1] == "1 dead letter dropped\n"
     assert table.follow() == []
 
 

@@ -57,12 +57,13 @@ _VERBS = {TableGoneError.code: "register", UntimedError.code: "rebuild"}
 """What mends a job in error, by its code; others are repaired."""
 _MOST_PAUSED = 1_000
 _SENDERS = "for the stack's sender, see `iscp logs graphql`; start your own (`iscp send`)"
+# Without a time Dagster asks by the origin of its first start, and finds no tick of a later one.
 _DAGSTER = f"""{{ instance {{ daemonHealth {{ allDaemonStatuses {{ daemonType required
       lastHeartbeatTime }} }} }}
   workspaceOrError {{ ... on PythonError {{ message }} ... on Workspace {{ locationEntries {{ name
     locationOrLoadError {{ ... on PythonError {{ {ERROR_FIELDS} }} ... on RepositoryLocation {{
       repositories {{ sensors {{ name minIntervalSeconds sensorState {{ status
-        ticks(limit: 1) {{ status timestamp error {{ {ERROR_FIELDS} }} }}
+        ticks(limit: 1, afterTimestamp: 1) {{ status timestamp error {{ {ERROR_FIELDS} }} }}
       }} }} }} }} }} }} }} }} }}"""
 
 

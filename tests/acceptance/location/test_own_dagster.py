@@ -61,6 +61,10 @@ storage:
 """
 
 
+def _heed_sigint() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @dataclass
 class OwnDagster:
     """A project of one table and the processes of its Dagster; a job of a consumer with a gate."""
@@ -92,6 +96,8 @@ class OwnDagster:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # Whoever runs the tests in the background has it ignored, and Dagster then stays.
+                preexec_fn=_heed_sigint,
             )
 
     def end(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:

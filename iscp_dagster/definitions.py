@@ -13,5 +13,8 @@ from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.resources.environment import resources_from_environment
 from iscp_dagster.model.imports import imported
 
-configured = imported("resources").from_environment if find_spec("resources") else None
-defs = build_definitions(declared(os.environ), (configured or resources_from_environment)())
+if find_spec("resources"):
+    resources = imported("resources").from_environment()
+else:
+    resources = resources_from_environment()
+defs = build_definitions(declared(os.environ), resources)

@@ -11,6 +11,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import chromium
 import pytest
 import sqlalchemy as sa
 from faultproxy import faulty
@@ -96,6 +97,16 @@ def proxy(clickhouse_url):
     """Run a proxy before that ClickHouse, which fails the inserts that a test names."""
     with faulty(clickhouse_url) as server:
         yield server
+
+
+@pytest.fixture
+def browser(tmp_path):
+    """Run a Chromium with one page; skip where there is none."""
+    program = chromium.found()
+    if program is None:
+        pytest.skip(f"needs one of the programs {', '.join(chromium.NAMES)}")
+    with chromium.running(program, tmp_path) as page:
+        yield page
 
 
 @pytest.fixture(scope="session")

@@ -56,11 +56,11 @@ def listed(names: Iterable[str], like: str | None = None) -> str:
         near = get_close_matches(like, every, n=MOST)
         every = near + [each for each in every if each not in near]
     more = f" and {len(every) - MOST:,} more" if len(every) > MOST else ""
-    return f"{', '.join(map(_told, every[:MOST])) or 'none'}{more}"
+    return f"{', '.join(map(_quote_odd, every[:MOST])) or 'none'}{more}"
 
 
-def _told(name: str) -> str:
-    """The name; quoted, escaped and shortened where it would not be seen as one."""
+def _quote_odd(name: str) -> str:
+    """Return the name; quoted, escaped and shortened where it would not be seen as one."""
     if PLAIN.fullmatch(name):
         return name
     return repr(name if len(name) <= LONGEST else f"{name[:LONGEST]}...")

@@ -134,24 +134,21 @@ class Watch:
         """The iterations due for one tenant's jobs."""
         assert self.mark is not None
         latest, now = self.mark.moment, self.deployment.clock()
-        repaired = {job.key for job in members if job.status.repairs}
         return [
-            self._up_to_latest(each, repaired=not repaired.isdisjoint(each.jobs))
-            for each in plan(members, latest, now, refuse=self._refuse)
+            self._up_to_latest(each) for each in plan(members, latest, now, refuse=self._refuse)
         ]
 
-    def _up_to_latest(self, iteration: Iteration, *, repaired: bool) -> Iteration:
-        """The iteration; up to the latest commit where only that may have what it is to find.
+    def _up_to_latest(self, iteration: Iteration) -> Iteration:
+        """The iteration; a first one up to the latest commit if the columns have changed meanwhile.
 
-        Where the table's other jobs are, a repaired job's rows may still be wrong, and columns that
-        a first iteration's declaration names may not be there yet.
+        What it is declared with may not be there yet where the other jobs are.
         """
         assert self.mark is not None
         to, latest = iteration.to.version, self.mark.moment
-        if to >= latest.version or not (repaired or iteration.range.initial):
+        if not iteration.range.initial or to >= latest.version:
             return iteration
-        later = repaired or self.delta_log.first_column_change(to, latest.version) is not None
-        return replace(iteration, to=latest) if later else iteration
+        changed = self.delta_log.first_column_change(to, latest.version) is not None
+        return replace(iteration, to=latest) if changed else iteration
 
     def _begin(self, mark: LogMark, standing: Mapping[JobID, JobSpec]) -> None:
         """Start over: find the tenants, register their jobs, open what may be due."""

@@ -53,12 +53,12 @@ class WarmRunLauncher(DefaultRunLauncher):
     since the code server would go on with them.
     """
 
-    _is_daemons = False
+    _in_daemon = False
     """Whether it has launched a run, or watched one, which only the daemon does."""
 
     def launch_run(self, context: LaunchRunContext) -> None:
         """Start the run. Raises DagsterUserCodeUnreachableError; Dagster then tries again."""
-        self._is_daemons = True
+        self._in_daemon = True
         socket = os.environ.get(SOCKET_VARIABLE)
         if not socket or not _is_ours(context.dagster_run) or not self._forked(socket, context):
             self._disown(context.dagster_run.run_id)
@@ -121,7 +121,7 @@ class WarmRunLauncher(DefaultRunLauncher):
 
     def dispose(self) -> None:
         """Interrupt the code server's iterations, if this is the process of Dagster's daemon."""
-        if not self._is_daemons:
+        if not self._in_daemon:
             return
         begun = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED]
         for run in self._instance.get_runs(RunsFilter(statuses=begun)):
@@ -138,7 +138,7 @@ class WarmRunLauncher(DefaultRunLauncher):
 
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
         """NOT_FOUND for a run whose process has ended; RUNNING also if that is unknown."""
-        self._is_daemons = True
+        self._in_daemon = True
         if _is_gone(run):
             return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "The process of the run is gone.")
         return CheckRunHealthResult(WorkerStatus.RUNNING)

@@ -18,7 +18,7 @@ from typing import Any
 
 from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.types.stored import takes_nulls
-from iscp_dagster.clickhouse.types.typetext import ChType
+from iscp_dagster.clickhouse.types.typetext import FLOATS, ChType
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.scalars import Scalar
 
@@ -30,7 +30,7 @@ _BY_NAME: Mapping[str, Scalar] = MappingProxyType(
         **dict.fromkeys(("Int8", "Int16", "Int32", "UInt8", "UInt16"), scalars.INT),
         **dict.fromkeys(("UInt32", "Int64"), scalars.INT64),
         **dict.fromkeys(("UInt64", "Int128", "Int256", "UInt128", "UInt256"), scalars.BIG_INT),
-        **dict.fromkeys(("Float32", "Float64", "BFloat16"), scalars.FLOAT64),
+        **dict.fromkeys(FLOATS, scalars.FLOAT64),
         "Decimal": scalars.DECIMAL,
         **dict.fromkeys(
             ("String", "FixedString", "Enum8", "Enum16", "IPv4", "IPv6"), scalars.STRING

@@ -8,9 +8,9 @@ from iscp_dagster.clickhouse.connect.barrier import NAME
 from iscp_dagster.model.errors import FenceError, IscpError, UnavailableError
 
 _LONGEST = 600
+"""Characters of a server's message that are worth showing."""
 _CAUSE = re.compile(r"\(Caused by \w+\(.*?: (?P<said>.+?)['\"]?\)\)")
 _URL = re.compile(r" with url: \S+")
-"""Characters of a server's message that are worth showing."""
 
 TEMPORARY_CODES = {
     3: "UNEXPECTED_END_OF_FILE",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, Rows, Shape, settings
 from iscp_dagster.clickhouse.kinds.neighbours import EXACT_FLOATS, EXACT_ROWS, NeighbourSelects
+from iscp_dagster.clickhouse.types.typetext import FLOATS
 from iscp_dagster.model.declared.schema import Array, DeltaField, DeltaType, Primitive
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, SchemaError
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from iscp_dagster.clickhouse.types.stored import Stored
 
-FLOATS = ("Float32", "Float64", "BFloat16")
 NO_VECTOR = "_no_vector"
 """The system column of rows that have no vector; the graph has another in its place."""
 NEAREST, DISTANCES = "nearest", "distances"
@@ -119,9 +119,9 @@ class Vector(IndexKind):
         return {"index_granularity": ROWS_PER_MARK}
 
     def select(self, shape: Shape, selected: Sequence[str]) -> str:
-        name = ident(self.vector)
+        own = ident(self.vector)
         # An ORDER BY of the plain column's distance would have the graph answer, dead rows too.
-        vector = f"if({ident(NO_VECTOR)}, [], materialize({name})) AS {name}"
+        vector = f"if({ident(NO_VECTOR)}, [], materialize({own})) AS {own}"
         columns = ", ".join(vector if name == self.vector else ident(name) for name in selected)
         return f"SELECT {columns} FROM {shape.final} SETTINGS {settings(EXACT_FINAL)}"
 

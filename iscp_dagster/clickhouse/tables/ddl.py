@@ -29,6 +29,7 @@ from iscp_dagster.clickhouse.types.nulls import (
     null_rules,
 )
 from iscp_dagster.clickhouse.types.stored import Stored, stored_column
+from iscp_dagster.clickhouse.types.typetext import FLOATS
 from iscp_dagster.clickhouse.write.chunks import FEWEST_TASKS, MOST_CHUNKS
 from iscp_dagster.model.declared.kinds import views_beside
 from iscp_dagster.model.declared.names import view_name
@@ -78,8 +79,6 @@ TENANTS = (
     "UInt64",
 )
 """Types whose text is the tenant's name in the lake."""
-
-FLOATS = ("Float32", "Float64", "BFloat16")
 
 OWNER = "index"
 """The definition's key for the index that owns the tables."""

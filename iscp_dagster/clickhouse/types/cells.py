@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from iscp_dagster.clickhouse.types import leaves, texts
 from iscp_dagster.clickhouse.types.leaves import Fit
-from iscp_dagster.clickhouse.types.typetext import ChType
+from iscp_dagster.clickhouse.types.typetext import FLOATS, ChType
 from iscp_dagster.model.declared.schema import Decimal, DeltaType, Primitive
 
 
@@ -64,7 +64,7 @@ _DECIMAL = Cell(
 )
 _FLOATS = Cell(
     shown="`Float32`, `Float64`, `BFloat16`",
-    names=("Float32", "Float64", "BFloat16"),
+    names=FLOATS,
     holds="numbers that it represents exactly; nothing is rounded",
     fit=leaves.floating,
     read="Float64",

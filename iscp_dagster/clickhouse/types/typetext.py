@@ -20,6 +20,7 @@ TOKEN = re.compile(
 )
 ESCAPED = re.compile(r"\\(.)|''", re.DOTALL)
 _UNESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0"}
+FLOATS = ("Float32", "Float64", "BFloat16")
 DECIMALS = {"Decimal32": 9, "Decimal64": 18, "Decimal128": 38, "Decimal256": 76}
 GEO: Mapping[str, str] = MappingProxyType(
     {

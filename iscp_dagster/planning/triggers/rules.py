@@ -41,6 +41,7 @@ def together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
       trigger's job that begins at a commit, and has not begun yet, has not synchronized.
     - The others are equal and none of them is pending or running: one shared iteration to `latest`.
     - They differ: lagging jobs catch up to the maximum watermark one at a time, lowest first.
+    - A repaired job goes to `latest` instead: where the others are, its rows may still be wrong.
     - Jobs of different shards share an iteration while they are equal, but never wait for each
       other: a server that is down holds up only its own jobs.
 
@@ -51,6 +52,7 @@ def together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
     built = (job.watermark for job in settled if not _is_begun_at_a_commit(job))
     first = max(built, key=_version, default=latest)
     top = max(map(_watermark, settled), key=_version, default=latest)
+    first = latest if any(job.status.repairs for job in fresh) else first
     return (*iteration_of(fresh, first), *_in_step(settled, top, latest))
 
 
@@ -92,7 +94,8 @@ def _in_step(jobs: Sequence[Job], top: Moment, latest: Moment) -> tuple[Iteratio
     if any(job.state in ACTIVE for job in lagging or jobs):
         return ()
     if lagging:
-        return iteration_of([min(lagging, key=version_of)], top)
+        next_ = min(lagging, key=version_of)
+        return iteration_of([next_], latest if next_.status.repairs else top)
     return iteration_of(jobs, latest)
 
 

@@ -12,7 +12,7 @@ from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.tables.ddl import table_name
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.clickhouse.types.typetext import ChType, parsed
+from iscp_dagster.clickhouse.types.typetext import FLOATS, ChType, parsed
 from iscp_dagster.events.changes import Change, Operation, Stamped
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.serve.columns import BINARY, Column, column
@@ -27,7 +27,6 @@ _TOO_LARGE = {158, 307, 396}
 """ClickHouse's codes for answers beyond the limits."""
 Result = TypeVar("Result")
 _UTC = "UTC"
-_FLOATS = frozenset({"Float32", "Float64", "BFloat16"})
 MOST_GROUPS = 50
 """Groups of tenants at the same place, in one query."""
 _SYSTEM = {
@@ -234,7 +233,7 @@ class Images:
     def _compared_sides(self, name: str, value: str) -> list[tuple[str, str]]:
         """What is compared, one after the other, to have the column's order; NaN comes last."""
         sides = ident(name), self._key_value(name, value)
-        if parsed(self.types[name]).name not in _FLOATS:
+        if parsed(self.types[name]).name not in FLOATS:
             return [sides]
         doubles = [f"toFloat64({each})" for each in sides]
         nans, others = (

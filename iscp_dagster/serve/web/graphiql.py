@@ -56,7 +56,8 @@ _QUERY = "# Ctrl-Space completes, Ctrl-Enter asks.\n{\n  _tables\n}\n"
 
 def wants_page(request: Request) -> bool:
     """Whether a browser opens the address itself, rather than asks a query there."""
-    accepted = {each.partition(";")[0].strip() for each in _accept(request).lower().split(",")}
+    named = ",".join(request.headers.getlist("accept")).lower().split(",")
+    accepted = {each.partition(";")[0].strip() for each in named}
     return (
         request.method in {"GET", "HEAD"}
         and "text/html" in accepted
@@ -64,17 +65,15 @@ def wants_page(request: Request) -> bool:
     )
 
 
-def _accept(request: Request) -> str:
-    return ",".join(request.headers.getlist("accept"))
-
-
 class Page:
     """The page at `path`, and its files below it. Without the files it says which are missing."""
 
     def __init__(self, path: str, access: Access) -> None:
         self._path, self._files = path, _find_files()
-        headers = "" if access.open else json.dumps({"Authorization": "Bearer "}, indent=2)
-        self._text = _page(path, {"query": _QUERY, **({"headers": headers} if headers else {})})
+        data = {"query": _QUERY}
+        if not access.open:
+            data["headers"] = json.dumps({"Authorization": "Bearer "}, indent=2)
+        self._text = _page(path, data)
 
     def show(self) -> Response:
         """Return the page, or 404 with the remedy."""

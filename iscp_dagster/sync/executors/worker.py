@@ -56,6 +56,7 @@ class Worker:
         """
         failed = isinstance(error, Exception)
         self.retriever.broken = True
+        # The error must not wait behind rows that nobody wants any more.
         with suppress(queue.Empty):
             while True:
                 self.retriever.coming.get_nowait()

@@ -22,7 +22,6 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import chromium
 import postgresfixture
 import pyarrow as pa
 import pytest
@@ -536,15 +535,6 @@ def test_a_commit_of_many_tenants_outlives_a_run_the_run_server_and_clickhouse(
     for followed in both:
         followed.check(tenants)
     assert 2 <= len(world.runs({TENANTS_TAG: str(many)})) < many / 5
-
-
-@pytest.fixture
-def browser(tmp_path):
-    program = chromium.found()
-    if program is None:
-        pytest.skip(f"needs one of the programs {', '.join(chromium.NAMES)}")
-    with chromium.running(program, tmp_path) as page:
-        yield page
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import chromium
 import pytest
 from imagetable import ImageTable, reach, register
 from liveserver import BIG, serving
@@ -51,15 +50,6 @@ def test_without_its_files_the_page_says_what_to_install(shop, monkeypatch):
     page = client.get("/graphql", headers=BROWSER)
     assert (page.status_code, "iscp_dagster[local]" in page.text) == (404, True)
     assert client.post("/graphql", json={"query": "{ _tables }"}).status_code == 200
-
-
-@pytest.fixture
-def browser(tmp_path):
-    program = chromium.found()
-    if program is None:
-        pytest.skip(f"needs one of the programs {', '.join(chromium.NAMES)}")
-    with chromium.running(program, tmp_path) as page:
-        yield page
 
 
 @pytest.fixture

@@ -78,7 +78,11 @@ def parse_job(line: str, now: datetime) -> Job:
         priority=int(options.get("priority", 0)),
         dropped="dropped" in options,
         paused="paused" in options,
-        status=JobStatus(attempts=attempts, end_at=failed_at if attempts else None),
+        status=JobStatus(
+            attempts=attempts,
+            end_at=failed_at if attempts else None,
+            repairs=int("repaired" in options),
+        ),
         shard=options.get("shard"),
         **trigger_options(options),
     )

@@ -185,10 +185,14 @@ class Location:
         keys, partition = request.asset_selection, request.partition_key
         return self.run(keys, partition, request.tags, job_name=request.job_name)
 
-    def job(self, name, config=None) -> Any:
+    def job(self, name, config=None, *, fails=False) -> Any:
         """Run a job without assets, in this process."""
         job = self.defs.resolve_job_def(name)
-        return job.execute_in_process(instance=self.instance, run_config=config or {})
+        result = job.execute_in_process(
+            instance=self.instance, run_config=config or {}, raise_on_error=not fails
+        )
+        assert result.success is not fails
+        return result
 
     def launched(self, name) -> str:
         """Launch a job without a partition; return the error of its run."""

@@ -16,6 +16,7 @@ from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Layout, Phase, Step, claim_steps
 from iscp_dagster.model.declared.services import SERVICE
 from iscp_dagster.model.errors import (
+    INVOCATION_FAILED,
     BatchError,
     ConfigError,
     FenceError,
@@ -326,15 +327,17 @@ def stranded(job: Job, code: int, message: str, now: datetime) -> Job:
 
 
 def repaired(job: Job, now: datetime) -> Job:
-    """Completed again by a person, its error and its batch forgotten.
+    """Completed again by a person, its error forgotten, and its batch.
 
     A replay of the recorded batch would fail again; after a repair of the source the range is read
     whole instead, from the watermark to its new end. Rows that the failed batch did write are
-    written again with a later version, so each key is there once.
+    written again with a later version, so each key is there once. But if a handler failed, its
+    batch stays: only a replay attaches to the invocations that had succeeded.
     """
     repairs = job.status.repairs + 1
     status = replace(job.status, code=0, message="", attempts=0, repairs=repairs)
-    return replace(_moved(job, Event.REPAIR, now, status=status), batch=None)
+    batch = job.batch if job.status.code == INVOCATION_FAILED else None
+    return replace(_moved(job, Event.REPAIR, now, status=status), batch=batch)
 
 
 def _moved(

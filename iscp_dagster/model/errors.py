@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 TEMPORARY = range(1, 10_000)
+INVOCATION_FAILED = 10_740
+"""The code of an invocation's terminal failure, after which a job's batch is replayed."""
 
 
 class IscpError(Exception):

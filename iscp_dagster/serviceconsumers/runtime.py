@@ -91,7 +91,7 @@ class RuntimeServices:
                 f"Invocation {invoked.id} is no longer known to the runtime, which purged it; the "
                 "next iteration invokes the handler anew."
             ) from error
-        return replace(invoked, status=ENDED)
+        return replace(invoked, status=ENDED, failure="")
 
     def _forget(self, service: str, handler: str) -> None:
         with self._registering:

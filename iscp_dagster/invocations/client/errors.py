@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iscp_dagster.model.errors import IscpError
+from iscp_dagster.model.errors import INVOCATION_FAILED, IscpError
 
 MOST_TOLD = 2_000
 """Characters of a handler's reason that a message has."""
@@ -16,7 +16,7 @@ def shown(reason: str) -> str:
 class InvocationFailedError(IscpError):
     """A handler ended an invocation with a terminal failure: its `status`, and its reason."""
 
-    code = 10_740
+    code = INVOCATION_FAILED
 
     def __init__(
         self, message: str, *, invocation: str = "", status: int = 500, reason: str = ""

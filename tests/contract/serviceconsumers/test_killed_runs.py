@@ -17,7 +17,7 @@ from invokingrun import table_at
 from liveruntime import running
 from places import ROOT
 
-from iscp_dagster.invocations import Context, Service, service_app
+from iscp_dagster.invocations import Context, Service, TerminalError, service_app
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.io_manager import shown
 from iscp_dagster.sync.publish import Delivery
@@ -34,6 +34,8 @@ trades = Service("Trades")
 
 @trades.handler
 async def booked(ctx: Context, batch: dict) -> None:
+    if (batch["tenant"], batch["chunk"]) == STRUCK.get("fails"):
+        raise TerminalError("no such account", 422)
     for row in batch["rows"]:
         await ctx.run("book", BOOKED.update, [(batch["tenant"], row["id"])])
     if (batch["tenant"], batch["chunk"]) == STRUCK.get("at"):
@@ -130,4 +132,18 @@ def test_a_zombie_that_wakes_up_invokes_nothing_more(table, live, endpoint, tmp_
     assert zombie.wait(SECONDS) == 0
     assert once == BOOKED
     assert {each["id"] for each in live.client.invocations(10_000)} == known
+    assert {job.watermark.version for job in table.jobs()} == {table.version}
+
+
+def test_a_repaired_job_books_nothing_twice_whatever_others_committed_meanwhile(table):
+    once = filled(table)
+    STRUCK["fails"] = "a", 1
+    (failed,) = table.run(table.iteration("a"), "fails")
+    assert isinstance(failed, Failed)
+    table.insert(200, tenant="b")
+    once["b", 200] += 1
+    STRUCK.clear()
+    assert table.deployment.log.repair([failed.claim.key]) == (failed.claim.key,)
+    gone_on_with(table)
+    assert once == BOOKED
     assert {job.watermark.version for job in table.jobs()} == {table.version}

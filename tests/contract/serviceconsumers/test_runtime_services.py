@@ -22,6 +22,7 @@ from iscp_dagster.invocations import (
 )
 from iscp_dagster.invocations.client.errors import InvocationFailedError
 from iscp_dagster.model.errors import ConfigError, UnavailableError
+from iscp_dagster.serviceconsumers import invoking
 from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
 from iscp_dagster.serviceconsumers.runtime import RuntimeServices, runtime_at
 from iscp_dagster.serviceconsumers.services import InvocationGoingError
@@ -178,6 +179,28 @@ def test_a_paused_invocation_is_temporary_and_attached_to_once_it_is_resumed(liv
     consumer(services, endpoint, table_id="pauses").consume(again)
     assert not again.refused
     assert (again.told["acme"]["attached"], len(DONE)) == (1, 3)
+
+
+class Watching(RuntimeServices):
+    """Has the handler go well once a look has told why it does not."""
+
+    def look(self, invoked, seconds):
+        seen = super().look(invoked, seconds)
+        if seen.failure and not seen.ended:
+            STATE["pauses"] = ""
+        return seen
+
+
+def test_an_invocation_that_ends_well_after_it_was_tried_again_has_not_failed(
+    live, endpoint, monkeypatch
+):
+    monkeypatch.setattr(invoking, "LOOK_SECONDS", 0.01)
+    STATE["pauses"] = "acme"
+    retriever = retriever_of(CHANGES, ["acme"])
+    consumer(Watching(live.client), endpoint, table_id="tried again").consume(retriever)
+    assert STATE["pauses"] == "", "a look came between two attempts"
+    assert not retriever.refused
+    assert DONE == [("acme", id_) for id_ in range(3)]
 
 
 def test_what_is_not_served_or_runs_once_cannot_be_invoked(live, endpoint):

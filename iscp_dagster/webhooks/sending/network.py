@@ -20,6 +20,10 @@ CONNECT_SECONDS = 3.0
 _HEADERS_END = re.compile(rb"\n\r?\n")
 
 
+class LongAnswerError(httpcore.ReadError):
+    """An answer goes on beyond what is read of it."""
+
+
 class VettedBackend(httpcore.AsyncNetworkBackend):
     """Connects to addresses that were vetted for this attempt, whatever the host's name says."""
 
@@ -96,7 +100,7 @@ class Stream(httpcore.AsyncNetworkStream):
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
         del timeout
         if self._left <= 0:
-            raise httpcore.ReadError(f"the answer has more than {MOST_READ:,} bytes")
+            raise LongAnswerError(f"the answer has more than {MOST_READ:,} bytes")
         found = await self.protocol.some()
         count = min(len(found), max_bytes, self._left)
         if self._in_headers:

@@ -17,7 +17,7 @@ from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.webhooks.answers import Answer
 from iscp_dagster.webhooks.sending.addresses import Network, parsed
-from iscp_dagster.webhooks.sending.network import Stream, VettedBackend
+from iscp_dagster.webhooks.sending.network import LongAnswerError, Stream, VettedBackend
 from iscp_dagster.webhooks.sending.resolving import AddressError, Resolver, vetted
 from iscp_dagster.webhooks.sending.signing import headers, secrets_of
 
@@ -148,10 +148,12 @@ class Poster:
 
 
 async def _beginning(response: httpcore.Response) -> str:
-    """Read the body, as far as it may be read; returns how it begins."""
+    """Read the body, as far as it may be read; returns how it begins.
+
+    Raises httpcore's errors for one that ends too soon: what cut it may have undone the rest.
+    """
     read = bytearray()
-    # The status counts, whatever becomes of the body.
-    with suppress(httpcore.NetworkError, httpcore.ProtocolError):
+    with suppress(LongAnswerError):
         async for some in response.aiter_stream():
             read += some[: TOLD * 4 - len(read)]
     await response.aclose()

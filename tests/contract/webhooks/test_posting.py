@@ -205,6 +205,25 @@ def test_at_most_20_kb_of_an_answer_are_read():
     assert connections == 3
 
 
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nabcde\r\n"
+
+
+@pytest.mark.parametrize(
+    "cut", [reply(200, b"x" * 100)[:-97], reply(500, b"xy")[:-1], CHUNKED], ids=["", "500", "chunk"]
+)
+def test_an_answer_that_is_cut_short_is_none(cut):
+    async def scene():
+        async def answer(_):
+            receiver.writers[-1].write(cut)
+
+        async with receiving(answer) as receiver:
+            return await poster(receiver.url).post("event", b"{}")
+
+    answer = asyncio.run(scene())
+    assert (answer.status, answer.accepted, answer.pauses) == (None, False, False)
+    assert "without sending complete message body" in answer.text
+
+
 @pytest.mark.parametrize(
     "begun", [b"", b"HTTP/1.1 200 OK\r\n", reply(200, b"abc")[:-1]], ids=["", "header", "body"]
 )

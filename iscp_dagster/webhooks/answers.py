@@ -21,6 +21,8 @@ class Verdict(Enum):
     DELIVERED = "delivered"
     AGAIN = "again"
     DEAD = "dead"
+    SPLIT = "split"
+    """Its events are sent in smaller batches, at once."""
     HELD = "held"
     """It stays pending until a person resumes the endpoint."""
 
@@ -120,12 +122,14 @@ def outcome(
     now: datetime,
     rules: Rules,
     random: float,
+    events: int = 1,
 ) -> Outcome:
-    """What follows from the answer to attempt number `attempt`, from 1, of a message.
+    """What follows from the answer to attempt number `attempt`, from 1, of a message of `events`.
 
     `first_failure` is the message's, None if this is it; `health` has counted this answer;
     `random` is from 0 up to 1. A message whose tries are used up is a dead letter if the endpoint
     accepted others meanwhile; one that the endpoint shares with all others goes on being tried.
+    A batch is no dead letter: it is split until the event is alone that is not accepted.
     """
     if answer.accepted:
         return Outcome(verdict=Verdict.DELIVERED)
@@ -133,6 +137,8 @@ def outcome(
         return Outcome(verdict=Verdict.HELD, change=Change.DISABLE, reason="it answered 410 Gone")
     change, reason = _change(answer, health, now, rules)
     if answer.status in WRONG or _spent(attempt, first_failure, health, now, rules):
+        if events > 1:
+            return Outcome(verdict=Verdict.SPLIT, next_at=now, change=change, reason=reason)
         return Outcome(verdict=Verdict.DEAD, change=change, reason=reason)
     seconds = _asked(answer, now, rules) or _delay(attempt, rules, random)
     next_at = now + timedelta(seconds=seconds)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import accumulate
+from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -44,6 +47,23 @@ class Message:
     def failed_at(self) -> datetime | None:
         """When the first of them failed."""
         return min((each.failed_at for each in self.events if each.failed_at), default=None)
+
+
+def halves(message: Message, batch_id: BatchId) -> tuple[Message, Message]:
+    """A batch of several events as two; only that of a single lane is cut within it.
+
+    Otherwise one half might be sent with a lane's later events while the other waits.
+    """
+    ordered = sorted(message.events, key=lambda each: (each.lane, each.number))
+    ends = list(accumulate(Counter(each.lane for each in ordered).values()))[:-1]
+    middle = len(ordered) // 2
+    cut = min(ends, key=lambda end: abs(end - middle), default=middle)
+    return _batch_of(ordered[:cut], batch_id), _batch_of(ordered[cut:], batch_id)
+
+
+def _batch_of(events: Sequence[Delivery], batch_id: BatchId) -> Message:
+    held = tuple(sorted(events, key=attrgetter("number")))
+    return Message(id=batch_id([each.event_id for each in held]), events=held, batch=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +206,7 @@ def delivery(row: sa.Row[Any]) -> Delivery:
         number=row.number,
         event_id=row.event_id,
         endpoint=row.endpoint,
+        lane=row.lane,
         state=State(row.state),
         trigger=row.trigger_name,
         tenant=row.tenant,

@@ -50,6 +50,8 @@ class Delivery:
     number: int
     event_id: str
     endpoint: str
+    lane: str
+    """See `PendingEvent.lane`."""
     state: State
     trigger: str
     tenant: str

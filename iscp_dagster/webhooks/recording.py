@@ -56,6 +56,8 @@ class Result:
     outcome: Outcome
     at: datetime
     seconds: float
+    halves: tuple[Message, ...] = ()
+    """The batches that a split one's events are sent in."""
 
 
 def record(
@@ -72,6 +74,8 @@ def record(
         rows = [row for each in results for row in _rows(each, now)]
         lanes = _ended(connection, endpoint.name, rows, now)
         elect(connection, lanes)
+        for half in (half for each in results for half in each.halves):
+            _recompose(connection, half)
         connection.execute(sa.insert(ISCP_ATTEMPTS), [_attempt(endpoint.name, e) for e in results])
     delivered = any(each.answer.accepted for each in results)
     _keep_health(connection, endpoint, {"delivered_at": now} if delivered else {})
@@ -96,14 +100,22 @@ def _ended(
     return {(endpoint, row.lane) for row in done if row.state >= State.DELIVERED}
 
 
+def _recompose(connection: sa.Connection, batch: Message) -> None:
+    numbered = numbers(connection, (each.number for each in batch.events))
+    mine = sa.update(ISCP_OUTBOX).where(OUTBOX.number.in_(numbered), IS_PENDING)
+    connection.execute(mine.values(batch_id=batch.id))
+
+
 def _rows(result: Result, now: datetime) -> list[dict[str, Any]]:
     outcome = result.outcome
-    failed = not result.answer.accepted
+    # Which event of a split batch the attempt failed for is not known yet.
+    counted = outcome.verdict is not Verdict.SPLIT
+    failed = counted and not result.answer.accepted
     return [
         {
             "number": each.number,
             "state": int(_ENDS.get(outcome.verdict, State.NEXT)),
-            "attempts": each.attempts + 1,
+            "attempts": each.attempts + counted,
             "next_at": outcome.next_at or each.next_at,
             "failed_at": (each.failed_at or now) if failed else each.failed_at,
         }

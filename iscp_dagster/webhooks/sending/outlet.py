@@ -10,7 +10,7 @@ from datetime import timedelta
 from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.webhooks.answers import Answer, Change, Outcome, Rules, Verdict, outcome
-from iscp_dagster.webhooks.claims import Message, Work
+from iscp_dagster.webhooks.claims import BatchId, Message, Work, halves
 from iscp_dagster.webhooks.recording import EndpointState, Result
 from iscp_dagster.webhooks.sending.posting import Poster
 
@@ -34,6 +34,7 @@ class Outlet:
     state: EndpointState
     clock: Clock
     random: Random
+    batch_id: BatchId
     heard: Callable[[], None]
     busy: set[str] = field(default_factory=set)
     """Lanes that are under way, or whose end is not recorded."""
@@ -119,6 +120,7 @@ class Outlet:
         started = loop.time()
         answer = await self.poster.post(message.id, message.body)
         follows = self._follows(message, answer)
+        split = follows.verdict is Verdict.SPLIT
         self._results.append(
             Result(
                 message=message,
@@ -126,6 +128,7 @@ class Outlet:
                 outcome=follows,
                 at=at,
                 seconds=loop.time() - started,
+                halves=halves(message, self.batch_id) if split else (),
             )
         )
         self.heard()
@@ -142,6 +145,7 @@ class Outlet:
             now=now,
             rules=self._rules,
             random=self.random(),
+            events=len(message.events),
         )
         change = follows.change
         if change is Change.DISABLE or (change and self.state.active):

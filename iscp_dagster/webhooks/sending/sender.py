@@ -139,7 +139,13 @@ class Sender:
         for name, (state, _) in states.items():
             endpoint, poster = self._endpoints[name]
             self._outlets[name] = Outlet(
-                endpoint, poster(), state, self._clock, self._random, self._heard.set
+                endpoint=endpoint,
+                poster=poster(),
+                state=state,
+                clock=self._clock,
+                random=self._random,
+                batch_id=self._batch_id,
+                heard=self._heard.set,
             )
         if self._lapse is not None:
             self._lapse.cancel()

@@ -211,6 +211,35 @@ def test_batches_are_all_or_nothing_and_composed_once(outbox, watch):
         assert of_one == sorted(of_one)
 
 
+@pytest.mark.parametrize("status", [413, 422])
+def test_a_batch_that_is_not_accepted_is_split_until_the_event_is_alone_that_is_not(outbox, status):
+    """Its events are put in order of their keys all the same."""
+
+    def answer(received):
+        events = [each["event_id"] for each in received.json["data"]]
+        return reply(status if {"alarm-5", "alarm-6"} & set(events) else 200)
+
+    async def scene():
+        async with receiving(answer) as receiver:
+            put(outbox, *[event(number, key=number % 3) for number in range(12)])
+            async with running(sender(outbox, receiver, batch=12, concurrency=4)):
+                await until(lambda: ended(outbox, "pending") == 0)
+            return receiver
+
+    receiver = asyncio.run(scene())
+    dead = {each.event_id for each in outbox.listed() if each.state.label == "dead"}
+    assert dead == {"alarm-5", "alarm-6"}
+    sent = [[each["event_id"] for each in one.json["data"]] for one in receiver.requests]
+    assert receiver.ids == [IdScheme().batch_id(each) for each in sent]
+    last = [each for one in sent if len(one) == 1 or not dead & set(one) for each in one]
+    assert sorted(last) == sorted(f"alarm-{number}" for number in range(12))
+    for key in range(3):
+        of_one = [each for each in last if int(each.split("-")[1]) % 3 == key]
+        assert of_one == [f"alarm-{number}" for number in range(key, 12, 3)]
+    (delivery,), attempts = outbox.show("alarm-5")
+    assert (delivery.attempts, attempts[-1].verdict) == (1, "dead")
+
+
 @ON_ONE
 def test_no_more_requests_are_under_way_than_the_endpoint_takes(outbox):
     async def answer(_):

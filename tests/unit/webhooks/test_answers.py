@@ -21,7 +21,7 @@ SINGLE = (
 HOURS_28 = timedelta(hours=28)
 
 
-def told(answer, *, attempt=1, first=None, health=None, random=0.5):
+def told(answer, *, attempt=1, first=None, health=None, random=0.5, events=1):
     counted = (health or Health()).after(answer, NOON)
     found = outcome(
         answer,
@@ -31,6 +31,7 @@ def told(answer, *, attempt=1, first=None, health=None, random=0.5):
         now=NOON,
         rules=RULES,
         random=random,
+        events=events,
     )
     after = f"in {(found.next_at - NOON).total_seconds():g} s" if found.next_at else "-"
     change = f"{found.change.value}: {found.reason}" if found.change else "-"
@@ -60,6 +61,11 @@ def table():
     soon = NOON - timedelta(minutes=2)
     said = told(Answer(status=429), attempt=8, first=soon, health=Health())
     lines += [f"{'the first 2 minutes before':<34}{said}"]
+    lines += ["", "## Batches of two events, at their eighth attempt while others were accepted"]
+    for status in (200, 400, 410, 413, 415, 422, 429, 500):
+        health = Health(failing_since=NOON - timedelta(minutes=1))
+        said = told(Answer(status=status), attempt=8, first=first, health=health, events=2)
+        lines += [f"{status:<34}{said}"]
     lines += ["", "## Retry-After of an answer 503"]
     dates = ("Wed, 18 Jun 2025 12:02:00 GMT", "Wed, 18 Jun 2025 11:00:00 GMT")
     for header in ("120", "0", "999999999", *dates, "soon", "-5", ""):

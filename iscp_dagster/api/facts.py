@@ -79,6 +79,18 @@ def compared(found: Comparison) -> list[dict[str, Any]]:
         for source, index, of in found.unbuilt
     ]
     rows += [
+        {
+            "index": named(source, failure.index),
+            "tenant": tenant,
+            "agrees": False,
+            "built": True,
+            "code": failure.error.code,
+            "message": str(failure),
+        }
+        for source, failure in found.failures
+        for tenant in failure.tenants
+    ]
+    rows += [
         {"table": each.table, "agrees": False, "message": each.message} for each in found.problems
     ]
     return rows

@@ -42,7 +42,7 @@ def comparison(
             len(chosen.verdicts),
             "--differs, --tenant, --index",
         )
-    for text in _unbuilt(found):
+    for text in (*_unbuilt(found), *_failures(found)):
         print_line(text)
     for each in found.problems:
         print_line(f"{each.table}: {NO_TABLE if each.missing else each.message}")
@@ -69,8 +69,18 @@ def _unbuilt(found: Comparison) -> Iterator[str]:
     for source, index, of in found.unbuilt:
         tenants.setdefault(named(source, index), []).append(of)
     for name, its in tenants.items():
-        head = titled(name, its[0]) if len(its) == 1 else f"{name}, tenants {listed(its)}"
-        yield f"{head}: not built yet"
+        yield f"{_head(name, its)}: not built yet"
+
+
+def _failures(found: Comparison) -> Iterator[str]:
+    for source, failure in found.failures:
+        head = _head(named(source, failure.index), failure.tenants)
+        yield f"{head}: could not be compared: {failure}"
+
+
+def _head(name: str, tenants: Sequence[str]) -> str:
+    """An index of these tenants, as the head of a line."""
+    return titled(name, tenants[0]) if len(tenants) == 1 else f"{name}, tenants {listed(tenants)}"
 
 
 def nothing(found: Comparison, tenant: str | None, ended: Collection[Job] = ()) -> None:

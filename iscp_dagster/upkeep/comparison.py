@@ -10,7 +10,7 @@ from iscp_dagster.planning.problems import Problem, problem_of
 from iscp_dagster.sync.consumers import is_index
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.position import positions
-from iscp_dagster.upkeep.verify import Verdict, verify
+from iscp_dagster.upkeep.verify import Failure, Verdict, compare_indexes
 
 Wanted = Sequence[tuple[SourceTable, list[str] | None]]
 """Tables, each with the names of some of its indexes, or None for all."""
@@ -23,6 +23,8 @@ class Comparison:
     verdicts: list[tuple[SourceTable, Verdict]] = field(default_factory=list)
     unbuilt: list[tuple[SourceTable, str, str]] = field(default_factory=list)
     """The indexes, and their tenants, that have nothing to compare yet."""
+    failures: list[tuple[SourceTable, Failure]] = field(default_factory=list)
+    """Why some indexes, or tenants of them, could not be compared."""
     problems: list[Problem] = field(default_factory=list)
     """Why other tables could not be compared."""
 
@@ -34,12 +36,12 @@ class Comparison:
     @property
     def empty(self) -> bool:
         """Whether there was no index at all, built or not."""
-        return not (self.verdicts or self.unbuilt)
+        return not (self.verdicts or self.unbuilt or self.failures)
 
     @property
     def whole(self) -> bool:
         """Whether there was something to compare, and nothing was left out."""
-        return bool(self.verdicts) and not self.unbuilt and not self.problems
+        return bool(self.verdicts) and not (self.unbuilt or self.failures or self.problems)
 
 
 def compared(
@@ -48,7 +50,7 @@ def compared(
     tenant: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """Compare the built indexes, for one tenant or all. An error of one table stops no other.
+    """Compare the built indexes, for one tenant or all. An error of one stops no other.
 
     `tell` is called with a line about each comparison as it begins.
     """
@@ -56,11 +58,12 @@ def compared(
     for source, names in wanted:
         try:
             held = positions(deployment, source, tenants=tenants, indexes=names)
-            verdicts = verify(deployment, source, tenants=tenants, indexes=names, tell=tell)
+            results = compare_indexes(deployment, source, tenants=tenants, indexes=names, tell=tell)
         except Exception as error:  # noqa: BLE001 - the others can still be compared
             found.problems.append(problem_of(source, error))
             continue
-        found.verdicts += [(source, verdict) for verdict in verdicts]
+        found.verdicts += [(source, each) for each in results if isinstance(each, Verdict)]
+        found.failures += [(source, each) for each in results if isinstance(each, Failure)]
         found.unbuilt += [
             (source, each.index, each.tenant)
             for each in held

@@ -26,9 +26,11 @@ from iscp_dagster.delta.transitions import ViewRead, base
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, Primitive, parse_schema
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable
-from iscp_dagster.model.errors import IscpError
+from iscp_dagster.model.errors import IscpError, SourceError, UnreadableError
+from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo
+from iscp_dagster.planning.problems import as_ours
 from iscp_dagster.spark.columns import as_nullable, column, columns, map_in_arrow
 from iscp_dagster.sync.consumers import index_of, is_index
 from iscp_dagster.sync.deployment import Deployment
@@ -43,6 +45,10 @@ from iscp_dagster.upkeep.dead_letters import dead_letters
 from iscp_dagster.upkeep.position import Position, positions
 
 ATTEMPTS = 5
+TENANTS_TRIED = 8
+"""How many tenants in a row must each fail alone before the failure is taken to concern all."""
+OF_ROWS = (SourceError, UnreadableError)
+"""Errors that the rows of one tenant may cause."""
 SAMPLES = 3
 ROWS_A_SLICE = 250_000
 """Rows of an index for each Spark task that reads it."""
@@ -91,6 +97,21 @@ class Verdict:
         return not (self.missing or self.extra or self.different)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why some tenants of an index could not be compared."""
+
+    index: str
+    tenants: tuple[str, ...]
+    error: IscpError
+    as_of: int | None = None
+    """The version that was to be read, if it is not the table's latest."""
+
+    def __str__(self) -> str:
+        at = "" if self.as_of is None else f"as of version {self.as_of}, "
+        return f"{at}{self.error}"
+
+
 def verify(
     deployment: Deployment,
     source: SourceTable,
@@ -99,30 +120,68 @@ def verify(
     indexes: Sequence[str] | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> list[Verdict]:
+    """Compare as `compare_indexes` does. Raises the error of an index that cannot be compared."""
+    compared = compare_indexes(deployment, source, tenants=tenants, indexes=indexes, tell=tell)
+    for failure in compared:
+        if isinstance(failure, Failure):
+            raise failure.error
+    return [verdict for verdict in compared if isinstance(verdict, Verdict)]
+
+
+def compare_indexes(
+    deployment: Deployment,
+    source: SourceTable,
+    *,
+    tenants: Collection[str] | None = None,
+    indexes: Sequence[str] | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> list[Verdict | Failure]:
     """Compare every built index with the source at its effective watermark. Reads only.
 
     Covers these tenants or all (None), with one comparison per index and watermark. Where the
     table's log has lost that version, compares with the latest one, and says so by `tell`.
 
-    Raises MovingError when an index moves on during each of several attempts.
+    An index that moves on during each of several attempts fails with MovingError. Raises an
+    IscpError where the table itself, or its jobs, cannot be read.
     """
+    results: list[Verdict | Failure] = []
+    moved: set[tuple[JobKey, int]] = set()
     for _ in range(ATTEMPTS):
         before = positions(deployment, source, tenants=tenants, indexes=indexes)
         # A job whose consumer changed during its run still follows the earlier one.
         settled = [each for each in before if each.built and not each.job.rebuild]
         built = [each for each in settled if is_index(each.consumer)]
-        verdicts = list(_compare(deployment, source, built, tell))
+        results = list(_compare(deployment, source, built, tell))
         after = positions(deployment, source, tenants=tenants, indexes=indexes)
-        if _marks(before) == _marks(after):
-            return sorted(verdicts, key=lambda each: (each.index, each.tenant))
-    raise MovingError(
+        moved = _marks(before) ^ _marks(after)
+        if not moved:
+            break
+    return sorted(_without_moved(source, results, {key for key, _ in moved}), key=_place)
+
+
+def _marks(positions: Iterable[Position]) -> set[tuple[JobKey, int]]:
+    return {(each.job.key, each.job.seq) for each in positions}
+
+
+def _without_moved(
+    source: SourceTable, results: Sequence[Verdict | Failure], moved: Collection[JobKey]
+) -> list[Verdict | Failure]:
+    """The results, with a MovingError in place of the verdicts on jobs that moved."""
+    places = {(key.job_name, key.tenant) for key in moved}
+    error = MovingError(
         f"{source.name}: new commits were applied during each of {ATTEMPTS} comparisons; "
         "verify a single --tenant, or try again when fewer commits come in."
     )
+    return [
+        Failure(index=result.index, tenants=(result.tenant,), error=error)
+        if isinstance(result, Verdict) and (result.index, result.tenant) in places
+        else result
+        for result in results
+    ]
 
 
-def _marks(found: Iterable[Position]) -> set[tuple[object, int]]:
-    return {(each.job.key, each.job.seq) for each in found}
+def _place(result: Verdict | Failure) -> tuple[str, str]:
+    return result.index, result.tenant if isinstance(result, Verdict) else result.tenants[0]
 
 
 def _compare(
@@ -130,7 +189,7 @@ def _compare(
     source: SourceTable,
     built: list[Position],
     tell: Callable[[str], None] | None,
-) -> Iterator[Verdict]:
+) -> Iterator[Verdict | Failure]:
     """One comparison per index and watermark, for all its tenants together."""
 
     def place(each: Position) -> tuple[str, int, str]:
@@ -139,11 +198,47 @@ def _compare(
 
     for _, group in groupby(sorted(built, key=place), key=place):
         members = list(group)
-        tenants = frozenset(each.tenant for each in members)
-        at = _readable(deployment, source, members[0])
-        if tell is not None:
-            tell(_told(source, members, at))
-        yield from _verdicts(deployment, source, members[0].consumer, at, tenants)
+        tenants = sorted(each.tenant for each in members)
+        yield from _compare_tenants(deployment, source, members[0], tenants, tell)
+
+
+def _compare_tenants(
+    deployment: Deployment,
+    source: SourceTable,
+    place: Position,
+    tenants: Sequence[str],
+    tell: Callable[[str], None] | None,
+) -> Iterator[Verdict | Failure]:
+    """Compare these tenants, all at `place`; where rows cannot be read, in halves, to tell whose.
+
+    When too many in a row fail alone, those that are left are not tried alone.
+    """
+    waiting, failed_alone = [tenants], 0
+    while waiting:
+        tenants = waiting.pop()
+        try:
+            at = _readable(deployment, source, place)
+            if tell is not None:
+                tell(_told(source, place, tenants, at))
+            yield from _verdicts(deployment, source, place.consumer, at, frozenset(tenants))
+            failed_alone = 0
+        except Exception as error:  # noqa: BLE001 - the others can still be compared
+            half = len(tenants) // 2
+            if half and failed_alone < TENANTS_TRIED and isinstance(error, OF_ROWS):
+                waiting += [tenants[half:], tenants[:half]]
+                continue
+            failed_alone += 1
+            yield _failure(place, tenants, error)
+
+
+def _failure(place: Position, tenants: Sequence[str], error: Exception) -> Failure:
+    version = place.watermark.version
+    return Failure(
+        index=place.index,
+        tenants=tuple(tenants),
+        error=as_ours(error),
+        as_of=None if version == place.latest.version else version,
+    )
 
 
 def _readable(deployment: Deployment, source: SourceTable, place: Position) -> Moment:
@@ -152,11 +247,11 @@ def _readable(deployment: Deployment, source: SourceTable, place: Position) -> M
     return at if deployment.delta_log(source).can_open(at.version) else place.latest
 
 
-def _told(source: SourceTable, members: Sequence[Position], at: Moment) -> str:
-    first, *others = members
+def _told(source: SourceTable, place: Position, tenants: Sequence[str], at: Moment) -> str:
+    first, *others = tenants
     more = f" and {len(others):,} more" if others else ""
-    told = f"comparing {source.name}/{first.index}, {first.tenant}{more}, at version {at.version}"
-    reached = first.watermark.version
+    told = f"comparing {source.name}/{place.index}, {first}{more}, at version {at.version}"
+    reached = place.watermark.version
     if reached == at.version:
         return told
     return f"{told}: the index has version {reached}, which is no longer in the table's log"

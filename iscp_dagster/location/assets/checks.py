@@ -1,8 +1,8 @@
 """`verify` as an asset check of every index, tenant by tenant."""
 
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any
 
 from dagster import (
@@ -29,7 +29,7 @@ from iscp_dagster.location.names import index_key, partitions_of, verify_op_name
 from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.verify import Verdict, verify
+from iscp_dagster.upkeep.verify import Failure, Verdict, compare_indexes
 
 CHECK = "agrees_with_source"
 
@@ -53,7 +53,9 @@ def index_checks(source: SourceTable) -> AssetChecksDefinition:
         for check in sorted(selected, key=str):
             index = by_key[check.asset_key]
             with working(deployment, context.run):
-                found = verify(deployment, source, tenants=tenants or None, indexes=[index.name])
+                found = compare_indexes(
+                    deployment, source, tenants=tenants or None, indexes=[index.name]
+                )
             yield Output(None, output_name=_spec(source, index).get_python_identifier())
             yield from _evaluations(context.instance, check.asset_key, tenants, found)
 
@@ -86,32 +88,43 @@ def _spec(source: SourceTable, index: Index) -> AssetCheckSpec:
 
 
 def _evaluations(
-    instance: DagsterInstance, key: AssetKey, tenants: Sequence[str], found: Sequence[Verdict]
+    instance: DagsterInstance,
+    key: AssetKey,
+    tenants: Sequence[str],
+    found: Sequence[Verdict | Failure],
 ) -> Iterator[AssetCheckEvaluation]:
     """One evaluation per tenant: Dagster could not tell which tenant a single one is for."""
-    by_tenant = {
-        tenant: list(verdicts)
-        for tenant, verdicts in groupby(
-            sorted(found, key=lambda each: each.tenant), key=lambda each: each.tenant
-        )
-    }
-    for tenant in sorted({*by_tenant, *tenants}):
-        verdicts = by_tenant.get(tenant, [])
-        wrong = [verdict for verdict in verdicts if not verdict.agrees]
+    verdicts: dict[str, list[Verdict]] = defaultdict(list)
+    failures: dict[str, Failure] = {}
+    for each in found:
+        if isinstance(each, Verdict):
+            verdicts[each.tenant].append(each)
+        else:
+            failures |= dict.fromkeys(each.tenants, each)
+    for tenant in sorted({*verdicts, *failures, *tenants}):
+        of_tenant = verdicts[tenant]
+        wrong = [verdict for verdict in of_tenant if not verdict.agrees]
+        known = of_tenant or tenant in failures
         yield AssetCheckEvaluation(
             asset_key=key,
             check_name=CHECK,
             partition=tenant,
-            passed=bool(verdicts) and not wrong,
-            severity=AssetCheckSeverity.ERROR if verdicts else AssetCheckSeverity.WARN,
-            description=None if verdicts else "Nothing of this tenant is built yet.",
+            passed=bool(of_tenant) and not wrong and tenant not in failures,
+            severity=AssetCheckSeverity.ERROR if known else AssetCheckSeverity.WARN,
+            description=_described(failures.get(tenant), known=bool(known)),
             target_materialization_data=_materialized(instance, key, tenant),
             blocking=False,
             metadata={
-                "rows": sum(verdict.rows for verdict in verdicts),
+                "rows": sum(verdict.rows for verdict in of_tenant),
                 **({"verdicts": MetadataValue.table([_record(v) for v in wrong])} if wrong else {}),
             },
         )
+
+
+def _described(failure: Failure | None, *, known: bool) -> str | None:
+    if failure is not None:
+        return f"Could not be compared: {failure}"
+    return None if known else "Nothing of this tenant is built yet."
 
 
 def _materialized(instance: DagsterInstance, key: AssetKey, tenant: str) -> Target | None:

@@ -1,0 +1,127 @@
+"""What `verify` says where some of a table's indexes or tenants cannot be compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from tables import Table, deployment_at, rows
+
+from iscp_dagster import Mirror
+from iscp_dagster.cli import show
+from iscp_dagster.clickhouse.connect.failures import ClickHouseError
+from iscp_dagster.model.errors import ConfigError, FeedGoneError
+from iscp_dagster.upkeep import verify as verification
+from iscp_dagster.upkeep.comparison import compared
+from iscp_dagster.upkeep.verify import MovingError, compare_indexes, verify
+
+NARROW = Mirror(name="narrow", columns=["name"])
+
+
+@pytest.fixture
+def deployment(clickhouse_url, near_spark, tmp_path):
+    return deployment_at(clickhouse_url, near_spark, tmp_path)
+
+
+@pytest.fixture
+def table(deployment):
+    """Return a table with two indexes of three tenants, in step."""
+    table = Table.make(deployment, Mirror(), NARROW)
+    for tenant in "abc":
+        table.insert(1, 2, tenant=tenant)
+    table.follow()
+    return table
+
+
+def found_in(table):
+    return compared(table.deployment, [(table.source, None)])
+
+
+def agreeing(found):
+    return {(each.index, each.tenant) for _, each in found.verdicts if each.agrees}
+
+
+def test_an_index_that_cannot_be_compared_stops_no_other(table, capsys):
+    table = table.with_indexes(Mirror(), replace(NARROW, columns=["gone"]))
+    found = found_in(table)
+    assert agreeing(found) == {("mirror", tenant) for tenant in "abc"}
+    ((_, failure),) = found.failures
+    assert (failure.index, failure.tenants, failure.as_of) == ("narrow", ("a", "b", "c"), None)
+    assert (found.differs, found.empty, found.whole) == (False, False, False)
+    show.comparison(found, as_json=False)
+    said = " ".join(capsys.readouterr().out.split())
+    name = f"{table.source.name}/narrow"
+    assert (
+        f"{name}, tenants a, b, c: could not be compared: Index {name}: the source has no "
+        "column 'gone'; it has: tenant, id, name, v." in said
+    )
+    with pytest.raises(ConfigError, match="no column 'gone'"):
+        verify(table.deployment, table.source)
+
+
+def test_what_an_earlier_version_lacks_is_said_of_that_version(table, capsys):
+    at = table.version
+    table.insert(3, tenant="b")
+    found = found_in(table.with_indexes(Mirror(), replace(NARROW, columns=["gone"])))
+    assert {failure.as_of for _, failure in found.failures} == {None, at}
+    show.comparison(found, as_json=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"/narrow, tenant b: could not be compared: as of version {at}, Index" in said
+
+
+def test_a_tenant_that_cannot_be_read_stops_no_other(table, monkeypatch):
+    read = verification.snapshot
+
+    def snapshot(spark, selection, at):
+        if "b" in selection.tenants:
+            raise FeedGoneError("a file of tenant b is lost")
+        return read(spark, selection, at)
+
+    monkeypatch.setattr(verification, "snapshot", snapshot)
+    found = found_in(table)
+    assert agreeing(found) == {(name, of) for name in ("mirror", "narrow") for of in "ac"}
+    told = {(each.index, each.tenants, type(each.error)) for _, each in found.failures}
+    assert told == {(name, ("b",), FeedGoneError) for name in ("mirror", "narrow")}
+
+
+def test_where_every_tenant_fails_alone_not_all_are_tried(table, monkeypatch):
+    tried = []
+
+    def fail(*arguments):
+        tried.append(arguments[-1])
+        raise FeedGoneError("all is lost")
+
+    monkeypatch.setattr(verification, "_verdicts", fail)
+    many = ", ".join(rows(1, tenant=f"t{number}") for number in range(30))
+    table.sql(f"INSERT INTO {{t}} VALUES {many}")
+    table.follow()
+    results = compare_indexes(table.deployment, table.source, indexes=["mirror"])
+    told = [tenant for failure in results for tenant in failure.tenants]
+    assert len(told) == len(set(told)) == 33
+    assert len(tried) < 33
+
+
+def test_an_index_whose_table_is_gone_stops_no_other(table):
+    table.query(f"DROP VIEW {table.view(NARROW)}")
+    table.query(f"DROP TABLE {table.view(NARROW, '__rows')}")
+    found = found_in(table)
+    assert agreeing(found) == {("mirror", tenant) for tenant in "abc"}
+    ((_, failure),) = found.failures
+    assert (failure.index, type(failure.error)) == ("narrow", ClickHouseError)
+
+
+def test_an_index_that_keeps_moving_stops_no_other(table, monkeypatch):
+    real, ids = verification._compare, count(10)
+
+    def compare(*arguments):
+        yield from real(*arguments)
+        table.insert(next(ids), tenant="b")
+        table.follow()
+
+    monkeypatch.setattr(verification, "_compare", compare)
+    found = found_in(table)
+    assert agreeing(found) == {(name, of) for name in ("mirror", "narrow") for of in "ac"}
+    assert {(each.tenants, type(each.error)) for _, each in found.failures} == {
+        (("b",), MovingError)
+    }

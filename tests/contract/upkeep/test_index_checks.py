@@ -1,0 +1,28 @@
+"""The check of an index as Dagster gets it."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from iscp_dagster.location.assets.checks import _evaluations
+from iscp_dagster.model.errors import SourceError
+from iscp_dagster.upkeep.verify import Failure, Verdict
+
+
+def test_a_tenant_that_could_not_be_compared_fails_beside_the_others():
+    found = [
+        Verdict(index="mirror", tenant="a", version=3, rows=2),
+        Failure(index="mirror", tenants=("b", "c"), error=SourceError("a file is lost"), as_of=3),
+    ]
+    with dg.DagsterInstance.ephemeral() as instance:
+        told = list(_evaluations(instance, dg.AssetKey("mirror"), ["a", "d"], found))
+    assert {each.partition: each.passed for each in told} == {
+        "a": True,
+        "b": False,
+        "c": False,
+        "d": False,
+    }
+    described = {each.partition: (each.severity.name, each.description) for each in told}
+    failed = ("ERROR", "Could not be compared: as of version 3, a file is lost")
+    assert described["b"] == described["c"] == failed
+    assert described["d"] == ("WARN", "Nothing of this tenant is built yet.")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from functools import lru_cache
 from threading import Lock
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
@@ -14,7 +14,12 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponent
 from iscp_dagster.clickhouse.connect.barrier import shown
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint, shared_client
 from iscp_dagster.clickhouse.connect.failures import TooManyPartsError
+from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.model.errors import FeedGoneError, FenceError, IscpError
+
+if TYPE_CHECKING:
+    from clickhouse_connect.driver.client import Client
+    from clickhouse_connect.driver.summary import QuerySummary
 
 EXACTLY = {
     "max_partitions_per_insert_block": 0,
@@ -34,6 +39,8 @@ _SINCE_26 = "deduplicate_insert"
 ATTEMPTS = 4
 FIRST_WAIT = 0.5
 """Seconds before the second attempt of a chunk; doubled for each further one."""
+MOST_NAMES = 16_000
+"""Bytes of columns' names in a statement that goes in a URL, where each may be three."""
 MERGING_ATTEMPTS = 8
 """Attempts while ClickHouse has to merge parts first: about a minute in all."""
 
@@ -83,7 +90,7 @@ def insert(
             settings = _settings(endpoint) | endpoint.insert_settings
             settings |= shown(database, table, epoch)
             settings["insert_deduplication_token"] = token
-            told = client.insert_arrow(table, rows, database=database, settings=settings)
+            told = _send(client, database, table, rows, settings)
         # The count includes rows that a token drops, and those of materialized views.
         if told.written_rows < rows.num_rows:
             raise UnconfirmedError(
@@ -93,6 +100,19 @@ def insert(
 
     patiently(attempt, sleep)
     return sent > 1
+
+
+def _send(
+    client: Client, database: str, table: str, rows: pa.Table, settings: dict[str, Any]
+) -> QuerySummary:
+    if sum(len(name.encode()) for name in rows.schema.names) <= MOST_NAMES:
+        return client.insert_arrow(table, rows, database=database, settings=settings)
+    file = pa.BufferOutputStream()
+    with pa.ipc.new_file(file, rows.schema) as writer:
+        writer.write_table(rows)
+    # The client puts the statement before bytes, and into the URL beside anything else.
+    data, into = file.getvalue().to_pybytes(), f"{ident(database)}.{ident(table)}"
+    return client.raw_insert(into, rows.schema.names, data, settings, "Arrow")
 
 
 @lru_cache(maxsize=64)

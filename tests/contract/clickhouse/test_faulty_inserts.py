@@ -18,9 +18,16 @@ from shipping import check_appended, count
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError, TooManyPartsError
+from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.indexes import DoubledRowsError, IndexStore, LostRowsError
-from iscp_dagster.clickhouse.write.inserts import ATTEMPTS, EXACTLY, UnconfirmedError, patiently
+from iscp_dagster.clickhouse.write.inserts import (
+    ATTEMPTS,
+    EXACTLY,
+    UnconfirmedError,
+    insert,
+    patiently,
+)
 from iscp_dagster.clickhouse.write.letters import DeadLetters
 from iscp_dagster.clickhouse.write.placement import Placement
 from iscp_dagster.model.batch import Range
@@ -334,3 +341,20 @@ def test_what_stands_there_is_counted_before_the_watermark_moves(make, clickhous
     )
     with pytest.raises(DoubledRowsError, match=r"3 rows .* were sent, 4 are there"):
         check_appended(store, doubled, range_=range_, rows=3)
+
+
+def test_a_statement_may_be_longer_than_a_url(clickhouse_url):
+    """Beyond 64 kB a parser of URLs gives up; 1 MiB is what ClickHouse takes."""
+    names = [f"{'ä`' * 60}{number}" for number in range(1_000)]
+    endpoint = Endpoint.parse(clickhouse_url)
+    client, table = endpoint.client(), f"faults.wide{next(NUMBERS)}"
+    client.command("CREATE DATABASE IF NOT EXISTS faults")
+    columns = ", ".join(f"{ident(name)} Int64" for name in names)
+    client.command(
+        f"CREATE TABLE {table} ({columns}) ENGINE = MergeTree ORDER BY tuple() "
+        "SETTINGS non_replicated_deduplication_window = 10"
+    )
+    chunk = pa.table({name: [number] for number, name in enumerate(reversed(names))})
+    for _ in range(2):
+        insert(endpoint, *table.split("."), chunk, token="once", name="wide")
+    assert client.query(f"SELECT * FROM {table}").result_rows == [tuple(range(999, -1, -1))]

@@ -72,11 +72,18 @@ def compared(found: Comparison) -> list[dict[str, Any]]:
     rows = [
         asdict(verdict)
         | {"index": named(source, verdict.index), "agrees": verdict.agrees, "built": True}
+        | _why(None)
         for source, verdict in found.verdicts
     ]
     rows += [
-        {"index": named(source, index), "tenant": of, "agrees": False, "built": False}
-        for source, index, of in found.unbuilt
+        {
+            "index": named(source, lacking.index),
+            "tenant": lacking.tenant,
+            "agrees": False,
+            "built": False,
+            **_why(lacking.error),
+        }
+        for source, lacking in found.unbuilt
     ]
     rows += [
         {
@@ -94,6 +101,11 @@ def compared(found: Comparison) -> list[dict[str, Any]]:
         {"table": each.table, "agrees": False, "message": each.message} for each in found.problems
     ]
     return rows
+
+
+def _why(error: JobStatus | None) -> dict[str, Any]:
+    code, message = (0, "") if error is None else (error.code, error.message)
+    return {"code": code, "message": message}
 
 
 def named(source: SourceTable, index: str) -> str:

@@ -59,17 +59,23 @@ def _count(found: Comparison) -> None:
     number = len(found.verdicts)
     rows = sum(verdict.rows for _, verdict in found.verdicts)
     parts = {"differ": number - agree, "agree": agree}
-    parts |= {"not built yet": len(found.unbuilt), "rows in all": rows}
+    failed = sum(lacking.error is not None for _, lacking in found.unbuilt)
+    parts |= {"not built yet": len(found.unbuilt) - failed, "in error": failed}
+    parts |= {"not compared": sum(len(failure.tenants) for _, failure in found.failures)}
+    parts |= {"rows in all": rows}
     print_counts(number, "comparison", parts)
 
 
 def _unbuilt(found: Comparison) -> Iterator[str]:
-    """A line for each index that is not built for some tenants."""
-    tenants: dict[str, list[str]] = {}
-    for source, index, of in found.unbuilt:
-        tenants.setdefault(named(source, index), []).append(of)
-    for name, its in tenants.items():
-        yield f"{_head(name, its)}: not built yet"
+    """A line for each index that some tenants lack, and why."""
+    tenants: dict[tuple[str, str], list[str]] = {}
+    for source, lacking in found.unbuilt:
+        why = "not built yet"
+        if lacking.error is not None:
+            why = f"in error {lacking.error.code}: {lacking.error.message}"
+        tenants.setdefault((named(source, lacking.index), why), []).append(lacking.tenant)
+    for (name, why), its in tenants.items():
+        yield f"{_head(name, its)}: {why}"
 
 
 def _failures(found: Comparison) -> Iterator[str]:
@@ -132,6 +138,8 @@ def _verdicts(found: Verdicts) -> None:
     for source, verdict in found:
         place = titled(named(source, verdict.index), verdict.tenant)
         if verdict.samples:
-            print_line(f"{place}: look at {'; '.join(verdict.samples)}")
+            rest = verdict.wrong - len(verdict.samples)
+            more = f"; and {rest:,} more" if rest > 0 else ""
+            print_line(f"{place}: {'; '.join(verdict.samples)}{more}")
         if verdict.dead:
             print_line(f"{place}: {count_nouns(verdict.dead, 'dead letter')}, see `iscp dlq list`")

@@ -6,14 +6,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.model.jobs import JobStatus
+from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.problems import Problem, problem_of
 from iscp_dagster.sync.consumers import is_index
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import Position, positions
 from iscp_dagster.upkeep.verify import Failure, Verdict, compare_indexes
 
 Wanted = Sequence[tuple[SourceTable, list[str] | None]]
 """Tables, each with the names of some of its indexes, or None for all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unbuilt:
+    """An index of a tenant that has nothing to compare."""
+
+    index: str
+    tenant: str
+    error: JobStatus | None = None
+    """Why, if its job is in error; else it is not built yet."""
 
 
 @dataclass(kw_only=True)
@@ -21,8 +33,7 @@ class Comparison:
     """The result of comparing several tables."""
 
     verdicts: list[tuple[SourceTable, Verdict]] = field(default_factory=list)
-    unbuilt: list[tuple[SourceTable, str, str]] = field(default_factory=list)
-    """The indexes, and their tenants, that have nothing to compare yet."""
+    unbuilt: list[tuple[SourceTable, Unbuilt]] = field(default_factory=list)
     failures: list[tuple[SourceTable, Failure]] = field(default_factory=list)
     """Why some indexes, or tenants of them, could not be compared."""
     problems: list[Problem] = field(default_factory=list)
@@ -65,8 +76,12 @@ def compared(
         found.verdicts += [(source, each) for each in results if isinstance(each, Verdict)]
         found.failures += [(source, each) for each in results if isinstance(each, Failure)]
         found.unbuilt += [
-            (source, each.index, each.tenant)
-            for each in held
-            if is_index(each.consumer) and not each.built
+            (source, _unbuilt(each)) for each in held if is_index(each.consumer) and not each.built
         ]
     return found
+
+
+def _unbuilt(position: Position) -> Unbuilt:
+    job = position.job
+    error = job.status if job.state is JobState.ERROR else None
+    return Unbuilt(index=position.index, tenant=position.tenant, error=error)

@@ -43,6 +43,7 @@ from iscp_dagster.sync.executors.rows import (
 )
 from iscp_dagster.upkeep.dead_letters import dead_letters
 from iscp_dagster.upkeep.position import Position, positions
+from iscp_dagster.upkeep.samples import Sampling
 
 ATTEMPTS = 5
 TENANTS_TRIED = 8
@@ -90,11 +91,16 @@ class Verdict:
     dead: int = 0
     """Dead letters: rows that the index could not take, and batches that it may have in part."""
     samples: tuple[str, ...] = ()
-    """Keys of some of those rows."""
+    """What some of those rows are, and what is wrong with each, for people."""
+
+    @property
+    def wrong(self) -> int:
+        """How many rows differ."""
+        return self.missing + self.extra + self.different
 
     @property
     def agrees(self) -> bool:
-        return not (self.missing or self.extra or self.different)
+        return not self.wrong
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,9 +287,15 @@ def _verdicts(
         found = compared(held, served, source, selection).collect()
     rows = {row["tenant"]: row for row in found}
     letters = _letters(deployment, source, index)
+    sampling = Sampling(
+        identity=selection.identity,
+        tenant_column=source.tenant,
+        types=selection.types,
+        flags=store.shape.flags,
+    )
     for tenant in sorted(tenants):
         counts = rows[tenant].asDict() if tenant in rows else {}
-        samples = tuple(counts.pop("samples", ()))
+        samples = tuple(map(sampling.describe, counts.pop("samples", ())))
         counts.pop("tenant", None)
         yield Verdict(
             index=index.name,
@@ -382,9 +394,14 @@ def _joined(held: Any, served: Any, source: SourceTable, selection: Selection) -
     in_h, in_s = F.col("in_h").isNotNull(), F.col("in_s").isNotNull()
     differs = in_h & in_s & ~same
     tenant = F.col(keys[0]).cast("string") if source.tenant else F.lit(DEFAULT_TENANT)
-    wrong = F.when(
-        ~(in_h & in_s & same), F.concat_ws(", ", *(F.col(k).cast("string") for k in keys))
+    parts = (F.when(~F.col("h")[n].eqNullSafe(F.col("s")[n]), F.lit(n)) for n in held.columns)
+    sample = F.struct(
+        F.array(*(F.col(key).cast("string") for key in keys)).alias("identity"),
+        in_h.alias("in_source"),
+        in_s.alias("in_index"),
+        F.when(differs, F.array_compact(F.array(*parts))).alias("different"),
     )
+    wrong = F.when(~(in_h & in_s & same), sample)
     return both.groupBy(tenant.alias("tenant")).agg(
         F.count_if(in_h).alias("rows"),
         F.count_if(~in_s).alias("missing"),
@@ -408,7 +425,12 @@ def _counted(held: Any, served: Any, source: SourceTable, selection: Selection) 
 
     both = times(held, "in_h").join(times(served, "in_s"), on=["tenant", "row"], how="full_outer")
     in_h, in_s = (F.coalesce(F.col(name), F.lit(0)) for name in ("in_h", "in_s"))
-    wrong = F.when(in_h != in_s, F.to_json("row", dict(EXACT_TIMES)))
+    sample = F.struct(
+        F.to_json("row", dict(EXACT_TIMES)).alias("row"),
+        in_h.alias("in_source"),
+        in_s.alias("in_index"),
+    )
+    wrong = F.when(in_h != in_s, sample)
     return both.groupBy("tenant").agg(
         F.sum(in_h).alias("rows"),
         F.sum(F.greatest(in_h - in_s, F.lit(0))).alias("missing"),

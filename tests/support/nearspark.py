@@ -295,6 +295,8 @@ def _arrow_of(type_: DeltaType) -> pa.DataType:
 
 def joined(held: Frame, served: Frame, source: SourceTable, selection: Selection) -> Any:
     """Compare rows by key, as verify does."""
+    from pyspark.sql import Row
+
     sides = []
     for frame in (held, served):
         rows = frame.table().to_pylist()
@@ -311,12 +313,22 @@ def joined(held: Frame, served: Frame, source: SourceTable, selection: Selection
         differs = row is not None and other is not None and repr(row) != repr(other)
         found["different"] += differs
         if row is None or other is None or differs:
-            found["samples"].append(", ".join(key))
+            both = row or {}, other or {}
+            names = [name for name in both[0] if repr(both[0][name]) != repr(both[1].get(name))]
+            found["samples"].append(
+                Row(
+                    identity=list(key),
+                    in_source=row is not None,
+                    in_index=other is not None,
+                    different=names if differs else None,
+                )
+            )
     return _collected(counts)
 
 
 def counted(held: Frame, served: Frame, source: SourceTable, _selection: Selection) -> Any:
     """Compare rows without a key, as verify does."""
+    from pyspark.sql import Row
 
     def times(frame: Frame) -> Counter[tuple[str, str]]:
         rows = frame.table().to_pylist()
@@ -332,7 +344,9 @@ def counted(held: Frame, served: Frame, source: SourceTable, _selection: Selecti
         found["missing"] += max(more, 0)
         found["extra"] += max(-more, 0)
         if more:
-            found["samples"].append(row)
+            found["samples"].append(
+                Row(row=row, in_source=of_source[tenant, row], in_index=of_index[tenant, row])
+            )
     return _collected(counts)
 
 

@@ -861,4 +861,4 @@ def test_verify_sees_what_is_missing_or_extra_or_different(spark_deployment, mon
     assert {
         tenant: (each.missing, each.extra, each.different) for tenant, each in found.items()
     } == {tenant: counts for tenant, (_, counts) in TAMPERED.items()}
-    assert found["extra"].samples == ("extra, 9",)
+    assert found["extra"].samples == ("the row with id = 9 is not in the source",)

@@ -200,7 +200,7 @@ def test_an_invocation_that_ends_well_after_it_was_tried_again_has_not_failed(
     consumer(Watching(live.client), endpoint, table_id="tried again").consume(retriever)
     assert STATE["pauses"] == "", "a look came between two attempts"
     assert not retriever.refused
-    assert DONE == [("acme", id_) for id_ in range(3)]
+    assert [("acme", id_) for id_ in range(3)] == DONE
 
 
 def test_what_is_not_served_or_runs_once_cannot_be_invoked(live, endpoint):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
+from shipping import ANYWAY
 from tables import Table, deployment_at, rows
 
 from iscp_dagster import Mirror
@@ -109,6 +110,46 @@ def test_an_index_whose_table_is_gone_stops_no_other(table):
     assert agreeing(found) == {("mirror", tenant) for tenant in "abc"}
     ((_, failure),) = found.failures
     assert (failure.index, type(failure.error)) == ("narrow", ClickHouseError)
+
+
+def test_what_differs_is_said_in_sentences(deployment, capsys):
+    table = Table.make(deployment, Mirror())
+    table.insert(1, 2, 3, 4)
+    table.follow()
+    tamper(
+        table,
+        "(tenant, id, name, v, _deleted, _version)",
+        "('a', 1, 'other', [1, 1], 0, 99), ('a', 2, 'x', [2, 1], 1, 99), "
+        "('a', 9, 'extra', [1, 1], 0, 99), ('a', 3, 'other', [0, 0], 0, 99)",
+    )
+    ((_, verdict),) = found_in(table).verdicts
+    assert verdict.samples == (
+        "the row with id = 1 has another value of name in the index",
+        "the row with id = 2 is missing from the index",
+        "the row with id = 3 has another value of name, v in the index",
+    )
+    show.comparison(found_in(table), as_json=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{table.source.name}/mirror, tenant a: the row with id = 1 has another" in said
+    assert said.endswith("name, v in the index; and 1 more")
+
+
+def test_what_differs_without_a_key_is_shown_whole(deployment):
+    table = Table.make(deployment, Mirror(append=True), key=())
+    table.insert(1)
+    table.follow()
+    tamper(table, "(tenant, id, name, v)", "('a', 1, 'some words 1', [1, 1]), ('a', 9, 'x', [1])")
+    ((_, verdict),) = found_in(table).verdicts
+    once, twice = verdict.samples
+    assert "some words 1" in once
+    assert once.endswith(" is once in the source and 2 times in the index")
+    assert twice.endswith(" is 0 times in the source and once in the index")
+
+
+def tamper(table, columns, values):
+    held = table.view(table.source.indexes[0], "__rows")
+    client = table.deployment.endpoint.client()
+    client.command(f"INSERT INTO {held} {columns} VALUES {values}", settings=ANYWAY)
 
 
 def test_an_index_that_keeps_moving_stops_no_other(table, monkeypatch):

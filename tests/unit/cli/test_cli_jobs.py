@@ -1001,6 +1001,17 @@ def test_verify_goes_on_with_the_tables_that_are_there(iscp, lake, source):
     assert code == 2
 
 
+def test_verify_says_which_jobs_are_in_error(iscp, lake, source):
+    spec = job_spec(source, source.indexes[0])
+    lake.log.register("eu", MIRROR, lake.delta_log(source).table_id(), spec)
+    asked = Jobs(deployment=lake, sources=[source], cancel_runs=pytest.fail)
+    fail(lake.log, begin(asked, source), 10_300, "it is broken")
+    code, said = iscp("verify", "--index", NAME)
+    assert code == 2
+    assert f"{NAME}, tenant eu: in error 10300: it is broken" in _joined(said)
+    assert "not built yet" not in said
+
+
 def test_verify_of_what_nobody_registered_is_exit_code_2(iscp, lake):
     code, said = iscp("verify", "--tenant", "nobody", "--index", "warehouse.order_lines")
     assert code == 2

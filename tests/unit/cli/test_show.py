@@ -20,9 +20,9 @@ from iscp_dagster.cli.parts.progress import telling
 from iscp_dagster.clickhouse.write.letters import DeadLetter
 from iscp_dagster.joblog.history import Usage
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.jobs import JobID, JobStatus
 from iscp_dagster.planning.problems import Problem
-from iscp_dagster.upkeep.comparison import Comparison
+from iscp_dagster.upkeep.comparison import Comparison, Unbuilt
 from iscp_dagster.upkeep.dead_letters import Replayed
 from iscp_dagster.upkeep.verify import Verdict
 
@@ -46,17 +46,17 @@ def test_a_verdict_is_one_line(capsys):
 
 
 def test_what_differs_is_named(capsys):
-    show.comparison(
-        Comparison(verdicts=[(symbols, verdict(missing=2, samples=("a.b", "c.d")))]), as_json=False
-    )
+    wrong = verdict(extra=3, samples=("the row with id = 1 is not in the source",))
+    show.comparison(Comparison(verdicts=[(symbols, wrong)]), as_json=False)
     said = capsys.readouterr().out
-    assert "docs.symbols/mirror, tenant clickhouse-connect: look at a.b; c.d" in said
-    assert max(map(len, said.splitlines())) <= 80
+    assert "docs.symbols/mirror, tenant clickhouse-connect: the row with id = 1" in said
+    assert said.endswith("is not in the source; and 2 more\n")
+    assert max(map(len, said.splitlines()[:-1])) <= 80
 
 
 def test_what_differs_comes_first_of_many_and_can_be_chosen(capsys):
     agreeing = [(symbols, verdict(tenant=f"t{number}")) for number in range(900)]
-    unbuilt = [(symbols, "mirror", f"u{number}") for number in range(20)]
+    unbuilt = [(symbols, Unbuilt(index="mirror", tenant=f"u{number}")) for number in range(20)]
     odd = (symbols, verdict(tenant="odd", extra=1, samples=("a.b",)))
     found = Comparison(verdicts=[*agreeing, odd], unbuilt=unbuilt)
     show.comparison(found, as_json=False)
@@ -92,7 +92,8 @@ def test_a_row_is_one_whole_line_for_whoever_is_no_terminal(capsys, piped):
     assert "名" * 50 in row
 
 
-UNBUILT = (symbols, "mirror", "c")
+UNBUILT = (symbols, Unbuilt(index="mirror", tenant="c"))
+FAILED = JobStatus(code=10_300, message="column 'x' has no type")
 ODD = "[/x] [red]a\x1b]52;c;QQ==\x07\x9b2J\r\nb"
 WRITTEN_OUT = "[/x] [red]a\\x1b]52;c;QQ==\\x07\\x9b2J\\x0d"
 
@@ -125,7 +126,7 @@ def _letter():
         lambda: show.comparison(
             Comparison(
                 verdicts=[(symbols, verdict(tenant=ODD, missing=1, samples=(ODD,), dead=1))],
-                unbuilt=[(symbols, "mirror", ODD)],
+                unbuilt=[(symbols, Unbuilt(index="mirror", tenant=ODD))],
                 problems=[Problem(table="a.b", message=ODD, kind="")],
             ),
             as_json=False,
@@ -224,8 +225,25 @@ def test_what_is_not_built_has_the_keys_that_what_is_has(capsys):
         "tenant": "c",
         "agrees": False,
         "built": False,
+        "code": 0,
+        "message": "",
     }
     assert not_built.keys() <= built.keys()
+
+
+def test_what_is_in_error_is_told_from_what_is_not_built_yet(capsys):
+    failed = [(symbols, Unbuilt(index="mirror", tenant=of, error=FAILED)) for of in ("a", "b")]
+    built = verdict(tenant="rich")
+    found = Comparison(verdicts=[(symbols, built)], unbuilt=[UNBUILT, *failed])
+    show.comparison(found, as_json=False)
+    counts, _, _, *lines = capsys.readouterr().out.splitlines()
+    assert counts == "1 comparison: 1 agree, 1 not built yet, 2 in error, 11,049 rows in all"
+    assert lines[0] == "docs.symbols/mirror, tenant c: not built yet"
+    said = " ".join(lines[1:])
+    assert said == "docs.symbols/mirror, tenants a, b: in error 10300: column 'x' has no type"
+    show.comparison(found, as_json=True)
+    told = [(each["code"], each["message"]) for each in json.loads(capsys.readouterr().out)]
+    assert told == [(0, ""), (0, ""), *[(10_300, "column 'x' has no type")] * 2]
 
 
 def test_what_is_being_done_is_told_to_a_terminal_alone():

@@ -74,7 +74,7 @@ class Subscription:
         async with aclosing(self._standing()) as standing:
             async for message in standing:
                 yield message
-        if self.progress and self.snapshot:
+        if self.progress and (self.snapshot or self.after is None):
             yield Message(operation=PROGRESS, cursor=self.position)
         async with aclosing(self._missed()) as missed:
             async for message in missed:

@@ -532,6 +532,30 @@ def test_progress_moves_the_cursor_of_a_quiet_filter():
     run(scenario)
 
 
+def test_progress_without_a_snapshot_tells_at_once_where_it_begins():
+    """Who is disconnected before anything is committed goes on from there, and misses nothing."""
+
+    async def scenario():
+        index = FakeIndex()
+        index.commit("acme", {1})
+        index.iterate("acme")
+        feed = await opened(index)
+        first = Listener(feed, progress=True)
+        await settled(feed, [first])
+        (told,) = first.messages
+        assert (told.operation, told.data) == (PROGRESS, None)
+        await first.stop()
+        index.commit("acme", {2})
+        index.iterate("acme")
+        again = Listener(feed, after=told.cursor, progress=True)
+        await settled(feed, [again])
+        assert again.messages[0].operation == INSERT
+        for each in (first, again):
+            await each.stop()
+
+    run(scenario)
+
+
 def test_a_snapshot_with_progress_ends_with_a_message():
     async def scenario():
         index = FakeIndex()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,8 +46,10 @@ class Bounds:
     """Bytes of a request."""
     together: int = 16
     """Requests that are executed at the same time."""
-    waiting: int = 100
+    waiting: int = 1_000
     """Requests that wait for that."""
+    patience: float = 5.0
+    """Seconds for which they wait."""
     shape: Shape = field(default_factory=Shape)
     caps: Caps = field(default_factory=Caps)
 
@@ -91,13 +94,25 @@ class GraphQLOverHTTP:
     async def _executed(self, viewer: Viewer, asked: Asked, method: str, media: str) -> Response:
         # A limiter counts those that wait only once they do.
         if self._inside >= self._bounds.together + self._bounds.waiting:
-            headers = {"Retry-After": "1"}
-            raise RefusedError(503, "OVERLOADED", "The server is busy; ask again.", headers)
+            raise _busy()
         self._inside += 1
         try:
-            return await self._in_time(viewer, asked, method, media)
+            async with self._place():
+                return await self._in_time(viewer, asked, method, media)
         finally:
             self._inside -= 1
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """Hold one of the places. Raises RefusedError if none is free in time."""
+        with anyio.move_on_after(self._bounds.patience) as waited:
+            await self._places.acquire()
+        if waited.cancelled_caught:
+            raise _busy()
+        try:
+            yield
+        finally:
+            self._places.release()
 
     async def _in_time(self, viewer: Viewer, asked: Asked, method: str, media: str) -> Response:
         asking = Asking(viewer=viewer, caps=self._bounds.caps)
@@ -105,7 +120,7 @@ class GraphQLOverHTTP:
             # The thread makes the text, too: it may be large, and others are served meanwhile.
             return await to_thread.run_sync(
                 lambda: self._answered(asking, asked, method, media),
-                limiter=self._places,
+                limiter=CapacityLimiter(1),
                 abandon_on_cancel=True,
             )
         raise RefusedError(504, TIMEOUT, "The query took longer than this server allows.")
@@ -135,6 +150,11 @@ class GraphQLOverHTTP:
                 {"Allow": "POST"} if method == "GET" else None,
             )
         return _told(executed(ready, found, asking, asked.variables))
+
+
+def _busy() -> RefusedError:
+    headers = {"Retry-After": "1"}
+    return RefusedError(503, "OVERLOADED", "The server is busy; ask again.", headers)
 
 
 def _method(request: Request) -> str:

@@ -72,6 +72,47 @@ def test_a_body_that_does_not_come_is_not_waited_for(blocked, monkeypatch):
     assert code(anyio.run(run)) == (408, "REQUEST_TIMEOUT")
 
 
+def test_a_request_waits_for_a_place_only_so_long(blocked):
+    """Its own time begins with the place."""
+    answers = []
+
+    async def ask(client):
+        answers.append(await client.post("/graphql", json=ASKED))
+
+    async def run():
+        client = client_of(blocked, together=1, patience=0.05)
+        async with client, anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(ask, client)
+            while not answers:  # noqa: ASYNC110 - an answer is no event
+                await anyio.sleep(0.01)
+            blocked.go.set()
+        async with client_of(blocked, together=1) as client:
+            await ask(client)
+
+    anyio.run(run)
+    sent_away, *others = answers
+    assert code(sent_away) == (503, "OVERLOADED")
+    assert sent_away.headers["retry-after"] == "1"
+    assert [each.status_code for each in others] == [200, 200]
+
+
+def test_many_requests_at_once_are_answered_one_after_the_other(blocked):
+    answers = []
+
+    async def ask(client):
+        answers.append((await client.post("/graphql", json=ASKED)).status_code)
+
+    async def run():
+        blocked.go.set()
+        async with client_of(blocked) as client, anyio.create_task_group() as tasks:
+            for _ in range(500):
+                tasks.start_soon(ask, client)
+
+    anyio.run(run)
+    assert answers == [200] * 500
+
+
 def test_more_requests_than_can_wait_are_sent_away(blocked):
     answers = []
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
+
+from iscp_dagster.web import strictjson
 
 RESPONSE, JSON = "application/graphql-response+json", "application/json"
 
@@ -89,8 +90,8 @@ async def body(request: Request, most: int) -> bytes:
 def of_body(content: bytes) -> Asked:
     """Read the JSON of a POST. Raises RefusedError."""
     try:
-        given = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        given = strictjson.loads(content)
+    except ValueError as error:
         raise _bad("The body is no JSON.") from error
     if not isinstance(given, dict):
         raise _bad("The body is no JSON object; batches are not supported.")
@@ -103,8 +104,8 @@ def of_url(parameters: Mapping[str, str]) -> Asked:
     for name in ("variables", "extensions"):
         if name in given:
             try:
-                given[name] = json.loads(given[name] or "null")
-            except (ValueError, RecursionError) as error:
+                given[name] = strictjson.loads(given[name] or "null")
+            except ValueError as error:
                 raise _bad(f"`{name}` is no JSON.") from error
     return _asked(given)
 

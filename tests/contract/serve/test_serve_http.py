@@ -125,6 +125,8 @@ def test_a_variable_of_another_type_is_told(shop_client, type_, asked, value, sa
         ('{"query": 1}', {}, 400),
         ('{"query": "{ _tables }", "variables": []}', {}, 400),
         (b'{"query": "\xff"}', {}, 400),
+        (r'{"query": "{ _tables } # \ud800"}', {}, 400),
+        ('{"query": "{ _tables }", "variables": {"a": NaN}}', {}, 400),
         ('{"query": "{ _tables }"}', {"Content-Type": "text/plain"}, 415),
         ('{"query": "{ _tables }"}', {"Content-Type": "application/json; charset=latin1"}, 415),
         ('{"query": "' + "#" * 300_000 + '"}', {}, 413),

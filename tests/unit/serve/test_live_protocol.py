@@ -105,6 +105,27 @@ def test_a_frame_that_is_no_message_closes(frame):
     assert close.code == 4400
 
 
+@pytest.mark.parametrize(
+    "value", [r'"\ud800"', r'"\uDC00x"', "NaN", "-Infinity", r'{"\udfff": 1}', "1" * 5_000]
+)
+def test_what_could_not_be_written_in_an_answer_closes(value):
+    (close,) = Conversation().received(f'{{"type": "ping", "payload": {{"a": {value}}}}}')
+    assert close.code == 4400
+    conversation = opened()
+    *_, close = conversation.received(
+        f'{{"type": "subscribe", "id": "a", "payload": '
+        f'{{"query": "{{x}}", "variables": {{"a": {value}}}}}}}'
+    )
+    assert close.code == 4400
+
+
+def test_a_whole_pair_is_a_text_and_an_empty_operation_name_is_none():
+    (pong,) = Conversation().received(r'{"type": "ping", "payload": {"a": "\ud83d\ude00"}}')
+    assert pong == Send({"type": "pong", "payload": {"a": "😀"}})
+    (start,) = said(opened(), ASK | {"payload": {"query": "{x}", "operationName": ""}})
+    assert start.operation is None
+
+
 def test_connection_init_is_waited_for():
     assert opened().waited() == []
     asked = Conversation()

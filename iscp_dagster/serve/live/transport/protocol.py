@@ -6,10 +6,11 @@ results of operations; it gets back what to do. Nothing is to be done after a `C
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from iscp_dagster.web import strictjson
 
 SUBPROTOCOL = "graphql-transport-ws"
 MOST_REASON = 123
@@ -212,8 +213,8 @@ def _read(frame: str | bytes) -> Mapping[str, Any]:
     if isinstance(frame, bytes):
         raise _BadRequestError("Messages are text frames, not binary ones")
     try:
-        message = json.loads(frame)
-    except (ValueError, RecursionError):
+        message = strictjson.loads(frame)
+    except ValueError:
         raise _BadRequestError("The message is not JSON") from None
     if not isinstance(message, dict):
         raise _BadRequestError("The message is not a JSON object")
@@ -243,7 +244,7 @@ def _start(serial: int, payload: Mapping[str, Any]) -> Start:
         raise _BadRequestError("The payload's operationName is not a text")
     if not isinstance(variables, dict | None) or not isinstance(extensions, dict | None):
         raise _BadRequestError("The payload's variables and extensions are objects or null")
-    return Start(serial=serial, query=query, variables=variables, operation=name)
+    return Start(serial=serial, query=query, variables=variables, operation=name or None)
 
 
 def _message(kind: str, **parts: Any) -> Mapping[str, Any]:

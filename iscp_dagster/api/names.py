@@ -7,8 +7,14 @@ from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from shlex import quote
 
-from iscp_dagster.model.errors import ConfigError, IscpError, NoSuchJobError
-from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.errors import (
+    ConfigError,
+    IscpError,
+    NoSuchJobError,
+    TableGoneError,
+    UntimedError,
+)
+from iscp_dagster.model.jobs import JobID, JobStatus
 
 EVERY = "*"
 """The tenant that stands for every tenant, also those that appear later."""
@@ -16,6 +22,9 @@ MOST, LONGEST = 10, 60
 """The most names that a message lists, and the most characters of one."""
 PLAIN = re.compile(rf"[^\W_][\w.:@/%+-]{{0,{LONGEST - 1}}}")
 """Names that need no quotes among others."""
+_VERBS = {TableGoneError.code: "register", UntimedError.code: "rebuild"}
+"""What mends a job in error, by its code; others are repaired."""
+_TOLD = re.compile(r"`iscp job (register|repair|rebuild)\b([^`]*)`")
 
 
 def shown(job: JobID) -> str:
@@ -91,6 +100,19 @@ def about(job: JobID, error: IscpError) -> ConfigError:
     """The error with the job's name before it, unless it is there already."""
     head = f"Job {shown(job)}: "
     return ConfigError(head + str(error).removeprefix(head))
+
+
+def mending_verb(status: JobStatus) -> str:
+    """The verb that mends a job in error; empty if its message has the whole command already."""
+    told = _TOLD.search(status.message)
+    if told is None:
+        return _VERBS.get(status.code, "repair")
+    return "" if told[2] else told[1]
+
+
+def has_remedy(status: JobStatus) -> bool:
+    """Whether the message, or the code itself, says what is to be done."""
+    return status.code in _VERBS or _TOLD.search(status.message) is not None
 
 
 def command_for(verb: str, tenants: Sequence[str], job: JobID) -> str:

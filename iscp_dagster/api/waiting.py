@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from iscp_dagster.api.names import command_for, listed
+from iscp_dagster.api.names import command_for, has_remedy, listed, mending_verb
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.protocol import JobLog
@@ -53,6 +53,11 @@ class Lag:
     @property
     def broken(self) -> bool:
         return self.job is not None and self.job.state is JobState.ERROR
+
+    @property
+    def remedied(self) -> bool:
+        """Whether what the job says about its error is enough to mend it."""
+        return self.job is not None and has_remedy(self.job.status)
 
     @property
     def held(self) -> bool:
@@ -277,7 +282,7 @@ class Wait:
         if broken:
             raise WaitError(
                 f"{self.source.name} will not become searchable at version {goal}: "
-                f"{_named(broken)}. Remove the cause, then run {self._remedies(broken)}."
+                f"{_named(broken)}.{self._mended(broken)}"
             )
         if held := [lag for lag in lagging if lag.held]:
             raise WaitError(
@@ -291,6 +296,17 @@ class Wait:
         return WaitError(
             f"{self.source.name} will not become searchable at version {goal}: {_those(lags)} {be} "
             f"unregistered. To register {them} again, run {self._remedies(lags)}."
+        )
+
+    def _mended(self, broken: Collection[Lag]) -> str:
+        """What mends them, as far as their messages do not say it."""
+        said = {True: "Run", False: "Remove the cause, then run"}
+        alike: dict[bool, list[Lag]] = {}
+        for lag in broken:
+            if _verb(lag):
+                alike.setdefault(lag.remedied, []).append(lag)
+        return "".join(
+            f" {said[remedied]} {self._remedies(its)}." for remedied, its in alike.items()
         )
 
     def _remedies(self, lagging: Collection[Lag]) -> str:
@@ -360,8 +376,9 @@ def _count(lagging: Collection[Lag]) -> str:
 
 
 def _verb(lag: Lag) -> str:
-    gone = lag.job is None or lag.job.status.code == TableGoneError.code
-    return "register" if gone else "repair" if lag.broken else "resume"
+    if lag.job is None:
+        return "register"
+    return mending_verb(lag.job.status) if lag.broken else "resume"
 
 
 def _named(lagging: Collection[Lag]) -> str:

@@ -6,13 +6,21 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import command, command_for, listed, shown, titled
+from iscp_dagster.api.names import (
+    command,
+    command_for,
+    has_remedy,
+    listed,
+    mending_verb,
+    shown,
+    titled,
+)
 from iscp_dagster.cli.parts.counting import count_nouns
 from iscp_dagster.clickhouse.connect.endpoint import urls_of
 from iscp_dagster.invocations.client.client import Client
@@ -31,9 +39,7 @@ from iscp_dagster.model.errors import (
     ConfigError,
     IscpError,
     NoTableError,
-    TableGoneError,
     UnavailableError,
-    UntimedError,
 )
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
@@ -53,8 +59,6 @@ from iscp_dagster.webhooks.recording import EndpointState
 
 _DAGSTER_SECONDS = 20.0
 _SHOWN = 3
-_VERBS = {TableGoneError.code: "register", UntimedError.code: "rebuild"}
-"""What mends a job in error, by its code; others are repaired."""
 _MOST_PAUSED = 1_000
 _SENDERS = "for the stack's sender, see `iscp logs graphql`; start your own (`iscp send`)"
 # Without a time Dagster asks by the origin of its first start, and finds no tick of a later one.
@@ -223,9 +227,10 @@ def _table(
         return
     findings = [_problem(what, each) for each in problems_of(deployed.deployment, source)]
     own = [job for job in failed if f"{job.name.db}.{job.name.table}" == source.name]
-    findings += [_stopped(what, own)] if own else []
     late = _behind(what, found, limit, deployed.deployment.clock().timestamp())
-    yield from findings if findings and not late.problem else [*findings, late]
+    if own and not late.problem:
+        late = replace(late, note=f"held up by the jobs in error: {_names_of(own)}")
+    yield from findings if findings and not (late.problem or late.note) else [*findings, late]
 
 
 def _problem(what: str, problem: Problem) -> Finding:
@@ -235,16 +240,11 @@ def _problem(what: str, problem: Problem) -> Finding:
     return Finding(what=what, note=message)
 
 
-def _stopped(what: str, jobs: Collection[Job]) -> Finding:
-    """That some of the table's jobs are in error, by their names; `_in_error` says why."""
+def _names_of(jobs: Collection[Job]) -> str:
+    """The jobs' names, each with the number of its tenants."""
     tenants = Counter(job.name.job for job in jobs)
     said = [f"{name} ({count_nouns(number, 'tenant')})" for name, number in sorted(tenants.items())]
-    return Finding(
-        what=what,
-        problem=f"jobs in error: {_some(said)}",
-        code=min(jobs, key=_by_name).status.code,
-        then="see the jobs above, or `iscp job list --state error`",
-    )
+    return _some(said)
 
 
 def _by_name(job: Job) -> tuple[str, str]:
@@ -328,21 +328,22 @@ def _missing(deployed: Jobs, source: SourceTable, what: str, error: NoTableError
 
 
 def _in_error(found: Collection[Job]) -> Iterator[Finding]:
-    """One finding per index and code, for all its tenants, with every message."""
+    """One finding per index, code and remedy, for all its tenants, with every message."""
     if not found:
         yield Finding(what="jobs")
-    alike: dict[tuple[JobID, int], list[Job]] = {}
+    alike: dict[tuple[JobID, int, str, bool], list[Job]] = {}
     for job in sorted(found, key=_by_name):
-        alike.setdefault((job.name, job.status.code), []).append(job)
-    for (name, code), held in sorted(alike.items()):
+        remedy = (mending_verb(job.status), has_remedy(job.status))
+        alike.setdefault((job.name, job.status.code, *remedy), []).append(job)
+    for (name, code, verb, remedied), held in sorted(alike.items()):
         tenants = sorted({job.key.tenant for job in held})
-        repair = command_for(_VERBS.get(code, "repair"), tenants, name)
+        mend = command_for(verb, tenants, name) if verb else ""
         whose = "tenant" if len(tenants) == 1 else "tenants"
         yield Finding(
             what=f"job {shown(name)}",
             problem=f"in error for {whose} {listed(tenants)}: {_messages(held)}",
             code=code,
-            then=f"remove the cause, then {repair}",
+            then=mend if remedied else f"remove the cause, then {mend}",
         )
 
 

@@ -1200,10 +1200,11 @@ def test_health_tells_jobs_in_error_and_what_is_behind(iscp, jobs, source, clock
     assert problems(iscp) == {}
     printed(iscp, "job", "resume", NAME, "--tenant", "eu")
     fail(jobs.deployment.log, begin(jobs, source), 10_200, "gone")
-    assert problems(iscp) == {
-        "job": "in error for tenant eu: gone",
-        "table": "jobs in error: mirror (1 tenant)",
-    }
+    assert problems(iscp) == {"job": "in error for tenant eu: gone"}
+    assert (
+        "table warehouse.order_lines: held up by the jobs in error: mirror (1 tenant)\n"
+        in iscp("health")[1]
+    )
     assert (
         f"job {NAME}: in error for tenant eu: gone (code 10200)\n"
         f"  next: remove the cause, then `iscp job repair {NAME} --tenant eu`\n"
@@ -1215,7 +1216,7 @@ def test_health_tells_jobs_in_error_and_what_is_behind(iscp, jobs, source, clock
     assert iscp("job", "register", NAME, "--tenant", "zz")[0] == 0
     fail(jobs.deployment.log, begin(jobs, source, "zz"), 10_200, "another row")
     whose = f"in error for tenants {TENANT}, eu, zz: {TENANT}, eu: gone; zz: another row"
-    assert problems(iscp) == {"job": whose, "table": "jobs in error: mirror (3 tenants)"}
+    assert problems(iscp) == {"job": whose}
 
 
 def test_health_tells_a_table_that_no_job_can_ever_follow(iscp, jobs, source, dagster):
@@ -1239,7 +1240,26 @@ def test_health_names_what_mends_a_job_that_a_repair_does_not(
 ):
     printed(iscp, "job", "register", NAME, "--tenant", "eu")
     fail(jobs.deployment.log, begin(jobs, source), code, "gone")
-    assert f"then `iscp job {verb} {NAME} --tenant eu`" in iscp("health")[1]
+    assert f"\n  next: `iscp job {verb} {NAME} --tenant eu`\n" in iscp("health")[1]
+
+
+@pytest.mark.parametrize(
+    ("message", "then"),
+    [
+        (f"Rebuild it (`iscp job rebuild {NAME} --tenant '*'`).", ""),
+        ("Rebuild the job (`iscp job rebuild`).", f"`iscp job rebuild {NAME} --tenant eu`"),
+        ("Somebody has `iscp job list`.", f"remove the cause, then `iscp job repair {NAME} --t"),
+    ],
+)
+def test_health_and_wait_say_the_remedy_once(iscp, jobs, source, dagster, message, then):
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
+    fail(jobs.deployment.log, begin(jobs, source), 10_300, message)
+    said = iscp("health")[1]
+    next_ = said.partition(f"{message} (code 10300)\n")[2].partition("\n")[0]
+    assert next_.startswith(f"  next: {then}") if then else "next" not in next_
+    waited = " ".join(iscp("wait", "warehouse.order_lines", "--tenant", "eu")[1].split())
+    assert waited.count("iscp job re") == message.count("iscp job re") + bool(then)
+    assert ("Remove the cause" in waited) is ("remove" in then)
 
 
 def test_jobs_are_listed_whatever_their_table_raises(iscp, jobs, monkeypatch):

@@ -264,15 +264,25 @@ class SourceTable:
         # What the index leaves out may come and go.
         asked = [name for name in available if name not in index.exclude]
         asked = list(index.columns) if index.columns is not None else asked
-        wanted = {*tenant, *self.keys, *asked, *index.needed_columns}
+        defining = {*tenant, *self.keys, *index.needed_columns}
+        wanted = {*defining, *asked}
         missing = sorted(wanted - set(available))
         if missing:
+            # A table of rows is made from these columns; the others come and go.
+            rebuilt = type(index) is not Index and not defining.isdisjoint(missing)
             raise ConfigError(
                 f"Index {self.name}/{index.name}: the source has no column "
                 f"{', '.join(map(repr, missing))}; it has: {', '.join(available)}."
+                f"{_RENAMED.format(name=f'{self.name}/{index.name}') if rebuilt else ''}"
             )
         index.check_available(f"Index {self.name}/{index.name}", available)
         return tuple(column for column in available if column in wanted)
+
+
+_RENAMED = (
+    " Correct the declaration. If the column was renamed after the index was built, then rebuild "
+    "it (`iscp job rebuild {name} --tenant '*'`); the old rows are served until then."
+)
 
 
 def _check_lists(source: SourceTable) -> None:

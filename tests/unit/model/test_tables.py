@@ -9,7 +9,7 @@ from iscp_dagster.api.chosen import chosen
 from iscp_dagster.batches import keepersql
 from iscp_dagster.clickhouse.write import letters
 from iscp_dagster.model.declared.names import RESERVED_VIEWS
-from iscp_dagster.model.declared.tables import check_declared_once
+from iscp_dagster.model.declared.tables import Index, check_declared_once
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo
@@ -145,6 +145,21 @@ def test_an_index_carries_key_tenant_and_what_it_needs():
 def test_a_column_that_the_source_lacks_is_named():
     with pytest.raises(ConfigError, match=r"shop\.orders/text: the source has no column 'text'"):
         orders().columns_of(FullText("text"), COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("index", "rebuilt"),
+    [
+        (FullText("text"), True),
+        (Mirror(columns=["text"]), False),
+        (Index(name="own", columns=["text"]), False),
+    ],
+)
+def test_a_rebuild_follows_where_the_column_that_makes_the_table_was_renamed(index, rebuilt):
+    with pytest.raises(ConfigError) as caught:
+        orders().columns_of(index, COLUMNS)
+    command = f"then rebuild it (`iscp job rebuild shop.orders/{index.name} --tenant '*'`)"
+    assert (command in str(caught.value)) is rebuilt
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from iscp_dagster.clickhouse.tables.indexes import Beginning
 from iscp_dagster.delta.checks import check_keys
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import Entry, Usage
-from iscp_dagster.joblog.protocol import SharedLog
+from iscp_dagster.joblog.protocol import Interrupted, SharedLog
 from iscp_dagster.joblog.sharing import joined
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.declared.kinds import kind_names
@@ -154,10 +154,14 @@ class Jobs:
         the caller's transaction (see `within`).
         Raises ConfigError for a spec that could never run, NoSuchJobError.
         """
-        job = job_of(job)
-        if connection is not None:
-            joined_jobs = self.within(connection)
-            return joined_jobs.update_job_spec(tenant, job, change, interrupt=interrupt)
+        jobs = self if connection is None else self.within(connection)
+        done = jobs.change_job_spec(tenant, job_of(job), change, interrupt=interrupt)
+        return done.changed or bool(done.keys)
+
+    def change_job_spec(
+        self, tenant: str, job: JobID, change: SpecUpdate | JobSpec, *, interrupt: bool
+    ) -> Interrupted:
+        """Like `update_job_spec`, with an answer that names the jobs that were interrupted."""
         if isinstance(change, JobSpec) and _named(change) != job:
             self.checked(job, change)
         wanted = change if isinstance(change, SpecUpdate) else stated(change)
@@ -173,7 +177,7 @@ class Jobs:
             raise self._unknown(tenant, job)
         if done.runs:
             self.cancel_runs(done.runs)
-        return done.changed or bool(done.keys)
+        return done
 
     def rebuild_job(self, tenant: str, job: JobID | str) -> bool:
         """Rebuild an index from its source; what it serves now stays readable until then.

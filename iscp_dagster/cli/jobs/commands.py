@@ -133,7 +133,11 @@ def update(
     as_json: AsJson = False,
 ) -> None:
     """Change a job's spec; options left out keep their values."""
-    from iscp_dagster.cli.jobs.specs import asked, scheduled
+    from iscp_dagster.api.names import parsed
+    from iscp_dagster.cli.jobs import json as job_json
+    from iscp_dagster.cli.jobs import show as job_show
+    from iscp_dagster.cli.jobs.specs import asked
+    from iscp_dagster.cli.jobs.updating import update_spec
     from iscp_dagster.model.errors import ConfigError
 
     change = asked(
@@ -151,15 +155,11 @@ def update(
     if change.empty and not interrupt:
         raise ConfigError("There is nothing to change; name an option, see `iscp job update -h`.")
 
-    def updating(jobs: Jobs) -> Callable[[str, JobID], bool]:
-        def updated(of: str, job: JobID) -> bool:
-            wanted = scheduled(change, [each.trigger for each in jobs.specs(of, job)])
-            return jobs.update_job_spec(of, job, wanted, interrupt=interrupt)
-
-        return updated
-
-    done = {True: "updated", False: "unchanged"}
-    _change(name, tenant, updating, done, as_json=as_json)
+    done = update_spec(_jobs(), tenant, parsed(name), change, interrupt=interrupt)
+    if as_json:
+        job_json.write(done.to_json())
+    else:
+        job_show.line(str(done))
 
 
 @job.command()

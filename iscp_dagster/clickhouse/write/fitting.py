@@ -94,8 +94,8 @@ def _misfit(target: Target, row: pa.Table, column: str, why: str) -> SchemaError
         return SchemaError(
             f"{culprit} {value_shown(value) if value.is_valid else 'null'} in row {key}, but "
             "ClickHouse has no null arrays, maps or tuples, and nulls='refuse' is set for it. Fill "
-            "it in the source and repair the job, or give nulls='empty', 'flag' or 'json' and rebuild the index "
-            f"(`iscp job rebuild {target.name} --tenant '*'`)."
+            "it in the source and repair the job, or give nulls='empty', 'flag' or 'json' and "
+            f"rebuild the index (`iscp job rebuild {target.name} --tenant '*'`)."
         )
     without = "" if column in target.identity else ", or leave it out with exclude=[...]"
     return SchemaError(

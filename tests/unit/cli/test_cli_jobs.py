@@ -537,6 +537,25 @@ def test_an_update_changes_what_is_named_and_interrupts_when_asked(iscp, jobs, s
     assert (job.state, canceled) == (JobState.CANCELED, [{RUN}])
 
 
+def test_an_interrupting_update_says_what_it_interrupted(iscp, jobs, source):
+    printed(iscp, "job", "register", NAME, "--tenant", "eu", "--priority", "5")
+    interrupt = ("job", "update", NAME, "--tenant", "eu", "--interrupt")
+    begin(jobs, source)
+    said = printed(iscp, *interrupt)
+    assert said == f"{NAME}, tenant eu: unchanged; 1 job interrupted\n"
+    said = printed(iscp, *interrupt, "--priority", "6")
+    assert said == f"{NAME}, tenant eu: updated; no iteration was under way\n"
+    said = printed(iscp, *interrupt, "--priority", "6")
+    assert said == f"{NAME}, tenant eu: unchanged; no iteration was under way\n"
+    begin(jobs, source)
+    assert found(iscp, *interrupt, "--priority", "7") == {
+        "tenant": "eu",
+        "job": NAME,
+        "changed": True,
+        "interrupted": 1,
+    }
+
+
 def test_pausing_and_resuming_say_whether_anything_changed(iscp, jobs):
     found(iscp, "job", "register", NAME)
     assert "default: paused" in printed(iscp, "job", "pause", NAME)
@@ -579,8 +598,8 @@ def test_an_update_that_only_ends_an_error_says_that_it_changed_something(iscp, 
     printed(iscp, "job", "register", NAME, "--tenant", "eu", "--priority", "5")
     fail(jobs.deployment.log, begin(jobs, source), 10_300, "no such column")
     update = ["job", "update", NAME, "--tenant", "eu", "--priority", "5"]
-    assert "eu: updated" in printed(iscp, *update)
-    assert "eu: unchanged" in printed(iscp, *update)
+    assert printed(iscp, *update) == f"{NAME}, tenant eu: unchanged, planned again\n"
+    assert printed(iscp, *update) == f"{NAME}, tenant eu: unchanged\n"
 
 
 def test_the_status_tells_what_readers_see_of_an_index_that_is_built_beside(jobs, iscp, capsys):

@@ -11,10 +11,12 @@ from typing import Any
 from iscp_dagster.cli.jobs.json import write
 from iscp_dagster.cli.jobs.show import line
 from iscp_dagster.cli.parts.counting import ROWS, count_nouns, print_counts, print_rest
-from iscp_dagster.cli.parts.tables import Listing, print_facts, print_listing
+from iscp_dagster.cli.parts.tables import Cell, Listing, is_terminal, print_facts, print_listing
 from iscp_dagster.clickhouse.write.letters import DeadLetter
 from iscp_dagster.upkeep.dead_letters import Replayed
 
+_REASON = 72
+"""Characters of a reason that a terminal shows in a list."""
 _HEAD = 8
 """Characters of an id that are enough to tell it from others."""
 
@@ -27,15 +29,16 @@ def letters(found: Sequence[DeadLetter], *, as_json: bool, limit: int | None = N
     counts = Counter(each.index for each in found)
     print_counts(len(found), "dead letter", {f"of {name}": n for name, n in counts.items()})
     rows = [_row(each) for each in found[: limit or ROWS]]
-    heads = ("id", "index", "tenant", "version", "code", "reason")
-    print_listing(Listing(heads=heads, rows=rows, unwrapped={"id"}))
+    heads = ("id", "index\ntenant", "version\ncode", "reason")
+    print_listing(Listing(heads=heads, rows=rows, unwrapped=(heads[0], heads[2]), spreads=True))
     print_rest(len(rows), len(found), "--index, --tenant")
 
 
-def _row(each: DeadLetter) -> tuple[str, ...]:
-    reason = f"deleted; {each.reason}" if each.deleted else each.reason
-    values = (each.id[:_HEAD], each.index, each.tenant, str(each.version), str(each.code))
-    return (*values, _short(reason))
+def _row(each: DeadLetter) -> tuple[Cell, ...]:
+    reason = each.reason.removeprefix(f"{each.index}: ")
+    reason = f"deleted; {reason}" if each.deleted else reason
+    of = (each.index, each.tenant)
+    return each.id[:_HEAD], of, (str(each.version), str(each.code)), _short(reason)
 
 
 def whole(found: Sequence[DeadLetter], *, as_json: bool) -> None:
@@ -100,4 +103,5 @@ def _json(each: DeadLetter) -> dict[str, Any]:
 
 
 def _short(reason: str) -> str:
-    return textwrap.shorten(reason, 160, placeholder="...")
+    """The reason; a terminal gets its beginning, and all of it from `iscp dlq show`."""
+    return textwrap.shorten(reason, _REASON, placeholder="...") if is_terminal() else reason

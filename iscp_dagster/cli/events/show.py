@@ -12,7 +12,7 @@ from iscp_dagster.cli.parts.counting import print_counts
 from iscp_dagster.cli.parts.tables import Listing, print_facts, print_listing
 from iscp_dagster.webhooks.pending import Attempt, Delivery
 
-_FULL = "%Y-%m-%d %H:%M:%S"
+_FULL = "%Y-%m-%d %H:%M:%S UTC"
 _SHORT = "%m-%d %H:%M:%S"
 
 

@@ -11,7 +11,7 @@ from iscp_dagster.cli.jobs.show import line
 from iscp_dagster.cli.parts.counting import print_counts
 from iscp_dagster.cli.parts.tables import Listing, is_terminal, print_facts, print_listing
 
-_FULL, _SHORT, _FINE = "%Y-%m-%d %H:%M:%S", "%m-%d %H:%M:%S", "%m-%d %H:%M:%S.%f"
+_FULL, _SHORT, _FINE = "%Y-%m-%d %H:%M:%S UTC", "%m-%d %H:%M:%S", "%m-%d %H:%M:%S.%f"
 _SAID = 160
 """Characters of what an entry says; --json prints more."""
 _TOLD = 50

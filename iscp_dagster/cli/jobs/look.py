@@ -109,7 +109,7 @@ def list_jobs(
         job_json.write(all_ + [job_json.job(e) | {"lag": lags.get(e.key)} for e in found])
         return
     if every:
-        job_show.count_states(every)
+        job_show.count_states(every, len(standing))
     job_show.jobs(found, standing, lags)
     print_rest(len(found), len(every), "--state, --tenant, --table")
     job_show.problems(_problems(jobs, every))

@@ -15,11 +15,13 @@ from iscp_dagster.cli.jobs.options import BUILDING, STATES
 from iscp_dagster.cli.parts.counting import (
     ROWS,
     count_labels,
+    count_nouns,
     print_counts,
     print_rest,
 )
 from iscp_dagster.cli.parts.tables import (
     Listing,
+    fits,
     is_terminal,
     print_facts,
     print_line,
@@ -28,6 +30,7 @@ from iscp_dagster.cli.parts.tables import (
 )
 from iscp_dagster.clickhouse.tables.indexes import Beginning
 from iscp_dagster.joblog.history import Entry, Usage
+from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec
@@ -35,13 +38,14 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.problems import Problem
 from iscp_dagster.upkeep.progress import Progress
 
-_FULL = "%Y-%m-%d %H:%M:%S"
-_SHORT = "%m-%d %H:%M:%S"
+_DAY, _CLOCK = "%Y-%m-%d", "%H:%M:%S"
+_FULL = f"{_DAY} {_CLOCK} UTC"
 _UUID = re.compile(r"^([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
 """A run's id; Dagster's UI shows its first part."""
 _COUNTS = ("iterations", "failed", "canceled", "inserted", "deleted", "bytes")
+_COUNTED = {"matches": "began to match", "unmatches": "ceased to match"}
+"""What an event trigger counts."""
 _RARE = {"failed", "canceled", "deleted"}
-_UNBOUNDED = 10_000
 line = print_line
 
 
@@ -76,10 +80,14 @@ def status(
         print_facts(facts)
 
 
-def count_states(found: Sequence[Job]) -> None:
-    """Print how many jobs there are, by state, and how many of them are paused."""
+def count_states(found: Sequence[Job], standing: int = 0) -> None:
+    """Print how many jobs there are, by state, how many of them are paused, and how many standing
+    registrations are listed with them.
+    """
     parts = count_labels(map(state_label, found), STATES)
-    print_counts(len(found), "job", parts | {"paused": sum(bool(job.paused_at) for job in found)})
+    parts |= {"paused": sum(bool(job.paused_at) for job in found)}
+    stand = f"{count_nouns(standing, 'standing registration')} ({EVERY})" if standing else ""
+    print_counts(len(found), "job", parts, stand)
 
 
 def jobs(
@@ -90,15 +98,18 @@ def jobs(
     """Print one line per standing registration, then one per job."""
     rows = []
     for name, spec in standing.items():
-        kind, rule = spec.detail.consumer.type, spec.trigger.job_type
-        rows.append((shown(name), EVERY, "", "", "", kind, rule, ""))
+        rows.append(((shown(name), EVERY), "", ("", ""), _kind_and_trigger(spec), ""))
     for job in found:
-        names = (shown(job.name), job.key.tenant, state_of(job))
+        names = (shown(job.name), job.key.tenant)
         place = (_version(job.watermark), _seconds(lags.get(job.key)))
-        kind, rule = job.spec.detail.consumer.type, job.spec.trigger.job_type
-        rows.append((*names, *place, kind, rule, str(job.status.code or "")))
-    heads = ("job", "tenant", "state", "version", "lag", "type", "trigger", "code")
-    print_listing(Listing(heads=heads, rows=rows, numbers={"version", "lag", "code"}), "no jobs")
+        code = str(job.status.code or "")
+        rows.append((names, state_of(job), place, _kind_and_trigger(job.spec), code))
+    heads = ("job\ntenant", "state", "version\nlag", "type\ntrigger", "code")
+    numbers = {"version\nlag", "code"}
+    print_listing(
+        Listing(heads=heads, rows=rows, numbers=numbers, unwrapped=heads[1:], spreads=True),
+        "no jobs",
+    )
 
 
 def problems(found: Sequence[Problem]) -> None:
@@ -118,22 +129,24 @@ def statuses(found: Sequence[tuple[str, JobID, JobStatus]], limit: int | None = 
     print_counts(len(found), "job", {})
     rows = [
         (
-            *(shown(name), tenant, _range(each.from_, each.to), _time(each.end_at, _SHORT)),
-            *(str(each.code), each.message),
+            (shown(name), tenant),
+            (_range(each.from_, each.to), str(each.code)),
+            (_time(each.end_at, _DAY), _time(each.end_at, _CLOCK)),
+            each.message,
         )
         for tenant, name, each in found[: limit or ROWS]
     ]
-    heads = ("job", "tenant", "range", "ended", "code", "message")
-    print_listing(Listing(heads=heads, rows=rows, numbers={"code"}))
+    heads = ("job\ntenant", "range\ncode", "ended\nUTC", "message")
+    print_listing(Listing(heads=heads, rows=rows, unwrapped=heads[1:3], spreads=True))
     print_rest(len(rows), len(found), "`iscp job list`")
 
 
 def history(found: Sequence[Entry]) -> None:
     """Print a line per transition; a terminal gets two: one would be wider than 80 columns."""
-    heads = ("at", "job\ntenant", "event\nstates", "range\ncode", "who")
+    heads = ("at\nUTC", "job\ntenant", "event\nstates", "range\ncode", "who")
     rows = [
         (
-            (each.at.strftime("%m-%d"), each.at.strftime("%H:%M:%S")),
+            (_time(each.at, _DAY), _time(each.at, _CLOCK)),
             (shown(each.name), each.key.tenant),
             (each.event.value, _states(each)),
             (_range(each.from_, each.to), str(each.code or "")),
@@ -141,7 +154,7 @@ def history(found: Sequence[Entry]) -> None:
         )
         for each in found
     ]
-    listing = Listing(heads=heads, rows=rows, unwrapped={"at", *heads[2:4]})
+    listing = Listing(heads=heads, rows=rows, unwrapped={heads[0], *heads[2:4]})
     if not (rows and is_terminal()):
         print_listing(listing, "no history")
         return
@@ -161,19 +174,13 @@ def usage(found: Sequence[Usage], limit: int | None = None) -> None:
     print_counts(len(found), "job", _totals(found))
     most = sorted(found, key=lambda each: -each.seconds)[: limit or ROWS]
     wide = _usage_wide(most)
-    print_listing(wide if not is_terminal() or _fits(wide) else _usage_narrow(most))
+    print_listing(wide if not is_terminal() or fits(wide) else _usage_narrow(most))
     print_rest(len(most), len(found), "--tenant, --table, --since")
 
 
 def _totals(found: Sequence[Usage]) -> dict[str, Any]:
     totals: dict[str, Any] = {name: sum(getattr(each, name) for each in found) for name in _COUNTS}
     return totals | {"seconds": round(sum(each.seconds for each in found), 1)}
-
-
-def _fits(listing: Listing) -> bool:
-    console = Console(highlight=False)
-    unbounded = console.options.update(max_width=_UNBOUNDED)
-    return console.measure(table_of(listing), options=unbounded).maximum <= console.width
 
 
 def _usage_wide(found: Sequence[Usage]) -> Listing:
@@ -215,7 +222,7 @@ def _facts(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
         "state": state_of(job) + _for_what(job) + _of_rows(built),
         "watermark": _place(job.watermark),
         "lag": lag,
-        "type": job.spec.detail.consumer.type,
+        "type": _kind(job.spec),
         "trigger": _trigger(job),
         "priority": str(job.priority),
         "last range": _range(status.from_, status.to),
@@ -223,7 +230,9 @@ def _facts(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
         "ended": _time(status.end_at, _FULL),
         "code": str(status.code),
         "message": status.message,
-        "counts": ", ".join(f"{name} {number:,}" for name, number in status.counts.items()),
+        "counts": ", ".join(
+            f"{_COUNTED.get(name, name)} {number:,}" for name, number in status.counts.items()
+        ),
     }
 
 
@@ -233,6 +242,16 @@ def _history(begun: Beginning | None) -> dict[str, str]:
         return {}
     gap = {"gap": begun.gap[0]} if begun.gap else {}
     return {"changes since": _place(begun.at), **gap}
+
+
+def _kind(spec: JobSpec) -> str:
+    """The type of the job's consumer; an event trigger is no rule by which jobs become due."""
+    kind = spec.detail.consumer.type
+    return f"event {kind}" if kind == TRIGGER else kind
+
+
+def _kind_and_trigger(spec: JobSpec) -> tuple[str, str]:
+    return _kind(spec), spec.trigger.job_type
 
 
 def _for_what(job: Job) -> str:

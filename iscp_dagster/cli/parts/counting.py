@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from iscp_dagster.cli.parts.tables import one_line, print_line
+from iscp_dagster.cli.parts.plain import one_line
+from iscp_dagster.cli.parts.tables import print_line
 
 ROWS = 100
 """The most rows that a command shows unless it is asked for more."""
@@ -25,10 +26,14 @@ def count_nouns(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def print_counts(number: int, noun: str, parts: Mapping[str, int]) -> None:
-    """Print how many there are, and the parts that are not 0: `12 jobs: 3 error, 9 completed`."""
+def print_counts(number: int, noun: str, parts: Mapping[str, int], beside: str = "") -> None:
+    """Print how many there are, and the parts that are not 0: `12 jobs: 3 error, 9 completed`.
+
+    `beside` is what is listed but is no part of them.
+    """
     said = join_counts(parts)
-    print_line(f"{count_nouns(number, noun)}{f': {said}' if said else ''}")
+    more = f"; {beside}" if beside else ""
+    print_line(f"{count_nouns(number, noun)}{f': {said}' if said else ''}{more}")
 
 
 def join_counts(parts: Mapping[str, int]) -> str:

@@ -26,8 +26,14 @@ def cell(text: str) -> str:
 
 
 def word(text: str) -> str:
-    """The same for a name, with newlines and tabs written out too."""
-    return cell(text.replace("\n", "\\n").replace("\t", "\\t"))
+    """The same for a name, in one line."""
+    return escape(one_line(text))
+
+
+def one_line(text: str) -> str:
+    """The text as one line that commands no terminal; quoted where it would not be seen."""
+    seen = plain(text.replace("\n", "\\n").replace("\t", "\\t"))
+    return repr(seen) if seen.isspace() else seen
 
 
 def _written_out(found: re.Match[str]) -> str:

@@ -1,20 +1,21 @@
 """Tables as commands print them: facts one below the other, and rows under heads.
 
 A terminal gets a table that fits its width. Whatever else reads stdout gets one line a row, however
-long: nothing is wrapped, folded or cut.
+long: nothing is wrapped, folded or cut, and a tab is between two columns.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from iscp_dagster.cli.parts.plain import cell, plain, word
+from iscp_dagster.cli.parts.plain import cell, one_line, plain, word
+
+_UNBOUNDED = 10_000
 
 Cell = str | tuple[str, ...]
 """A text, or several, one below the other on a terminal."""
@@ -32,6 +33,8 @@ class Listing:
     """The heads of columns that a narrow terminal does not fold."""
     styles: Mapping[str, str] = field(default_factory=dict)
     """Colours of cells with these texts."""
+    spreads: bool = False
+    """Whether a terminal that is wide enough gets a column for each text."""
 
 
 def is_terminal() -> bool:
@@ -65,9 +68,30 @@ def print_listing(listing: Listing, nothing: str = "") -> None:
         if nothing:
             print_line(nothing)
     elif is_terminal():
-        Console(highlight=False).print(table_of(listing))
+        spread = _spread(listing) if listing.spreads else listing
+        Console(highlight=False).print(table_of(spread if fits(spread) else listing))
     else:
         print_lines(listing)
+
+
+def fits(listing: Listing) -> bool:
+    """Whether the terminal is as wide as the widest row."""
+    console = Console(highlight=False)
+    unbounded = console.options.update(max_width=_UNBOUNDED)
+    return console.measure(table_of(listing), options=unbounded).maximum <= console.width
+
+
+def _spread(listing: Listing) -> Listing:
+    """The listing with a column, and a cell, for each text."""
+    spans = [head.split("\n") for head in listing.heads]
+    heads = {head: head.split("\n") for head in listing.heads}
+    return replace(
+        listing,
+        heads=[name for names in heads.values() for name in names],
+        rows=[_flat(row, spans) for row in listing.rows],
+        numbers=[name for head in listing.numbers for name in heads.get(head, ())],
+        unwrapped=[name for head in listing.unwrapped for name in heads.get(head, ())],
+    )
 
 
 def table_of(listing: Listing) -> Table:
@@ -87,35 +111,20 @@ def table_of(listing: Listing) -> Table:
 
 
 def print_lines(listing: Listing) -> None:
-    """Print one line a row, its columns aligned; a head of two lines makes two columns."""
-    spans = [head.split("\n") for head in listing.heads]
-    rights = [head in listing.numbers for head in listing.heads for _ in head.split("\n")]
-    lines = [[name for span in spans for name in span]]
-    lines += [_flat(row, spans) for row in listing.rows]
-    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        texts = map(_aligned, line, widths, rights)
-        print("  ".join(texts).rstrip())  # noqa: T201
+    """Print one line a row, with tabs between columns; a head of two lines makes two columns."""
+    spread = _spread(listing)
+    for line in (spread.heads, *spread.rows):
+        print("\t".join(map(one_line, map(str, line))))  # noqa: T201
 
 
 def _flat(row: Sequence[Cell], spans: Sequence[Sequence[str]]) -> list[str]:
     """A cell for each column; more texts than columns become one."""
     flat: list[str] = []
     for each, span in zip(row, spans, strict=True):
-        texts = list(map(one_line, (each,) if isinstance(each, str) else each))
+        texts = [each] if isinstance(each, str) else list(each)
         texts = texts if len(texts) <= len(span) else [" ".join(filter(None, texts))]
         flat += texts + [""] * (len(span) - len(texts))
     return flat
-
-
-def _aligned(text: str, width: int, right: bool) -> str:  # noqa: FBT001 - for map
-    space = " " * (width - cell_len(text))
-    return space + text if right else text + space
-
-
-def one_line(text: str) -> str:
-    """The text as one line that commands no terminal."""
-    return plain(text.replace("\n", "\\n").replace("\t", "\\t"))
 
 
 def _styled(listing: Listing, each: Cell) -> str:

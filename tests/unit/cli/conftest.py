@@ -4,7 +4,7 @@ from importlib import import_module
 
 import pytest
 
-SHOWING = ("jobs.show", "invocations.show", "parts.tables")
+SHOWING = ("jobs.show", "dlq.show", "invocations.show", "parts.tables")
 
 
 @pytest.fixture(autouse=True)

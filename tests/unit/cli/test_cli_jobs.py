@@ -547,7 +547,7 @@ def test_an_interrupting_update_says_what_it_interrupted(iscp, jobs, source):
     assert said == f"{NAME}, tenant eu: updated; no iteration was under way\n"
     said = printed(iscp, *interrupt, "--priority", "6")
     assert said == f"{NAME}, tenant eu: unchanged; no iteration was under way\n"
-    begin(jobs, source)
+    onetable.begin(jobs, source, run="another run")
     assert found(iscp, *interrupt, "--priority", "7") == {
         "tenant": "eu",
         "job": NAME,
@@ -660,11 +660,11 @@ def test_the_status_shows_the_watermark_the_lag_and_the_latest_iteration(iscp, j
     lag = (log.latest().micros - log.moment(0).micros) / 1e6
     said = printed(iscp, "job", "status", NAME, "--tenant", "eu")
     shown_ = facts(said)
-    assert shown_["watermark"] == f"0 of {log.moment(0).at:%Y-%m-%d %H:%M:%S}"
+    assert shown_["watermark"] == f"0 of {log.moment(0).at:%Y-%m-%d %H:%M:%S} UTC"
     assert shown_["lag"] == f"{lag:,.1f} s"
     assert "last range  all to 0" in said
-    assert shown_["started"] == "2026-03-04 05:06:07"
-    assert shown_["ended"] == "2026-03-04 05:06:10"
+    assert shown_["started"] == "2026-03-04 05:06:07 UTC"
+    assert shown_["ended"] == "2026-03-04 05:06:10 UTC"
     assert (shown_["code"], shown_["counts"]) == ("0", "inserted 1,234")
     (row,) = found(iscp, "job", "status", NAME, "--tenant", "eu")
     assert (row["lag"], row["status"]["counts"]) == (lag, {"inserted": 1_234})
@@ -700,16 +700,17 @@ def test_jobs_are_listed_by_tenant_table_and_state(iscp, jobs, source):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
     begin(jobs, source)
     said = printed(iscp, "job", "list")
-    counts, heading, *lines = said.splitlines()
-    assert counts == "2 jobs: 2 building"
-    names = ["job", "tenant", "state", "version", "lag", "type", "trigger", "code"]
-    assert heading.split() == names
-    (of_eu,) = [line.split() for line in lines if " eu " in line]
-    assert of_eu[1:] == ["eu", "building", "mirror", "default"]
+    counts, heading, second, *lines = said.splitlines()
+    assert counts == "2 jobs: 2 building; 1 standing registration (*)"
+    assert heading.split() == ["job", "state", "version", "type", "code"]
+    assert second.split() == ["tenant", "lag", "trigger"]
+    place = next(number for number, line in enumerate(lines) if line.startswith("eu "))
+    assert lines[place - 1].split() == [NAME, "building", "mirror"]
+    assert lines[place].split() == ["eu", "default"]
     rows = found(iscp, "job", "list", "--state", "running", "--table", "warehouse.order_lines")
     assert [(row["tenant"], row["job"]) for row in rows] == [("eu", NAME)]
     assert found(iscp, "job", "list", "--state", "error") == []
-    assert "building, waits" in "".join(each for each in lines if "eu" not in each)
+    assert "building, waits" in said
     for verb in ("list", "count"):
         building = found(iscp, "job", verb, "--state", "building")
         assert [row["tenant"] for row in building] == [TENANT, "eu"]
@@ -724,8 +725,10 @@ def test_the_list_has_the_lag(iscp, jobs, source, clock):
     commit(source, "eu")
     log = jobs.deployment.delta_log(source)
     lag = (log.moment(1).micros - log.moment(0).micros) / 1e6
-    (line,) = [each.split() for each in printed(iscp, "job", "list").splitlines() if " eu " in each]
-    assert line[3:6] == ["0", f"{lag:,.1f}", "s"]
+    lines = printed(iscp, "job", "list").splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("eu "))
+    assert lines[place - 1].split()[2] == "0"
+    assert lines[place].split()[1:3] == [f"{lag:,.1f}", "s"]
     listed = found(iscp, "job", "list", "--tenant", "eu")
     listed += found(iscp, "job", "list", "--tenant", TENANT)
     rows = {row["tenant"]: row["lag"] for row in listed}
@@ -766,8 +769,9 @@ def test_what_is_wrong_with_the_tables_of_the_jobs_is_listed_with_them(iscp, job
 
 def test_what_is_registered_for_every_tenant_is_listed_first(iscp, jobs, source):
     printed(iscp, "job", "register", NAME, "--tenant", "*", "--trigger", "greedy")
-    _, _, first, *_ = printed(iscp, "job", "list").splitlines()
-    assert first.split()[1:] == ["*", "mirror", "greedy"]
+    _, _, _, first, second, *_ = printed(iscp, "job", "list").splitlines()
+    assert first.split()[1:] == ["mirror"]
+    assert second.split() == ["*", "greedy"]
     standing, *rows = found(iscp, "job", "list", "--table", "warehouse.order_lines")
     assert (standing["tenant"], standing["job"], standing["state"]) == ("*", NAME, None)
     assert standing["spec"]["trigger"]["job_type"] == "greedy"
@@ -783,7 +787,7 @@ def test_a_declared_trigger_is_registered_shown_and_listed_as_an_index_is(iscp, 
     for name in ("big", "large"):
         printed(iscp, "job", "register", f"warehouse.order_lines/{name}", "--tenant", "eu")
     shown_ = facts(printed(iscp, "job", "status", "warehouse.order_lines/large", "--tenant", "eu"))
-    assert (shown_["type"], shown_["priority"]) == ("trigger", "5")
+    assert (shown_["type"], shown_["priority"]) == ("event trigger", "5")
     words = printed(iscp, "job", "list").split()
     assert (words.count("changes"), words.count("trigger")) == (1, 2), "one of them is the heading"
     said = {
@@ -831,9 +835,10 @@ def many(iscp, jobs, source):
 
 def test_a_long_list_begins_with_counts_and_what_is_in_error(iscp, many):
     counts, *lines = printed(iscp, "job", "list").splitlines()
-    assert counts == "122 jobs: 1 error, 121 building"
+    assert counts == "122 jobs: 1 error, 121 building; 1 standing registration (*)"
     rows = [line for line in lines if line.startswith("warehouse.order")]
-    assert [("*" in rows[0], MANY[-1] in rows[1], "error" in rows[1])] == [(True, True, True)]
+    assert lines[3].startswith("*")
+    assert ("error" in rows[1], MANY[-1] in lines[5]) == (True, True)
     assert len([line for line in rows if "building" in line]) == 99
     assert lines[-1] == "100 of 122 are shown; see --limit, --state, --tenant, --table."
     assert len(found(iscp, "job", "list")) == 123
@@ -855,7 +860,7 @@ def test_lists_are_one_line_a_row_for_whoever_is_no_terminal(iscp, jobs, many, p
         assert len(said.splitlines()) == number, said
     _, _, row = iscp("job", "count", "--state", "error")[1].splitlines()
     assert ("a long message, " * 20).strip() in row
-    assert row.startswith(f"{NAME}  {MANY[-1]}  all to 1")
+    assert row.startswith(f"{NAME}\t{MANY[-1]}\tall to 1\t10300\t2026-03-04\t")
     (newest,) = iscp("job", "history", "--limit", 1)[1].splitlines()[1:]
     assert newest.split()[2:6] == [NAME, *MANY[-1].split(), "fail"]
     status = iscp("job", "status", NAME, "--tenant", MANY[-1])[1]
@@ -880,14 +885,14 @@ def test_the_history_is_what_happened_oldest_first(iscp, jobs, source, clock):
     said = printed(iscp, "job", "history", NAME)
     lines = [" ".join(line.split()) for line in said.splitlines()]
     assert lines[-6:] == [
-        f"03-04 {NAME} start all to 0 {RUN[:8]}",
+        f"2026-03-04 {NAME} start all to 0 {RUN[:8]}",
         f"07:06:07 {TENANT} completed → running",
-        f"03-04 {NAME} complete all to 0 {RUN[:8]}",
+        f"2026-03-04 {NAME} complete all to 0 {RUN[:8]}",
         f"07:06:10 {TENANT} running → completed",
-        f"03-04 {NAME} pause a person",
+        f"2026-03-04 {NAME} pause a person",
         f"07:06:10 {TENANT} completed",
     ]
-    assert [line.split()[2] for line in lines if line.startswith("03-04")] == [
+    assert [line.split()[2] for line in lines if line.startswith("2026-03-04")] == [
         *("register", "register", "start", "complete", "pause")
     ]
     rows = found(iscp, "job", "history", "--tenant", TENANT, "--since", "1h")

@@ -82,14 +82,33 @@ def test_a_row_is_one_whole_line_for_whoever_is_no_terminal(capsys, piped):
     long = "t" * 200 + "\nx"
     show.comparison(Comparison(verdicts=[(symbols, verdict(tenant=long))]), as_json=False)
     _, heads, row = capsys.readouterr().out.splitlines()
-    assert row.split()[1] == "t" * 200 + "\\nx"
-    assert heads.index("agrees") == row.index("yes")
+    assert row.split("\t")[1] == "t" * 200 + "\\nx"
+    assert heads.split("\t").index("agrees") == row.split("\t").index("yes")
     job_show.usage([used(failed=1, canceled=2, tenant=long)])
     assert len(capsys.readouterr().out.splitlines()) == 3
     dlq_show.letters([replace(_letter(), tenant="名" * 50, reason="why " * 30)], as_json=False)
     counts, heads, row = capsys.readouterr().out.splitlines()
     assert counts.startswith("1 dead letter: 1 of ")
     assert "名" * 50 in row
+    assert row.endswith("why " * 29 + "why ")
+
+
+def test_a_letter_s_reason_takes_two_lines_of_a_terminal_at_most(capsys):
+    reason = "docs.symbols/mirror: " + "the value of the column is not a number, " * 10
+    letter = replace(_letter(), index="docs.symbols/mirror", tenant="eu", reason=reason)
+    dlq_show.letters([letter], as_json=False)
+    _, *heads, first, second = capsys.readouterr().out.splitlines()
+    assert len(heads) == 2
+    assert first.split()[:4] == ["00000000", "docs.symbols/mirror", "1", "the"]
+    assert second.split()[:2] == ["eu", "10300"]
+    assert second.rstrip().endswith("...")
+
+
+def test_a_name_of_spaces_is_seen(capsys, monkeypatch, request):
+    for _ in range(2):
+        job_show.usage([used(tenant=" ")])
+        assert "' '" in capsys.readouterr().out
+        request.getfixturevalue("piped")
 
 
 UNBUILT = (symbols, Unbuilt(index="mirror", tenant="c"))

@@ -31,6 +31,7 @@ from iscp_dagster.invocations.ingress.refusals import (
 from iscp_dagster.invocations.ingress.tokens import Gate
 from iscp_dagster.model.errors import IscpError, UnavailableError
 from iscp_dagster.web.admission import Admission, Guard
+from iscp_dagster.web.draining import Draining
 
 R = TypeVar("R", Mount, Route)
 HEALTH = "/restate/health"
@@ -60,7 +61,7 @@ def create_app(settings: Settings) -> Starlette:
     """The application; errors are JSON with `code` and `message`."""
     return Starlette(
         routes=_routes(settings),
-        middleware=[_guard(settings)],
+        middleware=[Middleware(Draining), _guard(settings)],
         exception_handlers={HTTPException: _http},
         lifespan=settings.lifespan,
     )

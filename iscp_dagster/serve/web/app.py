@@ -20,6 +20,7 @@ from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.web.graphiql import Page, wants_page
 from iscp_dagster.serve.web.graphql_http import Bounds, GraphQLOverHTTP
 from iscp_dagster.web.admission import Admission, Guard, allowed_hosts, is_loopback
+from iscp_dagster.web.draining import Draining
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -68,7 +69,7 @@ def create_app(settings: Settings) -> Starlette:
         Route(HEALTH, _healthy),
     ]
     routes += [*page.routes(), *settings.routes]
-    return Starlette(routes=routes, middleware=guards, lifespan=lifespan)
+    return Starlette(routes=routes, middleware=[Middleware(Draining), *guards], lifespan=lifespan)
 
 
 async def _healthy(_request: Request) -> Response:

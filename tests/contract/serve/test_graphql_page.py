@@ -61,8 +61,8 @@ def test_the_caps_are_those_of_the_code():
         f"{caps.cells:,} values and {caps.bytes // 1024**2} MiB of rows a request",
         f"{caps.told:,} fields that",
         f"{caps.seconds} seconds a request",
-        f"{bounds.together} requests at a time; {bounds.waiting:,} more wait for "
-        f"{bounds.patience:g} seconds",
+        f"{bounds.together} requests at a time; {bounds.waiting:,} more",
+        f"more wait for {bounds.patience:g} seconds",
         f"`limit` is {caps.default_rows} unless",
     ):
         assert said in PAGE, said

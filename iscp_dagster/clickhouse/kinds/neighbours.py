@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, Shape, settings
 from iscp_dagster.model.declared.schema import VERSION
 
 QUERY = "{query:Array(Float32)}"
+GIVEN = "{query:Array(Nullable(Float32))}"
+"""The query vector with its NULLs, which ClickHouse takes for 0 where the type has none."""
 COUNT = "{k:UInt32}"
 CANDIDATES = f"greatest({COUNT}, least({COUNT} * 3 + 100, 1000))"
 """How many candidates the graph names; of more than 1,000 ClickHouse asks no graph."""
@@ -33,6 +35,7 @@ class NeighbourSelects:
 
     function: str
     vector: str
+    dimension: int
     shape: Shape
     selected: str
     """The SELECT list of the user's columns."""
@@ -45,7 +48,7 @@ class NeighbourSelects:
 
     def select_distances(self) -> str:
         """Return the SELECT of every live row with its distance, by no graph."""
-        rows = f"{self.shape.final}{self._where(self._has_vector)}"
+        rows = f"{self.shape.final}{self._where(self._is_fit, self._has_vector)}"
         return (
             f"SELECT {self.selected}, {self._measure()} AS {self._distance} "
             f"FROM {rows} SETTINGS {settings(EXACT_FINAL)}"
@@ -87,7 +90,7 @@ class NeighbourSelects:
         """Return what follows a SELECT list to get the rows that the graph names."""
         vector, query = ident(self.vector), self._scaled() if self._is_angle else QUERY
         return (
-            f"FROM {self._rows}{self._where(*conditions)} "
+            f"FROM {self._rows}{self._where(self._is_fit, *conditions)} "
             f"ORDER BY {self.function}({vector}, {query}) LIMIT {CANDIDATES}"
         )
 
@@ -107,6 +110,13 @@ class NeighbourSelects:
         """
         largest = f"greatest(arrayMax(part -> abs(part), {QUERY}), 1e-45)"
         return f"arrayMap(part -> part / {largest}, CAST({QUERY}, 'Array(Float64)'))"
+
+    @property
+    def _is_fit(self) -> str:
+        """Return a condition that holds, or refuses the query vector before any row is read."""
+        fault = f"length({GIVEN}) != {self.dimension} OR has({GIVEN}, NULL)"
+        said = f"query: a vector of {self.dimension} numbers is expected, none of them NULL"
+        return f"NOT (SELECT throwIf({fault}, {text(said)}))"
 
     @property
     def _has_vector(self) -> str:

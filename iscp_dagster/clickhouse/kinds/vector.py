@@ -129,6 +129,7 @@ class Vector(IndexKind):
         neighbours = NeighbourSelects(
             function=self.distance,
             vector=self.vector,
+            dimension=self.dimension,
             shape=shape,
             selected=selected,
             exact_rows=self.exact_rows,

@@ -61,9 +61,9 @@ def nearest(asking: Asking, asked: Near) -> list[Row]:
         raise BadValueError(f"tenant: {asked.tenant!r} is no {served.tenant.type.bare}.")
     dimension = served.index.dimension if isinstance(served.index, Vector) else 0
     if len(asked.vector) != dimension:
-        raise BadValueError(
-            f"near: the vector has {len(asked.vector)} numbers, and the index's have {dimension}."
-        )
+        held = len(asked.vector)
+        numbers = "1 number" if held == 1 else f"{held:,} numbers"
+        raise BadValueError(f"near: the vector has {numbers}, and the index's have {dimension}.")
     if any(abs(each) > LARGEST for each in asked.vector):
         raise BadValueError(f"near: a number is beyond {LARGEST:g}, the largest of 32 bits.")
     if not limit or not tenancy.sees_some(served, asking.viewer):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from clickhouse_connect.driver.exceptions import DatabaseError
 from shipping import write
 
 from iscp_dagster import SourceTable, Vector
@@ -396,3 +397,22 @@ def test_appended_rows_without_a_vector_are_nobodys_neighbours(endpoint):
     corpus.version -= 1
     corpus.put_without("b", range(900, 1_000))
     assert corpus.query("SELECT count() FROM VIEW WHERE tenant = 'b'", query, 1) == [(1_000,)]
+
+
+@pytest.mark.parametrize(
+    ("metric", "append", "number"),
+    [("l2", False, 0), ("l2", True, 3), ("cosine", False, 3), ("cosine", False, MANY)],
+)
+def test_a_query_of_no_vector_is_refused(endpoint, metric, append, number):
+    corpus = Corpus(endpoint, metric, append=append)
+    if number:
+        corpus.put("a", range(number), np.random.default_rng(1).normal(size=(number, WIDE)))
+    name = corpus.store.shape.name
+    nearest, distances = (name(corpus.store.shape.beside(end)) for end in ("nearest", "distances"))
+    eight = ", ".join("12345678")
+    for query in ("", "1", f"{eight}, 9", eight.replace("8", "NULL")):
+        for view in (f"{nearest}(k = 1, ", f"{distances}("):
+            with pytest.raises(DatabaseError, match="query: a vector of 8 numbers is expected"):
+                endpoint.client().query(f"SELECT id FROM {view}query = [{query}], tenant = 'a')")
+    fit = f"SELECT id FROM {nearest}(k = 1, query = [{eight}], tenant = 'a')"
+    assert len(endpoint.client().query(fit).result_rows) == min(number, 1)

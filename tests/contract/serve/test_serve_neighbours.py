@@ -89,3 +89,19 @@ def test_words_are_folded_in_one_of_several_columns(clickhouse_url):
     assert words("straße") == [1]
     assert words("ACME") == [0, 1, 2, 3]
     assert words("nothing") == []
+
+
+@pytest.mark.parametrize(
+    ("near", "said"),
+    [
+        ([], "near: the vector has 0 numbers, and the index's have 2."),
+        ([5], "near: the vector has 1 number, and the index's have 2."),
+        ([5, None], "Expected non-nullable type 'Float!' not to be None"),
+    ],
+)
+def test_a_vector_that_is_none_of_the_index_is_refused(shop, near, said):
+    field = f"{shop.database}_tickets_vector"
+    query = f'query($near: [Float!]!) {{ {field}(near: $near, tenant: "acme") {{ id }} }}'
+    (error,) = ask(shop.client(), query, near=near)["errors"]
+    assert said in error["message"]
+    assert error["extensions"] == {"code": "BAD_USER_INPUT"}

@@ -9,7 +9,7 @@ from enum import Enum
 from iscp_dagster.delta.log.columns import visible_columns, visible_type
 from iscp_dagster.delta.log.commit import Commit
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.model.declared.schema import DeltaField, parse_schema
+from iscp_dagster.model.declared.schema import DeltaField, table_columns
 from iscp_dagster.model.errors import SourceError
 from iscp_dagster.model.moment import START
 
@@ -159,11 +159,11 @@ def _changed(log: DeltaLog, after: int, commits: Sequence[Commit]) -> FeedState 
     before, partitioned = start.fields, sorted(start.metadata.partition_columns)
     if commits[0].metadata is not None and only_drops(before, commits[0]):
         # The feed is read from that commit on, with the columns that are left.
-        before = parse_schema(commits[0].metadata.schema)
+        before = table_columns(commits[0].metadata.schema)
     for version, metadata in stated:
         if not metadata.feed_enabled:
             return _gone(f"the change data feed was off at version {version}")
-        fields = parse_schema(metadata.schema)
+        fields = table_columns(metadata.schema)
         change = _incompatible(before, fields)
         if not change and sorted(metadata.partition_columns) != partitioned:
             change = "the table was partitioned by other columns"
@@ -186,7 +186,7 @@ def _first_drop(log: DeltaLog, after: int, upto: int) -> int | None:
             return None
         if only_drops(before, commit):
             return commit.version
-        before = parse_schema(commit.metadata.schema)
+        before = table_columns(commit.metadata.schema)
     return None
 
 
@@ -194,7 +194,7 @@ def only_drops(before: Collection[DeltaField], commit: Commit) -> bool:
     """Whether the commit drops some of the columns `before` it, and does nothing else."""
     if commit.metadata is None or commit.changed != {}:
         return False
-    after = parse_schema(commit.metadata.schema)
+    after = table_columns(commit.metadata.schema)
     return visible_columns(after) < visible_columns(before)
 
 

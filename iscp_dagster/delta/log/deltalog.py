@@ -32,7 +32,7 @@ from iscp_dagster.delta.log.facts import (
 )
 from iscp_dagster.delta.log.files import LogFiles, log_files, spark_path
 from iscp_dagster.delta.log.mark import LogMark
-from iscp_dagster.model.declared.schema import parse_schema
+from iscp_dagster.model.declared.schema import table_columns
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import SourceError
 from iscp_dagster.model.moment import START, Moment
@@ -220,7 +220,7 @@ class DeltaLog:
             if commit.metadata is None:
                 continue
             seen = self._visible(version - 1) if seen is None else seen
-            if visible_columns(parse_schema(commit.metadata.schema)) != seen:
+            if visible_columns(table_columns(commit.metadata.schema)) != seen:
                 return version
         return None
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from iscp_dagster.delta.log.commit import Commit, Metadata
 from iscp_dagster.delta.log.opening import open_table
 from iscp_dagster.delta.log.unreadable import asking
-from iscp_dagster.model.declared.schema import DeltaField, parse_schema
+from iscp_dagster.model.declared.schema import DeltaField, table_columns
 from iscp_dagster.model.jobs import is_name
 
 VECTORS = "deletionVectors"
@@ -40,7 +40,7 @@ class TableFacts:
         return TableFacts(
             version=commit.version,
             metadata=metadata,
-            fields=parse_schema(metadata.schema) if commit.metadata else self.fields,
+            fields=table_columns(metadata.schema) if commit.metadata else self.fields,
             reader_features=self.reader_features if features is None else features,
         )
 
@@ -118,7 +118,7 @@ class DeltaFacts:
                 partition_columns=tuple(metadata.partition_columns),
                 configuration=dict(metadata.configuration),
             ),
-            fields=parse_schema(schema),
+            fields=table_columns(schema),
             reader_features=frozenset(protocol.reader_features or ()),
         )
 

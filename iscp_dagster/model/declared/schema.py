@@ -37,6 +37,9 @@ class Primitive:
         return self.name
 
 
+VOID = Primitive("void")
+
+
 @dataclass(frozen=True)
 class Decimal:
     """Fixed point: `precision` digits in all, `scale` of them after the point."""
@@ -111,6 +114,14 @@ def parse_schema(text: str) -> tuple[DeltaField, ...]:
     if not isinstance(root, Struct):
         raise SchemaError(f"The table's schemaString must be a struct, not {root}.")
     return root.fields
+
+
+def table_columns(text: str) -> tuple[DeltaField, ...]:
+    """The columns that the table of a `metaData.schemaString` stores. Raises as `parse_schema`.
+
+    One without a type, which Spark calls VOID, is none of them until it gets a type.
+    """
+    return tuple(each for each in parse_schema(text) if each.type != VOID)
 
 
 def parse_type(node: Any) -> DeltaType:

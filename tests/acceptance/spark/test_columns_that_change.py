@@ -165,3 +165,23 @@ def test_whatever_delta_widens_is_widened_in_the_index(deployment):
     table.check()
     found = table.query("SELECT toString(d), n, xs FROM {mirror} ORDER BY id")
     assert [row[0] for row in found] == ["-123.45", "1234567890.1234"]
+
+
+def test_a_column_without_a_type_appears_once_it_has_one(deployment):
+    """Spark stores nothing of a VOID column."""
+    columns = "tenant STRING, id BIGINT, v VOID"
+    table = Table.make(deployment, Mirror(), columns=columns)
+    table.sql("INSERT INTO {t} VALUES ('a', 1, NULL), ('b', 2, NULL)")
+    table.follow()
+    table.check()
+    table.sql("INSERT INTO {t} VALUES ('a', 3, NULL)")
+    table.sql("UPDATE {t} SET id = 4 WHERE id = 1")
+    assert set(kinds(table.follow())) == {ReadKind.TAIL}
+    table.check()
+    assert table.query("SELECT * FROM {mirror} ORDER BY id") == [("b", 2), ("a", 3), ("a", 4)]
+    rows = deployment.spark().sql("SELECT 'a' AS tenant, 5L AS id, 7 AS v")
+    rows.write.format("delta").mode("append").option("mergeSchema", "true").save(table.path)
+    table.follow()
+    table.check()
+    found = table.query("SELECT id, v FROM {mirror} ORDER BY id")
+    assert found == [(2, None), (3, None), (4, None), (5, 7)]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +18,17 @@ from iscp_dagster.model.imports import ASSETS
 
 SECONDS = 1.0
 """Between two looks at the files."""
+_LOGGER = logging.getLogger(__name__)
+_LOAD = """
+import json, os, sys
+sys.path[:] = json.loads(sys.argv[1])
+from iscp_dagster.api.discovery import declared, declared_endpoints
+from iscp_dagster.model.errors import IscpError
+try:
+    declared(os.environ), declared_endpoints(os.environ)
+except IscpError as error:
+    sys.exit(str(error))
+"""
 
 Marks = Mapping[str, tuple[int, int]]
 
@@ -39,14 +54,23 @@ def marks(environ: Mapping[str, str]) -> Marks:
 def following(
     environ: Mapping[str, str], changed: Callable[[], None], seconds: float = SECONDS
 ) -> Iterator[None]:
-    """Call `changed` once when a file has changed, come or gone, while the context is open."""
-    first, ended = marks(environ), threading.Event()
+    """Call `changed` once when a file has changed, come or gone, while the context is open.
+
+    While the files have a mistake, only that is logged: who serves goes on as before it.
+    """
+    seen, ended = marks(environ), threading.Event()
 
     def look() -> None:
+        nonlocal seen
         while not ended.wait(seconds):
-            if marks(environ) != first:
+            found = marks(environ)
+            if found == seen:
+                continue
+            seen = found
+            if not (wrong := mistake_in(environ)):
                 changed()
                 return
+            _LOGGER.warning("The declarations before the last change are kept: %s", wrong)
 
     thread = threading.Thread(target=look, name="following declarations", daemon=True)
     thread.start()
@@ -55,6 +79,13 @@ def following(
     finally:
         ended.set()
         thread.join()
+
+
+def mistake_in(environ: Mapping[str, str]) -> str:
+    """Why the declarations cannot be loaded anew, as a new process does; empty if they can."""
+    loading = [sys.executable, "-c", _LOAD, json.dumps(sys.path)]
+    done = subprocess.run(loading, env=dict(environ), capture_output=True, text=True, check=False)
+    return done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else ""
 
 
 def _stat(file: Path) -> tuple[int, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from threading import Event
 
 import pytest
@@ -29,11 +30,24 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_file_that_changes_comes_or_goes_is_told_once(declared, change):
     told = Event()
-    environ = {"ISCP_ASSETS": "followed_assets"}
+    environ = {**os.environ, "ISCP_ASSETS": "followed_assets"}
     with following(environ, told.set, seconds=0.01):
         assert not told.wait(0.05)
         change(declared)
         assert told.wait(20)
+
+
+def test_a_mistake_is_not_told_until_it_is_corrected(declared, caplog):
+    """Who serves goes on with what was declared before."""
+    told, wrong = Event(), Event()
+    caplog.handler.addFilter(lambda record: wrong.set() or True)
+    with following({**os.environ, "ISCP_ASSETS": "followed_assets"}, told.set, seconds=0.01):
+        (declared / "two.py").write_text("from iscp_dagster import *\nSourceTable('x')\n")
+        assert wrong.wait(60)
+        assert "followed_assets/two.py" in caplog.text.replace("\n", "")
+        assert not told.is_set()
+        (declared / "two.py").write_text("from iscp_dagster import *\n")
+        assert told.wait(60)
 
 
 def test_a_single_module_is_followed_and_none_is_no_error(declared):

@@ -141,5 +141,10 @@ def _verdicts(found: Verdicts) -> None:
             rest = verdict.wrong - len(verdict.samples)
             more = f"; and {rest:,} more" if rest > 0 else ""
             print_line(f"{place}: {'; '.join(verdict.samples)}{more}")
+        if verdict.misread:
+            print_line(
+                f"{place}: {count_nouns(verdict.rows, 'row')} were read of the source, and its log "
+                f"counts {verdict.logged:,}"
+            )
         if verdict.dead:
             print_line(f"{place}: {count_nouns(verdict.dead, 'dead letter')}, see `iscp dlq list`")

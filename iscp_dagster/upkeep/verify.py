@@ -90,6 +90,9 @@ class Verdict:
     """In both, with another value in some column."""
     dead: int = 0
     """Dead letters: rows that the index could not take, and batches that it may have in part."""
+    logged: int | None = None
+    """Rows in the source as its log's statistics count them, which no reader's filter touches; None
+    where they do not, or the index has only some of the rows."""
     samples: tuple[str, ...] = ()
     """What some of those rows are, and what is wrong with each, for people."""
 
@@ -99,8 +102,13 @@ class Verdict:
         return self.missing + self.extra + self.different
 
     @property
+    def misread(self) -> bool:
+        """Whether the source's log counts other rows than were read from it."""
+        return self.logged not in {None, self.rows}
+
+    @property
     def agrees(self) -> bool:
-        return not self.wrong
+        return not (self.wrong or self.misread)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +295,8 @@ def _verdicts(
         found = compared(held, served, source, selection).collect()
     rows = {row["tenant"]: row for row in found}
     letters = _letters(deployment, source, index)
+    has_all = store.placement is None and not isinstance(index, Changes)
+    logged = deployment.delta_log(source).row_counts(at.version, tenants) if has_all else {}
     sampling = Sampling(
         identity=selection.identity,
         tenant_column=source.tenant,
@@ -303,6 +313,7 @@ def _verdicts(
             version=at.version,
             samples=samples,
             dead=letters[tenant],
+            logged=logged.get(tenant),
             **counts,
         )
 

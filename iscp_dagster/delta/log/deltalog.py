@@ -308,6 +308,20 @@ class DeltaLog:
         column = self.partition_column(version)
         return [each for each in files if each.tenant(column) in tenants]
 
+    def row_counts(self, version: int, tenants: Collection[str]) -> dict[str, int]:
+        """How many rows these tenants have at the version, by the statistics of their files.
+
+        Lacks the tenants of whose files the log does not say how many rows they have, or had.
+        """
+        column = None if self.tenant_column is None else self.partition_column(version)
+        vectors = VECTORS in self.facts(version).reader_features
+        counts: dict[str, int | None] = dict.fromkeys(tenants, 0)
+        for file in self.data_files(version, tenants):
+            tenant = DEFAULT_TENANT if column is None else str(file.tenant(column))
+            known, live = counts[tenant], file.live_rows if vectors else file.rows
+            counts[tenant] = None if known is None or live is None else known + live
+        return {tenant: count for tenant, count in counts.items() if count is not None}
+
     def partition_column(self, version: int | None = None) -> str:
         """The tenant column. Raises SourceError unless the table is partitioned by it."""
         facts = self.facts(version)

@@ -22,6 +22,7 @@ VECTORS = "deletionVectors"
 """The feature of tables whose files may hold deleted rows."""
 Places = bytes
 """Row numbers within a file, from 0, as 64-bit integers in this machine's byte order."""
+PLACE_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,13 @@ class DataFile:
     partition: Mapping[str, Any] = field(default_factory=dict)
     deleted: Places | None = field(default=None, repr=False)
     """The rows in its deletion vector; None: not asked for, or unknown."""
+
+    @property
+    def live_rows(self) -> int | None:
+        """The rows outside of its deletion vector; None where one of the counts is not known."""
+        if self.rows is None or self.deleted is None:
+            return None
+        return self.rows - len(self.deleted) // PLACE_BYTES
 
     def tenant(self, column: str | None) -> str | None:
         """The tenant, see `tenant_name`; None without a tenant column, too."""

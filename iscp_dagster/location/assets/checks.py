@@ -148,6 +148,7 @@ def _record(verdict: Verdict) -> TableRecord:
             "extra": verdict.extra,
             "different": verdict.different,
             "dead": verdict.dead,
+            "logged": verdict.logged,
             "samples": "; ".join(verdict.samples),
         }
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 from shipping import ANYWAY
@@ -12,6 +13,7 @@ from tables import Table, deployment_at, rows
 from iscp_dagster import Mirror
 from iscp_dagster.cli import show
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
+from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.errors import ConfigError, FeedGoneError
 from iscp_dagster.upkeep import verify as verification
 from iscp_dagster.upkeep.comparison import compared
@@ -144,6 +146,31 @@ def test_what_differs_without_a_key_is_shown_whole(deployment):
     assert "some words 1" in once
     assert once.endswith(" is once in the source and 2 times in the index")
     assert twice.endswith(" is 0 times in the source and once in the index")
+
+
+def test_rows_that_no_reader_sees_are_missed_by_the_count_of_the_log(table, capsys):
+    """A fault in the filter on tenants would hide rows from the path and from the comparison."""
+    (added,) = DeltaLog(table.path, "tenant").data_files(table.version, ["c"])
+    (commit,) = (
+        path
+        for path in Path(table.path, "_delta_log").glob("*.json")
+        if added.path in path.read_text()
+    )
+    said = commit.read_text()
+    assert added.rows == 2
+    commit.write_text(said.replace('numRecords\\":2', 'numRecords\\":3'))
+    assert commit.read_text() != said
+    found = found_in(table)
+    assert {(each.tenant, each.logged, each.agrees) for _, each in found.verdicts} == {
+        ("a", 2, True),
+        ("b", 2, True),
+        ("c", 3, False),
+    }
+    assert found.differs
+    show.comparison(found, as_json=False)
+    said = " ".join(capsys.readouterr().out.split())
+    name = f"{table.source.name}/mirror, tenant c"
+    assert f"{name}: 2 rows were read of the source, and its log counts 3" in said
 
 
 def tamper(table, columns, values):

@@ -13,6 +13,7 @@ from iscp_dagster.api.names import command_for, has_remedy, listed, mending_verb
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.declared.tables import REBUILD, SourceTable
 from iscp_dagster.model.errors import (
     ConfigError,
@@ -34,7 +35,8 @@ POLL_SECONDS = 0.2
 LONGEST_POLL_SECONDS = 1.0
 GROWTH = 1.5
 """Of the pauses while nothing happens."""
-MOST_NAMED = 5
+MOST_NAMED = 3
+"""Of the tenants of an index, the indexes that stand alike, and the places where they stand."""
 
 Wanted = Mapping[str, Collection[str]]
 """The indexes that must have a job, by tenant."""
@@ -49,6 +51,12 @@ class Lag:
     job: Job | None
     unserved: bool = False
     """Whether readers still see an earlier generation of the index."""
+
+    @property
+    def what(self) -> str:
+        """The job's name, and what it is if it is no index."""
+        kind = "" if self.job is None else self.job.spec.detail.consumer.type
+        return f"the trigger {self.index!r}" if kind == TRIGGER else repr(self.index)
 
     @property
     def broken(self) -> bool:
@@ -372,7 +380,7 @@ class Signs:
 
 
 def _count(lagging: Collection[Lag]) -> str:
-    return f"{len(lagging):,} index{'' if len(lagging) == 1 else 'es'}"
+    return f"{len(lagging):,} job{'' if len(lagging) == 1 else 's'}"
 
 
 def _verb(lag: Lag) -> str:
@@ -393,12 +401,16 @@ def _named(lagging: Collection[Lag]) -> str:
 def _those(lagging: Collection[Lag]) -> str:
     tenants: dict[str, list[str]] = {}
     for lag in lagging:
-        tenants.setdefault(lag.index, []).append(repr(lag.tenant))
-    each = [
-        f"{index!r} of tenant{'s' if len(its) > 1 else ''} {_some(its, ', ')}"
-        for index, its in tenants.items()
-    ]
+        tenants.setdefault(lag.what, []).append(repr(lag.tenant))
+    each = [f"{what} of {_tenants(its)}" for what, its in tenants.items()]
     return _some(each, " and ")
+
+
+def _tenants(names: Sequence[str]) -> str:
+    """All of a few; of many how many they are, and some examples."""
+    if len(names) > MOST_NAMED:
+        return f"{len(names):,} tenants (such as {', '.join(names[:MOST_NAMED])})"
+    return f"tenant{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def _some(texts: Sequence[str], between: str) -> str:

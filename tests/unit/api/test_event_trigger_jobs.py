@@ -93,7 +93,7 @@ def test_a_wait_is_for_triggers_too(jobs, source):
     wait = Wait(
         deployment=jobs.deployment, source=source, tenant=None, sleep=print, monotonic=lambda: 0.0
     )
-    with pytest.raises(WaitError, match=r"'large' of tenant 'eu' is not built yet"):
+    with pytest.raises(WaitError, match=r"the trigger 'large' of tenant 'eu' is not built yet"):
         wait.until(0, timeout=0)
     finish(jobs, source, "eu", LARGE)
     assert wait.until(0, timeout=0) == 0

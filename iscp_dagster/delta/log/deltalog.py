@@ -338,7 +338,9 @@ class DeltaLog:
         raise SourceError(
             f"The tenant column {self.tenant_column!r} of {self.location} is not a partition "
             f"column; these are: {', '.join(columns) or 'none'}. Either {held}declare no tenant, "
-            "so that all rows are of the one tenant 'default', or partition the table by it: "
+            "so that all rows are of the one tenant 'default', or partition the table by it, "
+            "and write its other properties, its constraints and its columns' comments into the "
+            "statement too, since the new table has nothing but what is said there: "
             f"CREATE OR REPLACE TABLE {table} USING delta "
             f"PARTITIONED BY ({ident(str(self.tenant_column))}) "
             f"TBLPROPERTIES ({FEED_PROPERTY} = true) "

@@ -32,6 +32,7 @@ from iscp_dagster.local.services.settings import (
     RUNS,
     StackSettings,
     child_environment,
+    declaring_folder,
     repository,
 )
 from iscp_dagster.model.variables import DAGSTER_HOME
@@ -121,7 +122,7 @@ def _service(
             "command": command,
             "address": "",
             "environment": child_environment(settings) | dict(extra),
-            "folder": repository(),
+            "folder": declaring_folder(),
             "log": settings.logs / f"{name}.log",
             "start_seconds": 300.0,
             # Its runs must be canceled: they would fail if other services ended first.

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from iscp_dagster.local.services.credentials import Secrets
+from iscp_dagster.model.imports import ASSETS
 from iscp_dagster.model.variables import (
     CLICKHOUSE_URL,
     CLICKHOUSE_URLS,
@@ -51,6 +52,14 @@ _EVENTS_TOGETHER = 200
 def repository() -> Path:
     """The folder that holds workspace.yaml and dagster.yaml."""
     return Path(__file__).resolve().parents[3]
+
+
+def declaring_folder() -> Path:
+    """Where the stack's Python looks for modules first, as the command line does.
+
+    That is the working directory if `ISCP_ASSETS` names what declares the tables.
+    """
+    return Path.cwd() if os.environ.get(ASSETS) else repository()
 
 
 def is_clone() -> bool:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from iscp_dagster.local.services import credentials, logs, state
 from iscp_dagster.local.services.lock import HomeLocks
-from iscp_dagster.local.services.settings import StackSettings, home_of
+from iscp_dagster.local.services.settings import StackSettings, declaring_folder, home_of
 from iscp_dagster.local.services.state import Condition, StackState, running_stack
 from iscp_dagster.local.stack import plan, running, show
 from iscp_dagster.model.errors import UnavailableError
+from iscp_dagster.model.imports import ASSETS
 from iscp_dagster.model.variables import HOME, LOG_URL
 
 STOP_SECONDS = 60.0
@@ -123,7 +124,8 @@ def _spawn(settings: StackSettings, log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "iscp_dagster.cli.main", "up", *plan.options(settings)],
-            cwd=settings.home,
+            # Elsewhere it would keep a folder from being unmounted.
+            cwd=declaring_folder() if os.environ.get(ASSETS) else settings.home,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -14,7 +14,7 @@ from iscp_dagster.local.services.settings import (
     INVOCATIONS,
     StackSettings,
     child_environment,
-    repository,
+    declaring_folder,
 )
 
 
@@ -64,7 +64,7 @@ def _service(
         ),
         address=address,
         environment=child_environment(settings),
-        folder=repository(),
+        folder=declaring_folder(),
         log=settings.logs / f"{name}.log",
         probe=healthy,
         check=check,

@@ -11,7 +11,7 @@ from dagster._core.scheduler.instigation import InstigatorType, TickStatus
 from dagster._core.test_utils import create_run_for_test
 
 from iscp_dagster.local.services import dagster_server
-from iscp_dagster.local.services.settings import child_environment
+from iscp_dagster.local.services.settings import child_environment, repository
 from iscp_dagster.local.stack import plan
 from iscp_dagster.location.assets.reporting import BATCH
 from iscp_dagster.model.variables import EVENT_BATCH_SIZE
@@ -89,3 +89,16 @@ def test_runs_that_a_killed_dagster_left_are_ended(instance: DagsterInstance) ->
     assert found[DagsterRunStatus.CANCELING] is DagsterRunStatus.CANCELED
     assert instance.get_runs_count(RunsFilter(statuses=[DagsterRunStatus.FAILURE])) == 4
     assert instance.get_run_by_id(served.run_id).status is DagsterRunStatus.STARTED
+
+
+def test_what_a_variable_names_is_found_in_the_working_directory_by_the_stack_too(
+    tmp_path, monkeypatch
+) -> None:
+    """The command line looks there first; a clone has a package `assets` of its own."""
+    monkeypatch.chdir(tmp_path)
+    settings = plan.resolve(tmp_path / "home", {}, {})
+    dagster_server.prepare(settings)
+    monkeypatch.delenv("ISCP_ASSETS", raising=False)
+    assert {each.folder for each in dagster_server.services(settings)} == {repository()}
+    monkeypatch.setenv("ISCP_ASSETS", "assets")
+    assert {each.folder for each in dagster_server.services(settings)} == {tmp_path}

@@ -152,6 +152,14 @@ class Demo:
         self.console.print(table)
 
 
+_NEXT = """
+The stack stays up. To go on:
+  ./iscp job list          shows where each index stands
+  eval "$( ./iscp env )"   sets the addresses in a shell, for ClickHouse's clients for example:
+  curl -s "$CLICKHOUSE_URL" --data-binary "SELECT count() FROM docs.symbols_mirror"
+  ./iscp down              ends it; docs/quickstart.md has a table of your own"""
+
+
 def run(*, keep: bool) -> int:
     """Run the demo; 0 when every index is in step and agrees with its source."""
     console = Console(highlight=False)
@@ -176,6 +184,7 @@ def run(*, keep: bool) -> int:
         _conclude(console, verdicts, time.monotonic() - began)
         if keep:
             control.status(as_json=False)
+            console.print(_NEXT, markup=False, soft_wrap=True)
     finally:
         disconnect()
         if started_here and not keep:

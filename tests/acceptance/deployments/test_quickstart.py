@@ -222,18 +222,19 @@ def test_after_the_demo_the_walk_as_written_then_down_and_up_again(newcomer, tmp
 def reader(newcomer, lake, stack):
     """Return a reader in the clone, with this machine's addresses and no proxy before them."""
     python, desk = shlex.quote(sys.executable), free_port()
+    # Each block has a shell of its own, where a reader goes on in the same one.
+    shell = newcomer.shell()
+    addresses = {name: shell[name] for name in ("CLICKHOUSE_URL", "DAGSTER_URL")}
     return Reader(
         folder=newcomer.clone,
         places={
             "./iscp": f"{python} -m iscp_dagster.cli.main",
             ".venv/bin/python": python,
-            "http://127.0.0.1:8123": stack.service(CLICKHOUSE).address,
-            "http://127.0.0.1:3000": stack.dagster_url,
             "/tmp/lake": str(lake),
             "127.0.0.1:8754": f"127.0.0.1:{desk}",
             '("127.0.0.1", 8754)': f'("127.0.0.1", {desk})',
         },
-        environment={**newcomer.environment, **NO_PROXY},
+        environment={**newcomer.environment, **addresses, **NO_PROXY},
         logs=lambda: stack.home.joinpath("logs", "dagster.log").read_text(errors="replace")[-4000:],
     )
 

@@ -44,10 +44,11 @@ def test_a_stack_that_the_demo_started_ends_with_it(monkeypatch, ended):
     assert ended == ["up", "down"]
 
 
-def test_kept_it_stays_and_its_addresses_are_shown(monkeypatch, ended):
+def test_kept_it_stays_and_its_addresses_and_next_commands_are_shown(monkeypatch, ended, capsys):
     played(monkeypatch, AGREES)
     assert demo.run(keep=True) == 0
     assert ended == ["up", "status"]
+    assert "./iscp job list" in capsys.readouterr().out
 
 
 def test_one_that_was_up_before_stays_up(monkeypatch, ended):

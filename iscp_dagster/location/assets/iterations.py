@@ -141,7 +141,7 @@ class Iterations:
                 for iteration in found:
                     yield from self._iterate(iteration)
             except FenceError as error:
-                self.warn(f"The iteration was taken by another run: {error}")
+                self.warn(f"The run has lost a job, by an interruption or to another run: {error}")
                 # Claimed jobs no longer wait; if the same ones wait, they would be refused again.
                 left = self._queued(dispatch)
                 waiting = () if left == found else left

@@ -155,8 +155,8 @@ class Demo:
 _NEXT = """
 The stack stays up. To go on:
   ./iscp job list          shows where each index stands
-  eval "$( ./iscp env )"   sets the addresses in a shell, for ClickHouse's clients for example:
-  curl -s "$CLICKHOUSE_URL" --data-binary "SELECT count() FROM docs.symbols_mirror"
+  eval "$( ./iscp env )"   sets the addresses in a shell, for queries such as
+  curl -s "$CLICKHOUSE_URL" -d "SELECT count() FROM docs.symbols_mirror"
   ./iscp down              ends it; docs/quickstart.md has a table of your own"""
 
 

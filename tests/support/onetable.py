@@ -77,7 +77,10 @@ def in_memory(clock: Clock) -> Deployment:
 
 def commit(source: SourceTable, *tenants: str, mode: str = "append", **more: str) -> None:
     """Commit one row for each tenant (column `region`), with the columns of `more`."""
-    columns = {"id": [1] * len(tenants), "region": pa.array(tenants, pa.string())}
+    columns = {
+        "id": pa.array([1] * len(tenants), pa.int64()),
+        "region": pa.array(tenants, pa.string()),
+    }
     columns |= {name: [value] * len(tenants) for name, value in more.items()}
     options = {"mode": mode, "schema_mode": "merge", "configuration": FEED}
     write_deltalake(source.path, pa.table(columns), partition_by=["region"], **options)

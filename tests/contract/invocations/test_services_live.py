@@ -156,6 +156,28 @@ def test_a_handler_that_fails_in_a_test_is_paused_and_nothing_is_left(
         Client(client.url).health()
 
 
+@pytest.mark.parametrize("attempts", [1, 10_000])
+def test_what_fails_or_is_paused_ends_when_it_is_canceled(tmp_path, attempts):
+    failing = Service("Failing")
+
+    @failing.handler
+    async def always(ctx: Context) -> None:
+        raise OSError("the disk is full")
+
+    with running(tmp_path, replace(IMPATIENT, attempts=attempts)) as runtime:
+        runtime.client.register(runtime.serve(service_app(failing)))
+        sent = runtime.client.send("Failing", "always")
+        deadline = time.monotonic() + SECONDS
+        wanted = "paused" if attempts == 1 else "backing off"
+        while runtime.client.invocation(sent.id)["status"] != wanted:
+            assert time.monotonic() < deadline
+        assert runtime.client.cancel(sent.id) is True
+        with pytest.raises(InvocationFailedError, match="canceled") as caught:
+            runtime.client.attach(sent.id, seconds=SECONDS)
+        assert caught.value.status == 409
+        assert runtime.client.resume(sent.id) is False
+
+
 def test_what_is_in_finally_is_executed_at_each_end_of_an_attempt_but_no_step_as_it_waits():
     """A step in it is one of the journal, though, if the attempt failed."""
     tidy, entered = Service("Tidy"), []

@@ -74,8 +74,9 @@ class Cancel(Operation[Done | Refused]):
     """Cancel an invocation: one that did not begin ends with failure 409.
 
     Else the entries that it waits for fail with 409, or if there are none the next one that would
-    wait; the calls that it waits for are canceled too. Done(changed=False) if it has ended;
-    refused (404) if it is unknown.
+    wait; the calls that it waits for are canceled too. One that is paused ends at once; one whose
+    attempts fail, at the next that fails, unless that comes to wait. Done(changed=False) if it has
+    ended; refused (404) if it is unknown.
     """
 
     id: str

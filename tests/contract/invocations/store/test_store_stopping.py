@@ -123,6 +123,66 @@ def test_cancelling_goes_down_through_calls_and_their_ends_up(desk):
     assert desk.claim() == ()
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_cancelling_what_is_paused_ends_it_and_cancels_its_calls(desk, waits):
+    mine = desk.begun()
+    if waits:
+        desk.commit(mine, CALL)
+        child = child_of(desk, mine, 1)
+    desk.do(op.Pause(id=mine.id))
+    assert desk.do(op.Cancel(id=mine.id)) == Done()
+    assert desk.result(mine.id) == CANCELED
+    assert not waits or desk.result(child) == CANCELED
+    assert desk.do(op.Resume(id=mine.id)) == Done(changed=False)
+    assert desk.claim() == ()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_cancelling_what_fails_ends_it_at_the_next_attempt_that_does(desk, waits):
+    mine = desk.begun()
+    if waits:
+        desk.commit(mine, CALL)
+        child = child_of(desk, mine, 1)
+    desk.fail(mine, 60)
+    assert desk.do(op.Cancel(id=mine.id)) == Done()
+    assert desk.do(op.Cancel(id=mine.id)) == Done(changed=False)
+    assert desk.status(mine.id) == "backing off"
+    desk.watch.move(60)
+    desk.fire()
+    (again,) = [each for each in desk.claim() if each.id == mine.id]
+    assert desk.fail(again, 60) == Done()
+    assert desk.result(mine.id) == CANCELED
+    # It runs, and so is to be canceled at what it waits for.
+    assert not waits or desk.store.invocation(child).canceled
+
+
+def test_an_attempt_under_way_that_fails_and_was_canceled_is_the_last(desk):
+    mine = desk.begun()
+    desk.do(op.Cancel(id=mine.id))
+    desk.do(op.Pause(id=mine.id, fence=mine.fence, error=desk.error))
+    assert desk.result(mine.id) == CANCELED
+
+
+def test_a_cancellation_of_what_failed_meets_what_it_waits_for_in_its_next_attempt(desk):
+    mine = desk.begun()
+    desk.commit(mine, CALL)
+    child = child_of(desk, mine, 1)
+    desk.fail(mine, 60)
+    desk.do(op.Cancel(id=mine.id))
+    desk.watch.move(60)
+    desk.fire()
+    (again,) = [each for each in desk.claim() if each.id == mine.id]
+    assert desk.suspend(again, 1) == Done()
+    (woken,) = [each for each in desk.claim() if each.id == mine.id]
+    assert Failure.read(woken.journal[1].message().failure) == CANCELED
+    assert not desk.store.invocation(mine.id).canceled
+    assert desk.do(op.Cancel(id=child)) == Done(changed=False)
+    # What it does about that may wait, and fail, as ever.
+    assert desk.commit(woken, AWAKEABLE).result is None
+    assert desk.fail(woken, 60) == Done()
+    assert desk.status(mine.id) == "backing off"
+
+
 def test_killing_ends_what_runs_and_its_calls_at_once(desk, other):
     top = desk.begun("Cart/k/add")
     behind = desk.submit("Cart/k/add").id

@@ -10,7 +10,7 @@ from iscp_dagster.invocations.protocol import kinds
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import Result, Value, result_of
 from iscp_dagster.invocations.runtime.sql.lives.ending import end
-from iscp_dagster.invocations.runtime.sql.lives.stopping import change, failed
+from iscp_dagster.invocations.runtime.sql.lives.stopping import change, end_canceled, failed
 from iscp_dagster.invocations.runtime.sql.packing import report
 from iscp_dagster.invocations.runtime.sql.tables import JOURNAL
 from iscp_dagster.invocations.runtime.sql.work import FENCED, VIOLATION, Work, fenced
@@ -31,6 +31,9 @@ def fail(work: Work, asked: Fail) -> Done | Refused:
     head = work.head(asked.id)
     if head is None or fenced(head, asked.fence):
         return FENCED
+    if head.canceled:
+        end_canceled(work, head)
+        return Done()
     at_once = asked.next_at <= work.now
     change(
         work,

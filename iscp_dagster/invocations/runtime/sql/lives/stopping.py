@@ -38,11 +38,22 @@ def cancel(work: Work, asked: Cancel) -> Done | Refused:
     head = work.head(asked.id)
     if head is None:
         return unknown(asked.id)
-    changed, rest = _cancel(work, head)
-    while rest:
-        heads = work.heads(rest[:AT_ONCE]).values()
-        rest = rest[AT_ONCE:] + [child for each in heads for child in _cancel(work, each)[1]]
+    changed, calls = _cancel(work, head)
+    _cancel_all(work, calls)
     return Done(changed=changed)
+
+
+def end_canceled(work: Work, head: sa.Row[Any]) -> None:
+    """End an invocation whose cancellation met nothing that waits, and cancel its open calls."""
+    calls = _open_calls(work, head)
+    end(work, [(head, CANCEL)])
+    _cancel_all(work, calls)
+
+
+def deliver(work: Work, head: sa.Row[Any]) -> None:
+    """Have the cancellation of an invocation that waits now meet what it waits for."""
+    change(work, head.number, canceled=False)
+    _cancel_all(work, _fail_entries(work, head))
 
 
 def kill(work: Work, asked: Kill) -> Done | Refused:
@@ -78,6 +89,9 @@ def pause(work: Work, asked: Pause) -> Done | Refused:
     if head.status == Status.COMPLETED or head.status in _NOT_BEGUN:
         what = "has ended" if head.status == Status.COMPLETED else "has not begun; cancel it"
         return Refused(code=CONFLICT, message=f"Invocation {asked.id} {what}.")
+    if head.canceled and asked.error is not None:
+        end_canceled(work, head)
+        return Done()
     if asked.fence is None:
         take_away(work, head)
     values: dict[str, Any] = {"status": int(Status.PAUSED), "owner": None, "waits": None}
@@ -112,20 +126,36 @@ def failed(head: sa.Row[Any]) -> dict[str, int]:
     return {"retries": 1 if progressed else int(head.retries) + 1, "known": head.length}
 
 
+def _cancel_all(work: Work, ids: list[str]) -> None:
+    while ids:
+        heads = work.heads(ids[:AT_ONCE]).values()
+        ids = ids[AT_ONCE:] + [call for each in heads for call in _cancel(work, each)[1]]
+
+
 def _cancel(work: Work, head: sa.Row[Any]) -> tuple[bool, list[str]]:
     """Cancel one invocation; whether that changed it, and which calls are to be canceled too."""
     if head.status == Status.COMPLETED:
         return False, []
-    if head.fence == 0:
+    if head.fence == 0 or head.status == Status.PAUSED:
+        calls = _open_calls(work, head)
         end(work, [(head, CANCEL)])
-        return True, []
-    children = _open_calls(work, head)
-    indexes = list(work.connection.scalars(_OPEN, {"the_number": head.number}))
-    if not indexes:
+        return True, calls
+    # One that fails may never come to what it waits for.
+    if head.status == Status.BACKING_OFF or not _open_entries(work, head):
         change(work, head.number, canceled=True)
         return not head.canceled, []
-    complete(work, {(head.number, index): CANCEL for index in indexes})
-    return True, children
+    return True, _fail_entries(work, head)
+
+
+def _fail_entries(work: Work, head: sa.Row[Any]) -> list[str]:
+    """Fail what the invocation waits for; returns the calls among it."""
+    calls = _open_calls(work, head)
+    complete(work, {(head.number, index): CANCEL for index in _open_entries(work, head)})
+    return calls
+
+
+def _open_entries(work: Work, head: sa.Row[Any]) -> list[int]:
+    return list(work.connection.scalars(_OPEN, {"the_number": head.number}))
 
 
 def _open_calls(work: Work, head: sa.Row[Any]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from iscp_dagster.invocations.runtime.sql.lives.completing import AT_ONCE
+from iscp_dagster.invocations.runtime.sql.lives.stopping import deliver
 from iscp_dagster.invocations.runtime.sql.tables import INVOCATIONS, ISCP_INVOCATIONS, JOURNAL
 from iscp_dagster.invocations.runtime.sql.work import FENCED, VIOLATION, Work, fenced
 from iscp_dagster.invocations.runtime.store.operations import Suspend
@@ -39,13 +40,18 @@ Open = Mapping[int, Mapping[int, bool]]
 
 def suspend(work: Work, asked: Sequence[Suspend]) -> list[Done | Refused]:
     """See the operation; several at once."""
-    heads = dict(work.heads(each.id for each in asked))
+    found = work.heads(each.id for each in asked)
+    heads = dict(found)
     mine = [each for each in asked if not fenced(heads.get(each.id), each.fence)]
     entries = _entries(work, heads, mine)
     rows: list[dict[str, Any]] = []
     outcomes = [_outcome(work, heads, entries, each, rows) for each in asked]
     if rows:
         work.connection.execute(_LEAVE, rows)
+    left = {row["left"] for row in rows}
+    for head in found.values():
+        if head.canceled and head.number in left:
+            deliver(work, head)
     return outcomes
 
 

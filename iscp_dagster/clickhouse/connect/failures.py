@@ -15,6 +15,7 @@ _URL = re.compile(r" with url: \S+")
 TEMPORARY_CODES = {
     3: "UNEXPECTED_END_OF_FILE",
     107: "FILE_DOESNT_EXIST",
+    122: "INCOMPATIBLE_COLUMNS",
     159: "TIMEOUT_EXCEEDED",
     164: "READONLY",
     202: "TOO_MANY_SIMULTANEOUS_QUERIES",
@@ -36,7 +37,11 @@ TEMPORARY_CODES = {
     517: "CANNOT_ASSIGN_ALTER",
     999: "KEEPER_EXCEPTION",
 }
-"""src/Common/ErrorCodes.cpp of ClickHouse: errors that may be gone at a later attempt."""
+"""src/Common/ErrorCodes.cpp of ClickHouse: errors that may be gone at a later attempt.
+
+So is 122, of a partition that was staged before the served table got a column or a wider one: what
+is staged next has it.
+"""
 
 
 ROW_CODES = {

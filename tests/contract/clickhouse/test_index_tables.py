@@ -14,12 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shipping import check_staged, put_in_place, shipped, write
 
-from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster import Changes, FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.tables.ddl import VIRTUAL_COLUMNS, IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore, LostRowsError
+from iscp_dagster.model.declared.images import IMAGE_FIELDS
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Primitive
 from iscp_dagster.model.errors import (
     FeedGoneError,
@@ -36,6 +38,7 @@ FIELDS = (
     DeltaField(name="body", type=Primitive("string")),
     DeltaField(name="v", type=Array(element=Primitive("float"))),
 )
+NUMBERED = (*FIELDS, DeltaField(name="n", type=Primitive("float")))
 NUMBERS = itertools.count()
 
 
@@ -46,10 +49,10 @@ def endpoint(clickhouse_url):
 
 @pytest.fixture
 def make(endpoint):
-    def build(index, *, tenant="tenant"):
+    def build(index, *, tenant="tenant", fields=FIELDS):
         source = SourceTable(f"contract.t{next(NUMBERS)}", key="id", tenant=tenant)
         store = IndexStore(
-            endpoint=endpoint, shape=IndexTable(source=source, index=index, fields=FIELDS)
+            endpoint=endpoint, shape=IndexTable(source=source, index=index, fields=fields)
         )
         store.ensure()
         store.ensure_views()
@@ -181,6 +184,30 @@ def test_a_tenant_that_became_empty_is_replaced_by_nothing(make):
     check_staged(store, "a", version=2, rows=0)
     put_in_place(store, "a", rows=0, version=1)
     assert served(store) == []
+
+
+WIDER = (*FIELDS, DeltaField(name="came", type=Primitive("string")))
+LONGER = tuple(
+    replace(each, type=Primitive("double")) if each.name == "n" else each for each in NUMBERED
+)
+
+
+@pytest.mark.parametrize("later", [WIDER, LONGER], ids=["added", "widened"])
+@pytest.mark.parametrize(
+    "index",
+    [Mirror(), FullText("body"), Vector("v", dimension=2), Changes()],
+    ids=lambda index: index.name,
+)
+def test_what_is_staged_while_the_columns_change_is_staged_again(make, index, later):
+    """Another tenant's iteration may give the served table a column meanwhile."""
+    more = IMAGE_FIELDS if isinstance(index, Changes) else ()
+    store = make(index, fields=(*(FIELDS if later is WIDER else NUMBERED), *more))
+    wider = replace(store, shape=replace(store.shape, fields=(*later, *more)), attempt="next")
+    wider.ensure()
+    with pytest.raises(ClickHouseBusyError, match="code 122"):
+        put_in_place(store, "a", rows=0, version=1)
+    wider.stage()
+    put_in_place(wider, "a", rows=0, version=1)
 
 
 def test_a_table_without_tenants_has_one_partition(make):

@@ -11,6 +11,7 @@ from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.serving.attempts.attempt import Attempt
 from iscp_dagster.invocations.serving.attempts.reports import report, said
 from iscp_dagster.invocations.serving.context import Context
+from iscp_dagster.invocations.serving.declared.serde import JSON, check_numbers
 from iscp_dagster.invocations.serving.declared.services import Handler
 from iscp_dagster.invocations.serving.errors import TerminalError
 
@@ -43,7 +44,11 @@ async def _output(attempt: Attempt) -> pb.OutputEntryMessage:
     except TerminalError as error:
         failure = Failure(code=error.status, message=said(error))
         return pb.OutputEntryMessage(failure=failure.written())
-    return pb.OutputEntryMessage(value=attempt.handler.output.dumps(result))
+    serde = attempt.handler.output
+    body = serde.dumps(result)
+    if serde.content_type == JSON.content_type:
+        check_numbers(body)
+    return pb.OutputEntryMessage(value=body)
 
 
 def _arguments(handler: Handler, body: bytes) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
 from pydantic_core import PydanticSerializationError, ValidationError, from_json, to_json
 
 from iscp_dagster.invocations.serving.errors import ContextError
+from iscp_dagster.web import strictjson
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -59,6 +60,18 @@ class Json:
 
     def schema(self) -> Any:
         return None if self.hint is Any else adapter(self.hint).json_schema()
+
+
+def check_numbers(body: bytes) -> None:
+    """Raise ContextError for JSON with NaN or an infinity, which a journal keeps.
+
+    JSON itself has neither (RFC 8259, 6), so others would not read the answer.
+    """
+    if b"NaN" in body or b"Infinity" in body:
+        try:
+            strictjson.loads(body)
+        except ValueError as error:
+            raise ContextError(f"The result has no form in JSON: {error}; return None.") from None
 
 
 @dataclass(frozen=True)

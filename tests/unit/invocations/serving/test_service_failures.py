@@ -49,6 +49,23 @@ def failed(journal):
     return journal.last
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_what_json_has_no_number_for_is_no_output(number):
+    async def odd(ctx: Context) -> list:
+        return ["NaN", number]
+
+    journal = journal_of(odd)
+    assert "has no form in JSON" in failed(journal).message
+
+
+def test_a_text_may_say_nan():
+    async def plain(ctx: Context) -> str:
+        return "NaN, Infinity"
+
+    journal = journal_of(plain)
+    assert attempt(journal) == ["Output", "End"]
+
+
 def test_a_terminal_error_is_the_output():
     async def refuse(ctx: Context) -> None:
         raise TerminalError("no such order", 404)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from collections.abc import Iterable
 from typing import Any
 
 from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure
@@ -37,7 +38,7 @@ async def handled(attempt: Attempt, *, tracebacks: bool) -> None:
 
 async def _output(attempt: Attempt) -> pb.OutputEntryMessage:
     given = attempt.input()
-    context = Context(attempt, {each.key: each.value for each in given.headers})
+    context = Context(attempt, _headers(given.headers))
     try:
         arguments = _arguments(attempt.handler, given.value)
         result = await attempt.handler.function(context, *arguments)
@@ -49,6 +50,14 @@ async def _output(attempt: Attempt) -> pb.OutputEntryMessage:
     if serde.content_type == JSON.content_type:
         check_numbers(body)
     return pb.OutputEntryMessage(value=body)
+
+
+def _headers(given: Iterable[pb.Header]) -> dict[str, str]:
+    """The request's headers; the values of a repeated one are one list (RFC 9110, 5.3)."""
+    values: dict[str, list[str]] = {}
+    for each in given:
+        values.setdefault(each.key, []).append(each.value)
+    return {key: ", ".join(its) for key, its in values.items()}
 
 
 def _arguments(handler: Handler, body: bytes) -> tuple[Any, ...]:

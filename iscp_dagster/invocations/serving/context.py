@@ -46,7 +46,7 @@ class Context:
         self.key: str = attempt.start.key
         """The key of the object or workflow; empty in a service."""
         self.headers = headers
-        """The headers of the request that began the invocation."""
+        """The headers of the request that began it; the values of a repeated one as a list."""
         self.state = State(attempt)
         """The state of the key."""
 

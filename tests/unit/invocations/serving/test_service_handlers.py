@@ -49,11 +49,12 @@ def test_a_handler_that_only_returns():
 
 def test_a_context_tells_of_its_invocation():
     async def told(ctx: Context) -> list[str]:
-        return [ctx.id, ctx.key, ctx.headers["x-from"]]
+        return [ctx.id, ctx.key, ctx.headers["x-from"], ctx.headers["x-by"]]
 
-    journal = journal_of(told, kind=VirtualObject, key="k", headers=[("x-from", "afar")])
+    headers = [("x-by", "sea"), ("x-from", "afar"), ("x-by", "air")]
+    journal = journal_of(told, kind=VirtualObject, key="k", headers=headers)
     attempt(journal)
-    assert journal.output.value == b'["inv_1test","k","afar"]'
+    assert journal.output.value == b'["inv_1test","k","afar","sea, air"]'
 
 
 def test_a_run_is_stored_before_the_handler_goes_on():

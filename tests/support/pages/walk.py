@@ -16,6 +16,7 @@ from pathlib import Path
 from stackfixture import wait_for
 
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+GAP = re.compile(r"\t| {2,}")
 FOLLOW_SECONDS = 120
 COMMAND_SECONDS = 120
 
@@ -96,4 +97,5 @@ class Reader:
 
 
 def plain(text: str) -> str:
-    return "\n".join(line.rstrip() for line in text.strip().splitlines())
+    """The text with one tab between columns, as pipes have them; a page shows a terminal's."""
+    return "\n".join(GAP.sub("\t", line.rstrip()) for line in text.strip().splitlines())

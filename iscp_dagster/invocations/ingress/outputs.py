@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from iscp_dagster.invocations.ingress.backend import Backend
-from iscp_dagster.invocations.ingress.bodies import body
+from iscp_dagster.invocations.ingress.bodies import JSON, body, media_type, parsed
 from iscp_dagster.invocations.ingress.inputs import answer
 from iscp_dagster.invocations.ingress.invoking import Bounds, Waiting, raw_path, unknown
 from iscp_dagster.invocations.ingress.refusals import (
@@ -123,7 +123,11 @@ class Awakeables:
 
     async def _result(self, request: Request, verb: str) -> Result:
         if verb == "resolve":
-            return Value(value=await body(request, self.bounds.body))
+            content = await body(request, self.bounds.body)
+            if content and media_type(request) == JSON:
+                # Who waits for it could not read it, and it cannot be completed again.
+                parsed(content)
+            return Value(value=content)
         reason = await body(request, _REASON_BYTES)
         try:
             return Failure(code=_REJECTED, message=reason.decode())

@@ -10,13 +10,12 @@ from typing import Any
 from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.serving.attempts.attempt import Attempt
+from iscp_dagster.invocations.serving.attempts.operations import BAD_REQUEST
 from iscp_dagster.invocations.serving.attempts.reports import report, said
 from iscp_dagster.invocations.serving.context import Context
 from iscp_dagster.invocations.serving.declared.serde import JSON, check_numbers
 from iscp_dagster.invocations.serving.declared.services import Handler
 from iscp_dagster.invocations.serving.errors import TerminalError
-
-BAD_REQUEST = 400
 
 
 async def handled(attempt: Attempt, *, tracebacks: bool) -> None:

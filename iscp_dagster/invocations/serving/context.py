@@ -16,7 +16,7 @@ from iscp_dagster.invocations.protocol.awakeables import awakeable_id
 from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.frames import frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
-from iscp_dagster.invocations.serving.attempts.operations import Operation, nothing, valued
+from iscp_dagster.invocations.serving.attempts.operations import Operation, given, nothing, valued
 from iscp_dagster.invocations.serving.attempts.running import Action, RunRetry
 from iscp_dagster.invocations.serving.calls import Call, Sent, Target, targeted
 from iscp_dagster.invocations.serving.declared.serde import JSON, Serde, returned_by, serde_for
@@ -169,8 +169,11 @@ class Context:
         return Sent(self._attempt, self._attempt.record(message))
 
     def awakeable(self, returns: Any = Any, name: str = "") -> tuple[str, Operation[Any]]:
-        """An id to hand out, and what whoever has it completes it with."""
-        taken = valued(serde_for(returns))
+        """An id to hand out, and what whoever has it completes it with.
+
+        Awaiting that raises TerminalError (400) for a value that `returns` does not fit.
+        """
+        taken = given(serde_for(returns), "The value of the awakeable")
         operation = self._attempt.operation(pb.AwakeableEntryMessage(name=name), taken)
         return awakeable_id(self._attempt.start.id, operation.index), operation
 

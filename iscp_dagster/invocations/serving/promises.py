@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.services import ServiceKind
-from iscp_dagster.invocations.serving.attempts.operations import Operation, nothing, valued
+from iscp_dagster.invocations.serving.attempts.operations import Operation, given, nothing
 from iscp_dagster.invocations.serving.errors import ContextError
 
 if TYPE_CHECKING:
@@ -25,15 +25,19 @@ class Promise:
         self._name = name
         self._serde = serde
 
+    @property
+    def _called(self) -> str:
+        return f"The value of the promise {self._name!r}"
+
     def value(self) -> Operation[Any]:
         """The value, once there is one. Awaiting it raises TerminalError if it was rejected."""
         message = pb.GetPromiseEntryMessage(key=self._name)
-        return self._attempt.operation(message, valued(self._serde))
+        return self._attempt.operation(message, given(self._serde, self._called))
 
     def peek(self, default: Any = None) -> Operation[Any]:
         """The value if there is one by now, else `default`."""
         message = pb.PeekPromiseEntryMessage(key=self._name)
-        return self._attempt.operation(message, valued(self._serde, default))
+        return self._attempt.operation(message, given(self._serde, self._called, default))
 
     def resolve(self, value: Any = None) -> Operation[None]:
         """Give the value. Awaiting it raises TerminalError if the promise was kept before."""

@@ -260,6 +260,7 @@ def test_an_awakeable_is_resolved_or_rejected_once(http, hand):
     for index in (1, 2):
         hand.commit(id_, index, pb.AwakeableEntryMessage())
     first, second = (awakeable_id(parsed(id_), index) for index in (1, 2))
+    refused(http.post(f"/restate/awakeables/{first}/resolve", content=b"{", headers=JSON), 400)
     resolved = http.post(f"/restate/awakeables/{first}/resolve", content=b'{"a": 1}', headers=JSON)
     assert (resolved.status_code, resolved.json()) == (202, {"changed": True})
     assert http.post(f"/restate/awakeables/{first}/reject", content=b"no").json() == {

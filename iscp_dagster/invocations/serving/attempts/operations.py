@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from iscp_dagster.invocations.serving.declared.serde import Serde
 
 T = TypeVar("T")
+BAD_REQUEST = 400
 
 
 class Waits(Protocol):
@@ -69,6 +70,22 @@ def valued(serde: Serde, empty: Any = None) -> Callable[[Result], Any]:
 
     def taken(result: Result) -> Any:
         return empty if isinstance(result, Empty) else serde.loads(_bytes(result))
+
+    return taken
+
+
+def given(serde: Serde, what: str, empty: Any = None) -> Callable[[Result], Any]:
+    """Reads what somebody else gave, once and for good: `value` raises TerminalError for a misfit.
+
+    No other attempt, and no better answer, would change it; the handler may catch that.
+    """
+    read = valued(serde, empty)
+
+    def taken(result: Result) -> Any:
+        try:
+            return read(result)
+        except ValueError as error:
+            raise TerminalError(f"{what} does not fit: {error}", BAD_REQUEST) from None
 
     return taken
 

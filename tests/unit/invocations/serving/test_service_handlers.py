@@ -198,6 +198,29 @@ def test_awakeables():
     assert journal.output.value == b'"yes"'
 
 
+@pytest.mark.parametrize("value", [b"yes", b"7", b"\xff", b'"'])
+def test_an_awakeable_or_promise_of_the_wrong_form_is_a_terminal_error(value):
+    """It cannot be completed again, so no other attempt would fare better."""
+
+    async def wait(ctx: Context) -> list:
+        _, answer = ctx.awakeable(str)
+        told = []
+        for each in (answer, ctx.promise("mail", str).value()):
+            try:
+                await each
+            except TerminalError as error:
+                told.append(error.status)
+        return told
+
+    journal = journal_of(wait, kind=Workflow, mark="run", key="k")
+    attempt(journal)
+    journal.complete(1, value)
+    attempt(journal)
+    journal.complete(2, value)
+    assert attempt(journal)[-2:] == ["Output", "End"]
+    assert journal.output.value == b"[400,400]"
+
+
 def test_promises_of_a_workflow():
     async def talk(ctx: Context) -> list:
         promise = ctx.promise("p")

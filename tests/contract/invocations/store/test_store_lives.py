@@ -393,6 +393,18 @@ def test_a_workflow_is_forgotten_with_its_state_and_promises(desk):
     assert desk.commit(again, pb.GetPromiseEntryMessage(key="mail")).result is None
 
 
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_promise_that_no_run_came_for_is_forgotten_with_who_made_it(desk, runs):
+    early = desk.begun("Signup/me/poke")
+    desk.commit(early, pb.CompletePromiseEntryMessage(key="mail", completion_value=b"ok"))
+    desk.finish(early)
+    run = desk.submit("Signup/me/run") if runs else None
+    desk.do(op.Purge(id=early.id))
+    claimed = desk.claim()[0] if run else desk.begun("Signup/me/run")
+    got = desk.commit(claimed, pb.GetPromiseEntryMessage(key="mail")).result
+    assert got == (value(b"ok") if runs else None)
+
+
 def test_ended_invocations_are_kept_for_a_day_and_forgotten_in_portions(desk):
     ended = [desk.begun().id for _ in range(5)]
     for each in desk.store.invocations():

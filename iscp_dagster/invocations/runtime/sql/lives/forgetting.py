@@ -69,3 +69,14 @@ def _forget(work: Work, rows: Sequence[Any]) -> None:
         for table, columns in ((ISCP_SERVICE_STATE, STATE), (ISCP_PROMISES, PROMISES)):
             of = sa.tuple_(columns.service, columns.key).in_(runs)
             work.connection.execute(sa.delete(table).where(of))
+    others = {(row.service, row.key) for row in rows if row.role == Role.SHARED and row.key}
+    if others:
+        _forget_unclaimed(work, sorted(others))
+
+
+def _forget_unclaimed(work: Work, keys: Sequence[tuple[str, str]]) -> None:
+    """Forget the promises of keys that no invocation is left of: no run came to read them."""
+    left = sa.exists().where(INVOCATIONS.service == PROMISES.service)
+    of = sa.tuple_(PROMISES.service, PROMISES.key).in_(keys)
+    unclaimed = sa.delete(ISCP_PROMISES).where(of, ~left.where(INVOCATIONS.key == PROMISES.key))
+    work.connection.execute(unclaimed)

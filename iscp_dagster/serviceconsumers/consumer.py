@@ -135,6 +135,7 @@ class _Consuming:
             owner=owner,
             lost=partial(its.lost, tenant),
             patience=self.patience,
+            keys=its.source.keys,
             repairs=its.repairs.get(tenant, 0),
         )
 

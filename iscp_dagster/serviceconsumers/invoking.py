@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from iscp_dagster.invocations.client.errors import InvocationFailedError, shown
+from iscp_dagster.invocations.client.errors import (
+    InvocationFailedError,
+    InvocationRefusedError,
+    shown,
+)
+from iscp_dagster.invocations.protocol.failures import TOO_LARGE
 from iscp_dagster.model.declared.services import ServiceConsumer
-from iscp_dagster.model.errors import IscpError
+from iscp_dagster.model.errors import IscpError, SchemaError
 from iscp_dagster.serviceconsumers.chunks import Chunk, Owner
 from iscp_dagster.serviceconsumers.services import (
     INVOKED,
@@ -56,6 +62,8 @@ class Invoking:
     lost: Callable[[], IscpError | None]
     """Why the run may do nothing more for the tenant; None: it may."""
     patience: Patience
+    keys: Sequence[str] = ()
+    """The columns that name a row in messages."""
     repairs: int = 0
     """How often the job was repaired since its range began; the same when that is replayed."""
     begun: int = 0
@@ -95,7 +103,10 @@ class Invoking:
         )
         name = next(standing, names[-1])
         self._check()
-        invoked = services.send(service, handler, chunk.body, key=key, idempotency_key=name)
+        try:
+            invoked = services.send(service, handler, chunk.body, key=key, idempotency_key=name)
+        except InvocationRefusedError as error:
+            raise (self._too_large(chunk) if error.status == TOO_LARGE else error) from error
         self.begun += 1
         self.attached += not invoked.is_new
         self._see(chunk, invoked)
@@ -138,6 +149,16 @@ class Invoking:
         return (
             f"Service consumer {declared.name!r}: invocation {invoked.id} of {declared.handler} "
             f"with chunk {chunk.number} of ({part.from_}, {part.to}] ({invoked.link})"
+        )
+
+    def _too_large(self, chunk: Chunk) -> SchemaError:
+        row = max(json.loads(chunk.body)["rows"], key=lambda each: len(json.dumps(each)))
+        key = {name: row[name] for name in self.keys}
+        return SchemaError(
+            f"Service consumer {self.declared.name!r}: chunk {chunk.number} has "
+            f"{len(chunk.body):,} bytes, more than the runtime of invocations takes; its largest "
+            f"row is {key}. Leave large columns out (columns=[...]), or make the row smaller and "
+            "repair the job."
         )
 
     def _failed(self, chunk: Chunk, invoked: Invoked) -> str:

@@ -14,7 +14,10 @@ from logs import T0
 from onetable import Clock
 
 from iscp_dagster import ServiceConsumer, SourceTable
-from iscp_dagster.invocations.client.errors import InvocationFailedError
+from iscp_dagster.invocations.client.errors import (
+    InvocationFailedError,
+    InvocationRefusedError,
+)
 from iscp_dagster.joblog import lifecycle
 from iscp_dagster.location.assets.metadata import told_metadata
 from iscp_dagster.model.consumers import together
@@ -137,6 +140,27 @@ def test_a_failed_handler_stops_its_tenant_alone_and_is_invoked_anew_after_a_rep
     assert [mended.told[desk]["attached"] for desk in DESKS] == [1, 3]
     mine = [body["chunk"] for body in runtime.bodies if body["tenant"] == "acme"]
     assert mine == [0, 1, 1, 2]
+
+
+@dataclass
+class Small(Runtime):
+    """Takes no row with the id 7."""
+
+    def send(self, service, handler, body, **named):
+        if b'"id":7' in body:
+            raise InvocationRefusedError("too large", status=413)
+        return super().send(service, handler, body, **named)
+
+
+def test_a_row_that_the_runtime_does_not_take_is_named_with_the_remedy():
+    rows = [("acme", 7, None, 2, False), ("globex", 8, None, 2, False)]
+    retriever = retriever_of(rows, DESKS)
+    consumer(Small()).consume(retriever)
+    ((tenant, error),) = retriever.refused.items()
+    assert (tenant, type(error)) == ("acme", SchemaError)
+    assert "its largest row is {'id': 7}. " in str(error)
+    assert "columns=[...]" in str(error)
+    assert retriever.told["globex"]["invocations"] == 1
 
 
 def test_a_reason_without_end_is_cut():

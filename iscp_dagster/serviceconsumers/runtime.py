@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from iscp_dagster.model.errors import ConfigError, WaitError
 from iscp_dagster.serviceconsumers.services import ENDED, InvocationGoingError, Invoked
 
 _GONE = 404
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,7 @@ class RuntimeServices:
         asked = url, service, handler
         with self._registering:
             if asked not in self._keyed:
-                found = self._known(url, service, handler)
-                if found is None:
-                    self.client.register(url, force=True)
-                    found = self._known(url, service, handler)
-                self._keyed[asked] = _is_keyed(found, *asked)
+                self._keyed[asked] = _is_keyed(self._serving(*asked), *asked)
             return self._keyed[asked]
 
     def send(
@@ -106,12 +104,30 @@ class RuntimeServices:
         failure = f"{error['code']} {error['message']}" if error else ""
         return replace(invoked, status=status, failure=failure)
 
-    def _known(self, url: str, service: str, handler: str) -> Mapping[str, Any] | None:
-        """The service, if the runtime knows it with that handler at that address."""
+    def _serving(self, url: str, service: str, handler: str) -> Mapping[str, Any] | None:
+        """The service as the runtime invokes it, with that handler; None if it has none.
+
+        Registers the address if the runtime does not know it, or knows no such handler. One that
+        it knows, and that serves the service no more, was replaced by a person.
+        """
         address = Address.parsed(url).url
+        found = self._known(service, handler)
+        if found is not None and found["uri"] == address:
+            return found
+        if found is not None and address in {each["uri"] for each in self.client.deployments()}:
+            _LOGGER.warning(
+                "%s/%s is invoked at %s, which was registered after the consumer's address %s; to "
+                "have it there again, run `iscp invocations deploy --force %s`.",
+                *(service, handler, found["uri"], address, address),
+            )
+            return found
+        self.client.register(url, force=True)
+        found = self._known(service, handler)
+        return found if found is not None and found["uri"] == address else None
+
+    def _known(self, service: str, handler: str) -> Mapping[str, Any] | None:
         for each in self.client.services():
-            names = {one["name"] for one in each["handlers"]}
-            if (each["name"], each["uri"]) == (service, address) and handler in names:
+            if each["name"] == service and handler in {one["name"] for one in each["handlers"]}:
                 return each
         return None
 

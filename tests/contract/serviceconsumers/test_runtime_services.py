@@ -225,6 +225,23 @@ def test_an_address_may_be_written_otherwise_than_the_runtime_has_it(live, endpo
     assert known == {other.lower()}
 
 
+def test_an_address_that_a_person_registered_later_stands_until_another_is_declared(live):
+    app = service_app(trades)
+    declared, by_hand, next_one = (live.serve(app) for _ in range(3))
+
+    def address():
+        (found,) = (each["uri"] for each in live.client.services() if each["name"] == "Trades")
+        return found
+
+    assert RuntimeServices(live.client).keyed(declared, "Trades", "booked") is False
+    assert address() == declared
+    live.client.register(by_hand, force=True)
+    assert RuntimeServices(live.client).keyed(declared, "Trades", "booked") is False
+    assert address() == by_hand
+    assert RuntimeServices(live.client).keyed(next_one, "Trades", "booked") is False
+    assert address() == next_one
+
+
 def test_a_handler_that_the_runtime_forgot_is_looked_for_anew_by_the_next_iteration(live, endpoint):
     services, tenants = RuntimeServices(live.client), ["acme", "globex"]
     consumer(services, endpoint, table_id="before").consume(retriever_of(CHANGES, tenants))

@@ -72,7 +72,7 @@ class Sender:
         self._outlets: dict[str, Outlet] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._next_beat = 0.0
-        self._ending = False
+        self._stopping = self._ending = False
         self._lapse: asyncio.TimerHandle | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -146,6 +146,7 @@ class Sender:
                 random=self._random,
                 batch_id=self._batch_id,
                 heard=self._heard.set,
+                stopping=self._stopping,
             )
         if self._lapse is not None:
             self._lapse.cancel()
@@ -231,5 +232,9 @@ class Sender:
             self._wake.clear()
 
     async def _stopped(self, stop: asyncio.Event) -> None:
+        """Begin no attempt any more, even while the database is asked for something."""
         await stop.wait()
+        self._stopping = True
+        for outlet in self._outlets.values():
+            outlet.stopping = True
         self._wake.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
@@ -308,6 +309,47 @@ def test_a_sender_that_is_stopped_ends_what_is_under_way_and_leaves_the_rest_to_
             return receiver.ids
 
     assert asyncio.run(scene()) == ["alarm-0", "alarm-1", "alarm-2"]
+
+
+class Slow(Outbox):
+    """An outbox whose database answers no look while a test holds it."""
+
+    looking, free = threading.Event(), threading.Event()
+
+    def look(self, endpoints):
+        if not self.free.is_set():
+            self.looking.set()
+            assert self.free.wait(30)
+        return super().look(endpoints)
+
+
+@ON_ONE
+def test_a_sender_that_is_stopped_begins_nothing_while_its_database_is_slow(outbox):
+    outbox.__class__, go = Slow, asyncio.Event()
+    outbox.free.set()
+
+    async def answer(_):
+        await go.wait()
+        return reply()
+
+    async def scene():
+        async with receiving(answer) as receiver:
+            put(outbox, *[event(number, key="a") for number in range(3)])
+            stop = asyncio.Event()
+            made = sender(outbox, receiver)
+            first = asyncio.ensure_future(made.run(stop))
+            await until(lambda: receiver.under_way == 1)
+            outbox.free.clear()
+            await until(outbox.looking.is_set)
+            stop.set()
+            go.set()
+            (outlet,) = made._outlets.values()
+            await until(lambda: not outlet._tasks or len(receiver.requests) > 1)
+            outbox.free.set()
+            await first
+            return receiver.ids
+
+    assert asyncio.run(scene()) == ["alarm-0"]
 
 
 @ON_ONE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import anyio
@@ -16,6 +15,7 @@ from iscp_dagster.invocations.ingress.refusals import (
     UNSUPPORTED,
     RefusedError,
 )
+from iscp_dagster.web import strictjson
 
 JSON = "application/json"
 ADMIN_BYTES = 64 * 1024
@@ -71,15 +71,11 @@ async def fields(request: Request, **types: type) -> dict[str, Any]:
 
 
 def parsed(content: bytes) -> Any:
-    """The JSON value, of UTF-8 and without NaN and infinities. Raises RefusedError (400)."""
+    """The JSON value, see `strictjson`. Raises RefusedError (400)."""
     try:
-        return json.loads(content.decode(), parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
+        return strictjson.loads(content)
+    except ValueError as error:
         raise RefusedError(BAD, f"The body is no JSON: {error}.") from error
-
-
-def _no_number(text: str) -> None:
-    raise ValueError(f"it has no {text}")
 
 
 def media_type(request: Request) -> str:

@@ -45,9 +45,7 @@ def cancel(work: Work, asked: Cancel) -> Done | Refused:
 
 def end_canceled(work: Work, head: sa.Row[Any]) -> None:
     """End an invocation whose cancellation met nothing that waits, and cancel its open calls."""
-    calls = _open_calls(work, head)
-    end(work, [(head, CANCEL)])
-    _cancel_all(work, calls)
+    _cancel_all(work, _end(work, head))
 
 
 def deliver(work: Work, head: sa.Row[Any]) -> None:
@@ -137,14 +135,19 @@ def _cancel(work: Work, head: sa.Row[Any]) -> tuple[bool, list[str]]:
     if head.status == Status.COMPLETED:
         return False, []
     if head.fence == 0 or head.status == Status.PAUSED:
-        calls = _open_calls(work, head)
-        end(work, [(head, CANCEL)])
-        return True, calls
+        return True, _end(work, head)
     # One that fails may never come to what it waits for.
     if head.status == Status.BACKING_OFF or not _open_entries(work, head):
         change(work, head.number, canceled=True)
         return not head.canceled, []
     return True, _fail_entries(work, head)
+
+
+def _end(work: Work, head: sa.Row[Any]) -> list[str]:
+    """End the invocation as canceled; returns its open calls."""
+    calls = _open_calls(work, head)
+    end(work, [(head, CANCEL)])
+    return calls
 
 
 def _fail_entries(work: Work, head: sa.Row[Any]) -> list[str]:

@@ -7,9 +7,9 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from iscp_dagster.local.stack.ports import free_port
@@ -27,6 +27,8 @@ class Served:
     port: int
     log: Path
     process: subprocess.Popen[bytes] | None = None
+    folder: Path = HERE
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ | {"PYTHONPATH": ""})
 
     @property
     def url(self) -> str:
@@ -41,7 +43,7 @@ class Served:
         """Start it, and wait until it listens."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self.command, cwd=HERE, stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": ""}
+                self.command, cwd=self.folder, stdout=log, stderr=log, env=self.environment
             )
         until = time.monotonic() + START_SECONDS
         while not self._listens():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 from iscp_dagster import SourceTable
@@ -104,17 +105,22 @@ def rows_of(tenant, version, ordinal, key, operation, before, after):
 NAME = JobID(db="live", table="trades", job="big")
 
 
-def register(log, *tenants, table_id="t-1"):
-    consumer = ConsumerInfo(type="changes", db=NAME.db, table=NAME.table, job=NAME.job)
+def name_of(database):
+    """Return the name of the index's jobs in that database."""
+    return replace(NAME, db=database)
+
+
+def register(log, *tenants, table_id="t-1", name=NAME):
+    consumer = ConsumerInfo(type="changes", db=name.db, table=name.table, job=name.job)
     spec = JobSpec(detail=IterationDetail(consumer=consumer))
     log.register_many(
-        [NewJob(tenant=each, name=NAME, table_id=table_id, spec=spec) for each in tenants]
+        [NewJob(tenant=each, name=name, table_id=table_id, spec=spec) for each in tenants]
     )
 
 
-def reach(log, version, *tenants):
+def reach(log, version, *tenants, name=NAME):
     """Complete an iteration of each tenant's job up to a version."""
-    for job in log.jobs(name=NAME, tenants=tenants):
+    for job in log.jobs(name=name, tenants=tenants):
         to = Moment(version, version * 1_000_000)
         for claim in log.begin(Iteration.of([job], to), "run", {}):
             log.complete([Done(claim=claim, to=to, counts={})])

@@ -11,6 +11,7 @@ import pytest
 from mortals import SILENT_SECONDS
 from mortalstack import DATABASE, ENDPOINT, RUNTIME, MortalStack
 from postgresfixture import running_postgres
+from soaking import soak_seconds
 
 SLEEP = 0.2
 HOUR = 3_600
@@ -19,7 +20,7 @@ POINTS = ["after Run", "after Sleep", "after fire", "in run"]
 MORE_POINTS = ["before Run", "before Sleep", "before fire", "before Call", "after Call"]
 MORE_POINTS += ["before Output", "after Output", "before finish", "after finish"]
 VICTIMS = [RUNTIME, ENDPOINT, DATABASE]
-SOAK_SECONDS = 240
+SOAK_SECONDS = soak_seconds(240)
 AT_ONCE = 8
 
 

@@ -1,0 +1,66 @@
+"""An endpoint written with restate-sdk is killed while the runtime drives it; each journey ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from random import Random
+
+import pytest
+from faults import JOURNEY, once_after_ack
+from ourruntime import running
+from sdkvenv import sdk_python
+from served import served
+from soaking import soak_seconds
+
+from iscp_dagster.joblog.sql.engine import open_engine
+
+SECONDS = soak_seconds(120)
+AT_ONCE = 6
+APART_SECONDS = 0.1
+"""The longest between an endpoint's start and its next death; a journey takes a third of that."""
+
+
+@pytest.fixture
+def mortal_sdk(tmp_path):
+    with served(sdk_python(), "sdkservices:app", tmp_path) as server:
+        yield server
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(SECONDS + 600)
+@pytest.mark.parametrize("http", [1, 2], ids=["exchange", "duplex"])
+def test_journeys_of_restate_sdk_end_once_while_it_is_killed(
+    mortal_sdk, tmp_path, http, record_property
+):
+    engine = open_engine(f"sqlite:///{tmp_path}/log.db", kept=True)
+    chance, done, kills, journeys = Random(http), Counter(), 0, 0
+
+    async def one(caller, number):
+        file = tmp_path / f"effects {number}"
+        assert await caller.call("Counter", "journey", str(file), key=f"k{number}") == JOURNEY
+        effects = once_after_ack(file.read_text().splitlines())
+        assert effects.keys() == {"run 0", "run 1"}
+        done.update(effects)
+
+    async def scene():
+        nonlocal kills, journeys
+        until = time.monotonic() + SECONDS
+        async with running(engine, mortal_sdk.url, http=http) as caller:
+            while time.monotonic() < until:
+                numbers = range(journeys, journeys + AT_ONCE)
+                under_way = [asyncio.create_task(one(caller, number)) for number in numbers]
+                journeys += AT_ONCE
+                for _ in range(chance.randint(1, 3)):
+                    await asyncio.sleep(APART_SECONDS * chance.random())
+                    mortal_sdk.kill()
+                    await asyncio.to_thread(mortal_sdk.start)
+                    kills += 1
+                await asyncio.gather(*under_way)
+
+    asyncio.run(scene())
+    engine.dispose()
+    record_property("kills", kills)
+    record_property("journeys", journeys)
+    record_property("done again before the ack", done.total() - 2 * journeys)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
-from iscp_dagster.api.discovery import declared
-from iscp_dagster.location.build import build_definitions
+from iscp_dagster.api.discovery import declarations
+from iscp_dagster.location.build import definitions_of
 from iscp_dagster.location.resources.environment import resources_from_environment
 from iscp_dagster.model.imports import imported
 
@@ -17,4 +17,4 @@ if find_spec("resources"):
     resources = imported("resources").from_environment()
 else:
     resources = resources_from_environment()
-defs = build_definitions(declared(os.environ), resources)
+defs = definitions_of(declarations(os.environ), resources)

@@ -6,18 +6,21 @@ import pkgutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from iscp_dagster.clickhouse.types.asked import check_types
-from iscp_dagster.model.declared.attach import DECLARATIONS, Declared, UnfitError
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.tables import SourceTable, spread
-from iscp_dagster.model.declared.views import View
+from iscp_dagster.model.declared.together.attach import DECLARATIONS, Declared
+from iscp_dagster.model.declared.together.clashes import check_declared_once
+from iscp_dagster.model.declared.together.sound import Sound, sound
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.imports import ASSETS, imported, mistake
+from iscp_dagster.model.variables import STRICT
 
 if TYPE_CHECKING:
     from dagster import Definitions
@@ -29,18 +32,51 @@ TABLES = "iscp_dagster/tables"
 
 
 def declared(environ: Mapping[str, str]) -> list[SourceTable]:
-    """Every table of the location, for the ClickHouse servers that the environment names."""
-    from iscp_dagster.api.environment import shards_of
+    """Every table of the location, for the ClickHouse servers that the environment names.
 
-    with _package_of(environ) as package:
-        return declared_tables(package, shards_of(environ))
+    Those that cannot stand beside the others are left out, see `sound`. Raises ConfigError for a
+    module that cannot be imported, naming its file and line, and as `stands` does.
+    """
+    return stands(declarations(environ), environ).tables
 
 
 def declared_endpoints(environ: Mapping[str, str]) -> list[Endpoint]:
     """Every endpoint of the location, also those that no trigger names, by name."""
+    return stands(declarations(environ), environ).endpoints
+
+
+def declarations(environ: Mapping[str, str]) -> Declared:
+    """What the modules of the location declare, whether or not it can stand together."""
     with _package_of(environ) as package:
         modules = found_in(package)
-        return Declared.of(each for its in modules.values() for each in its).all_endpoints()
+    files: dict[int, str] = {}
+    for module, its in modules.items():
+        for each in its:
+            files.setdefault(id(each), _file_of(module))
+    return Declared.of((each for its in modules.values() for each in its), files)
+
+
+def stands(given: Declared, environ: Mapping[str, str]) -> Sound:
+    """What of the declarations stands together at the environment's ClickHouse servers.
+
+    Each sharded index is replaced by one index per shard. Raises ConfigError for a setting that is
+    wrong, and with ISCP_STRICT=true for all that would be left out.
+    """
+    from iscp_dagster.api.environment import databases_of, is_true, shards_of
+
+    shards, databases = shards_of(environ), databases_of(environ)
+
+    def check(tables: Sequence[SourceTable]) -> None:
+        check_declared_once([spread(table, shards) for table in tables], databases)
+        for table in tables:
+            for index in table.indexes:
+                check_types(table, index)
+
+    found = sound(given, check)
+    if found.mistakes and is_true(environ, STRICT):
+        raise ConfigError("\n".join(map(str, found.mistakes)))
+    spread_out = {key: spread(table, shards) for key, table in found.declared.items()}
+    return replace(found, tables=list(spread_out.values()), declared=spread_out)
 
 
 @contextmanager
@@ -79,25 +115,6 @@ def _not_found(environ: Mapping[str, str]) -> str:
     )
 
 
-def declared_tables(package: str, shards: int = 1) -> list[SourceTable]:
-    """The tables that `found_in` finds, with the indexes and triggers of the views found there.
-
-    Each sharded index is replaced by one index per shard. Raises ConfigError for a module that
-    cannot be imported, naming its file and line; for types that do not exist, and for a view or
-    trigger that does not fit the others, naming the file.
-    """
-    modules = found_in(package)
-    given = Declared.of(each for its in modules.values() for each in its)
-    try:
-        tables = given.attached()
-    except UnfitError as error:
-        place = _module_of(modules, error.culprit)
-        raise (_in_file(place, error) if place else error) from error
-    for module, its in modules.items():
-        _check_types(module, its, tables)
-    return [spread(table, shards) for table in tables]
-
-
 def found_in(package: str) -> dict[str, list[object]]:
     """By module, what `package` and its modules declare at their top, and in their definitions.
 
@@ -115,28 +132,9 @@ def _declared_in(module: ModuleType) -> list[object]:
     return [*named, *_built_of(module)]
 
 
-def _check_types(module: str, its: Sequence[object], tables: Sequence[SourceTable]) -> None:
-    by_name = {table.name: table for table in tables}
-    try:
-        for each in its:
-            if isinstance(each, SourceTable):
-                for index in each.indexes:
-                    check_types(each, index)
-            elif isinstance(each, View):
-                check_types(each.source, by_name[each.source.name].index(each.name))
-    except ConfigError as error:
-        raise _in_file(module, error) from error
-
-
-def _module_of(modules: Mapping[str, Sequence[object]], culprit: object) -> str | None:
-    """The first module that has the culprit; None for an endpoint that a trigger alone has."""
-    held = (name for name, its in modules.items() if any(each is culprit for each in its))
-    return next(held, None)
-
-
-def _in_file(module: str, error: ConfigError) -> ConfigError:
+def _file_of(module: str) -> str:
     inside = "/__init__" if hasattr(sys.modules.get(module), "__path__") else ""
-    return ConfigError(f"{module.replace('.', '/')}{inside}.py: {error}")
+    return f"{module.replace('.', '/')}{inside}.py"
 
 
 def _built_of(module: ModuleType) -> Iterator[object]:

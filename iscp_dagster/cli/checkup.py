@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -52,7 +53,7 @@ from iscp_dagster.model.variables import (
     SPARK_REMOTE,
 )
 from iscp_dagster.planning.problems import Problem, problem_of
-from iscp_dagster.planning.table_problems import problems_of
+from iscp_dagster.planning.table_problems import mistaken, problems_of
 from iscp_dagster.upkeep.outbox import outbox_of
 from iscp_dagster.upkeep.position import Position, positions
 from iscp_dagster.webhooks.recording import EndpointState
@@ -212,18 +213,27 @@ def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
     yield from endpoints(deployed, limit)
 
 
+def declared(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """What is left out of the location and belongs to no table of it; `jobs` tells the rest."""
+    from iscp_dagster.api.discovery import declarations, stands
+
+    for error in stands(declarations(environ), environ).placeless:
+        yield Finding(what="declarations", problem=_line(str(error)), code=error.code)
+
+
 def _table(
     deployed: Jobs, source: SourceTable, failed: Collection[Job], limit: float
 ) -> Iterator[Finding]:
     """What is wrong with the table itself, with its jobs, and how far they are behind."""
     what = f"table {source.name}"
+    left_out = [_problem(what, each) for each in mistaken(source)]
     try:
         found = positions(deployed.deployment, source)
     except NoTableError as error:
-        yield _missing(deployed, source, what, error)
+        yield from [*left_out, _missing(deployed, source, what, error)]
         return
     except Exception as error:  # noqa: BLE001 - a table may raise anything
-        yield _problem(what, problem_of(source, error))
+        yield from [*left_out, _problem(what, problem_of(source, error))]
         return
     findings = [_problem(what, each) for each in problems_of(deployed.deployment, source)]
     own = [job for job in failed if f"{job.name.db}.{job.name.table}" == source.name]
@@ -409,5 +419,5 @@ def checkup(
     yield from careful("services", lambda: services(environ))
     yield from careful("dagster", lambda: dagster(environ.get(DAGSTER_URL), time.time()))
     yield from careful("invocations", lambda: invocations(environ))
-    yield from careful("jobs", lambda: jobs(deployed(), limit))
+    yield from careful("jobs", lambda: chain(jobs(deployed(), limit), declared(environ)))
     yield from careful("graphql", lambda: graphql(environ))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from dagster import AssetsDefinition, AssetSpec, Definitions
 from dagster._core.definitions.metadata.metadata_value import ObjectMetadataValue
 
-from iscp_dagster.api.discovery import TABLES
+from iscp_dagster.api.discovery import TABLES, stands
 from iscp_dagster.api.environment import databases_of, number_of, runs_kept_of, shards_of
 from iscp_dagster.location.assets.checks import index_checks
 from iscp_dagster.location.assets.index_assets import index_assets
@@ -19,18 +20,20 @@ from iscp_dagster.location.assets.maintenance import hourly, maintenance_jobs
 from iscp_dagster.location.assets.source_asset import source_asset, source_spec
 from iscp_dagster.location.assets.source_check import source_check
 from iscp_dagster.location.executor import named_in_process
-from iscp_dagster.location.names import EVENTS, INVOCATIONS, check_names, clickhouse_pool
+from iscp_dagster.location.names import EVENTS, INVOCATIONS, clickhouse_pool
 from iscp_dagster.location.sensor.lookout import SCAN_SECONDS, Lookout
 from iscp_dagster.location.sensor.news import news_sensor
 from iscp_dagster.location.sensor.runner import runner_sensor
-from iscp_dagster.model.declared.attach import Declared
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.services import ServiceConsumer
-from iscp_dagster.model.declared.tables import SourceTable, check_declared_once, spread
+from iscp_dagster.model.declared.tables import SourceTable, spread
+from iscp_dagster.model.declared.together.attach import Declared
+from iscp_dagster.model.declared.together.sound import Sound
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS
 
+_LOGGER = logging.getLogger(__name__)
 _CLICKHOUSES = (CLICKHOUSE_URL, CLICKHOUSE_URLS)
 _SCAN = "ISCP_SCAN_SECONDS"
 _MOST_SECONDS = 86_400
@@ -52,16 +55,33 @@ def build_definitions(
     for every index kind; `resources_from_environment` gives them. `environ` (default: the
     process's own) says how often the runner looks, how long runs are kept, and which ClickHouses
     there are: a sharded index becomes one index per server, and all runs that write to them share
-    one pool. Raises ConfigError when something is declared twice, when a view, trigger or service
-    consumer does not fit the tables, or a setting is wrong.
+    one pool. A declaration that cannot stand beside the others is left out, which the check of its
+    table, `iscp health` and the log say; with ISCP_STRICT=true it raises ConfigError, as a wrong
+    setting does.
     """
     given = Declared(
         tables=tables, views=views, triggers=triggers, endpoints=endpoints, services=services
     )
-    whole = given.attached()
-    shared = runner_definitions(whole, resources, given=given, environ=environ)
-    own = [table_definitions(table, environ=environ) for table in whole]
+    return definitions_of(given, resources, environ=environ)
+
+
+def definitions_of(
+    given: Declared, resources: Mapping[str, Any], *, environ: Mapping[str, str] | None = None
+) -> Definitions:
+    """The same of declarations that are together already."""
+    environ = os.environ if environ is None else environ
+    found = standing(given, environ)
+    shared = runner_definitions(found.tables, resources, given=given, environ=environ)
+    own = [table_definitions(table, environ=environ) for table in found.tables]
     return Definitions.merge(*own, shared)
+
+
+def standing(given: Declared, environ: Mapping[str, str]) -> Sound:
+    """What of the declarations stands, see `stands`; the log says what is left out, and why."""
+    found = stands(given, environ)
+    for error in found.mistakes:
+        _LOGGER.warning("[%s] %s", error.code, error)
+    return found
 
 
 def table_definitions(
@@ -87,7 +107,7 @@ def runner_definitions(
     """What all tables of the location share: the runner, the hourly jobs and the resources.
 
     `given` is what the tables were attached from, for those that look for declarations in a module.
-    Raises ConfigError as `build_definitions` does.
+    Raises ConfigError for a wrong setting.
     """
     environ = os.environ if environ is None else environ
     laid_out = [spread(table, shards_of(environ)) for table in tables]
@@ -95,8 +115,6 @@ def runner_definitions(
         resources = {EVENTS: EventsIOManager(), **resources}
     if any(table.services for table in laid_out):
         resources = {INVOCATIONS: InvocationsIOManager(), **resources}
-    check_declared_once(laid_out, databases_of(environ))
-    check_names(laid_out)
     lookout = Lookout(laid_out, scan_seconds_of(environ))
     maintenance = maintenance_jobs(laid_out, resources, runs_kept_of(environ))
     iterations = jobs_of(laid_out, resources, _pool(environ))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
 from dagster import AssetKey, DynamicPartitionsDefinition, PartitionsDefinition
 from dagster import StaticPartitionsDefinition as Static
@@ -12,7 +10,7 @@ from dagster import StaticPartitionsDefinition as Static
 from iscp_dagster.clickhouse.connect.endpoint import endpoints
 from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.declared.services import SERVICE
-from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable, refuse_shared
+from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable
 
 RUNNER = "iscp_runner"
 NEWS = "iscp_news"
@@ -81,15 +79,6 @@ def verify_op_name(source: SourceTable) -> str:
     return f"verify_{source.database}_{source.table}"
 
 
-def check_names(sources: Sequence[SourceTable]) -> None:
-    """Reject tables that would have one name in Dagster. Raises ConfigError naming both.
-
-    No name of one sort begins as those of another do, so that only names of one sort can clash.
-    """
-    for what, name in _SORTS.items():
-        refuse_shared(what, [(name(source), source.name) for source in sources])
-
-
 def io_manager_key(kind: str) -> str:
     """The resource that reports what indexes of that kind, triggers or services did."""
     return {TRIGGER: EVENTS, SERVICE: INVOCATIONS}.get(kind, f"{kind}_index")
@@ -105,22 +94,3 @@ def partitions_of(source: SourceTable) -> PartitionsDefinition[str]:
     if source.tenant is None:
         return Static([DEFAULT_TENANT])
     return DynamicPartitionsDefinition(name=partitions_name(source))
-
-
-def _check_op_name(source: SourceTable) -> str:
-    """As Dagster makes it of the asset's key."""
-    return source_key(source).to_python_identifier()
-
-
-_SORTS: Mapping[str, Callable[[SourceTable], str]] = MappingProxyType(
-    {
-        "Dagster job": sync_job_name,
-        "Dagster job of many tenants": tenants_job_name,
-        "op": indexes_op_name,
-        "op of its load": load_op_name,
-        "op of its checks": verify_op_name,
-        "check of the source": _check_op_name,
-        "set of partitions": partitions_name,
-    }
-)
-"""What each table has of its own in Dagster."""

@@ -15,13 +15,20 @@ from iscp_dagster.sync.deployment import Deployment
 
 def problems_of(deployment: Deployment, source: SourceTable) -> list[Problem]:
     """All current problems of the table. Reads its log and the ISCP log; starts no Spark."""
+    found = mistaken(source)
     try:
         delta_log = deployment.delta_log(source)
         check_sole(deployment, source, delta_log.table_id())
-        orphans = nameless(source, delta_log.location, delta_log.unnamed())
-        return [*orphans, *stranded(deployment, source, delta_log.table_id())]
+        found += nameless(source, delta_log.location, delta_log.unnamed())
+        found += stranded(deployment, source, delta_log.table_id())
     except Exception as error:  # noqa: BLE001 - nobody can tell what a table may raise
-        return [problem_of(source, error)]
+        found.append(problem_of(source, error))
+    return found
+
+
+def mistaken(source: SourceTable) -> list[Problem]:
+    """A problem for each declaration of the table, or of its name, that is left out."""
+    return [problem_of(source, error) for error in source.left_out]
 
 
 def check_sole(

@@ -30,6 +30,7 @@ from iscp_dagster.planning.problems import Problem, problem_of
 from iscp_dagster.planning.table_problems import (
     check_sole,
     earlier_ids,
+    mistaken,
     nameless,
     stranded,
     stranded_names,
@@ -91,7 +92,7 @@ class Watch:
         spared = not poll and self.mark is not None and self.mark == seen
         mark = self.mark if spared and self.mark else self.delta_log.poll(seen)
         self.found = None
-        self.problems = []
+        self.problems = mistaken(self.source)
         taken_up = any(touched.get(LogMark.shortened(each)) for each in self.earlier)
         # What is remembered holds only if the cursor agrees with it.
         if taken_up or self.mark is None or self.mark != seen or not self._goes_on(self.mark, mark):

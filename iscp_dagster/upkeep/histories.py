@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from iscp_dagster.clickhouse.tables.indexes import Beginning
 from iscp_dagster.joblog.sql.active import active_sets
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.model.declared.attach import CHANGES
 from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.model.declared.together.attach import CHANGES
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.sync.consumers import index_of
 from iscp_dagster.sync.deployment import Deployment

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster import (
@@ -16,15 +17,16 @@ from dagster import (
     scaffold_with,
 )
 
-from iscp_dagster.location.build import runner_definitions, table_definitions
+from iscp_dagster.location.build import runner_definitions, standing, table_definitions
 from iscp_dagster.location.component.reading import declared_of, place
 from iscp_dagster.location.component.scaffold import SourceTableScaffolder
 from iscp_dagster.location.component.schema import table_model
 from iscp_dagster.location.resources.environment import resources_from_environment
-from iscp_dagster.model.declared.attach import Declared
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.model.declared.together.attach import Declared
+from iscp_dagster.model.declared.together.sound import Sound
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.errors import ConfigError
 
@@ -90,7 +92,7 @@ class SourceTableComponent(Component, Resolvable):
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
         """The table's assets and checks; for the project's first table the runner as well.
 
-        Raises ConfigError when a table or an index is declared twice.
+        What cannot stand beside the others is left out, as by `build_definitions`.
         """
         # Outside of a defs folder this component is the only one.
         every = context.component_tree.get_all_components(SourceTableComponent) or [self]
@@ -100,35 +102,28 @@ class SourceTableComponent(Component, Resolvable):
                 "its return type; annotate it with `-> SourceTableComponent`, without quotes or "
                 "`from __future__ import annotations`."
             )
-        with _told(every):
-            (whole,) = _declared([self], every).attached()
-            own = table_definitions(whole)
-            return Definitions.merge(own, _shared(every)) if every[0] is self else own
+        found = _standing(tuple(every))
+        table = found.declared.get(id(self.table))
+        own = [] if table is None else [table_definitions(table)]
+        return Definitions.merge(*own, *([_shared(every)] if every[0] is self else []))
 
 
-def _declared(
-    some: Sequence[SourceTableComponent], every: Sequence[SourceTableComponent]
-) -> Declared:
-    """What some components declare; a trigger may name an endpoint of any other."""
-    return Declared(
-        tables=[each.table for each in some],
-        views=[view for each in some for view in each.views],
-        triggers=[trigger for each in some for trigger in each.triggers],
-        endpoints=[endpoint for each in every for endpoint in each.endpoints],
-    )
+def _declared(every: Sequence[SourceTableComponent]) -> Declared:
+    declared: dict[int, object] = {}
+    files: dict[int, str] = {}
+    for each in every:
+        for one in (each.table, *each.views, *each.triggers, *each.endpoints):
+            declared[id(one)] = one
+            files[id(one)] = each.declared_at
+    return Declared.of(declared.values(), files)
+
+
+@lru_cache(maxsize=1)
+def _standing(every: tuple[SourceTableComponent, ...]) -> Sound:
+    """Kept for the next component of the same project, since each asks for it."""
+    return standing(_declared(every), os.environ)
 
 
 def _shared(every: Sequence[SourceTableComponent]) -> Definitions:
-    given = _declared(every, every)
-    return runner_definitions(given.attached(), resources_from_environment(), given=given)
-
-
-@contextmanager
-def _told(every: Sequence[SourceTableComponent]) -> Iterator[None]:
-    """Say of an error where everything is declared."""
-    try:
-        yield
-    except ConfigError as error:
-        places = [f"{each.table.name} in {each.declared_at}" for each in every if each.declared_at]
-        said = f" Declared: {', '.join(places)}." if places else ""
-        raise ConfigError(f"{error}{said}") from error
+    tables = _standing(tuple(every)).tables
+    return runner_definitions(tables, resources_from_environment(), given=_declared(every))

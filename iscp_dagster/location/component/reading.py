@@ -10,13 +10,13 @@ from dagster import Model, ResolutionContext
 
 from iscp_dagster.clickhouse.types.asked import check_types
 from iscp_dagster.location.component.schema import is_template
-from iscp_dagster.model.declared.attach import Declared, index_of_view
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.kinds import kinds
 from iscp_dagster.model.declared.lineage import in_order
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import Index, SourceTable
+from iscp_dagster.model.declared.together.attach import Declared, index_of_view
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.imports import object_at

@@ -124,7 +124,8 @@ def table_model() -> type[Model]:
         name: (list[_model(kind.__name__, kind, said)], Said(default_factory=list))  # type: ignore[misc]
         for name, (kind, said) in _OVER_IT.items()
     }
-    return _model("SourceTable", SourceTable, {"indexes": list[each]}, **over)
+    own = {"indexes": list[each], "left_out": _LEFT_OUT}
+    return _model("SourceTable", SourceTable, own, **over)
 
 
 def _index_model(name: str, kind: type[Any]) -> type[Model]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
@@ -174,6 +173,8 @@ class SourceTable:
     registers them again, or `rebuild` their indexes from the new table."""
     nulls: str | Mapping[str, str] = "empty"
     """What its indexes have for null arrays, maps and structs (docs/types.md)."""
+    left_out: Sequence[ConfigError] = field(default=(), compare=False)
+    """Why some of what is declared for it, or of its name, is left out; `sound` fills it in."""
     description: str | None = None
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -375,43 +376,6 @@ def _spread(index: Index, shards: int) -> list[Index]:
     ]
 
 
-def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] = ()) -> None:
-    """Reject tables and index views that two declarations would both write.
-
-    `databases` are the names that the deployment gives its shards' databases, see `view_of`.
-    """
-    _refuse_repeats("The location", "source table", [table.name for table in tables])
-    _refuse_one_path(tables)
-    indexes = [(table, index) for table in tables for index in table.indexes]
-    refuse_shared(
-        "index view", [(view_of(t, i, databases), f"{t.name}/{i.name}") for t, i in indexes]
-    )
-    consumers = [(table, each) for table in tables for each in table.consumers]
-    assets = [(table.name, f"the table {table.name}") for table in tables]
-    assets += [
-        (f"{table.database}.{view_name(table.table, each.name)}", f"{table.name}/{each.name}")
-        for table, each in consumers
-    ]
-    refuse_shared("asset", assets)
-    # Dagster's names of jobs and sets of tenants have no dot.
-    refuse_shared("name in Dagster", [(f"{t.database}_{t.table}", t.name) for t in tables])
-
-
-def refuse_shared(what: str, owners: Iterable[tuple[str, str]]) -> None:
-    """Reject a name that two declarations would have; `owners` are names and whose they are.
-
-    Raises ConfigError naming both.
-    """
-    held: dict[str, str] = {}
-    for name, owner in owners:
-        if name in held:
-            raise ConfigError(
-                f"The location: {held[name]} and {owner} would both have the {what} {name!r}; "
-                "rename one of them."
-            )
-        held[name] = owner
-
-
 def view_of(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> str:
     """A name for the index view, unique among the deployment's ClickHouse servers."""
     where = f" on shard {index.shard}" if index.shard else ""
@@ -422,22 +386,6 @@ def shown_in(table: SourceTable, index: Index, databases: Sequence[str] = ()) ->
     """The index view, in the database named for its shard, else in the table's own."""
     named = databases[index.shard] if databases else ""
     return f"{named or table.database}.{view_name(table.table, index.shown)}"
-
-
-def _refuse_one_path(tables: Sequence[SourceTable]) -> None:
-    """Reject two tables with one path: jobs are told apart by the Delta table's id.
-
-    An alias of a path is found later, by that id.
-    """
-    held: dict[str, str] = {}
-    for table in tables:
-        place = posixpath.normpath((table.path or "").removeprefix("file:"))
-        other = held.setdefault(place, table.name) if table.path else table.name
-        if other != table.name:
-            raise ConfigError(
-                f"The location: {other!r} and {table.name!r} are both declared at the path "
-                f"{table.path!r}; declare the Delta table once, with the indexes of both."
-            )
 
 
 def _refuse_repeats(where: str, what: str, names: Sequence[str]) -> None:

@@ -10,7 +10,6 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.files import spark_path
 from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.declared.attach import CHANGES
 from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.declared.images import (
     CONDITION_COLUMNS,
@@ -19,6 +18,7 @@ from iscp_dagster.model.declared.images import (
     Transitions,
 )
 from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.model.declared.together.attach import CHANGES
 from iscp_dagster.model.errors import (
     ConfigError,
     IscpError,

@@ -12,7 +12,7 @@ from iscp_dagster import Changes, Endpoint, Mirror, Trigger, View
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.iterations import Iterations
-from iscp_dagster.model.declared.attach import index_of_view
+from iscp_dagster.model.declared.together.attach import index_of_view
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX
 

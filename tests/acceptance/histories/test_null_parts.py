@@ -8,7 +8,7 @@ from tables import Table, kinds
 from iscp_dagster import Changes, Mirror, Vector, View
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.model.declared.attach import index_of_view
+from iscp_dagster.model.declared.together.attach import index_of_view
 from iscp_dagster.model.errors import SchemaError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

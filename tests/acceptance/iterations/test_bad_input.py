@@ -15,7 +15,7 @@ from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.build import build_definitions
-from iscp_dagster.model.declared.attach import index_of_view
+from iscp_dagster.model.declared.together.attach import index_of_view
 from iscp_dagster.model.errors import (
     ConfigError,
     IscpError,

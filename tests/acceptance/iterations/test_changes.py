@@ -22,8 +22,8 @@ from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.io_manager import shown
-from iscp_dagster.model.declared.attach import index_of_view
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS, ChangeKind
+from iscp_dagster.model.declared.together.attach import index_of_view
 from iscp_dagster.model.errors import (
     ConfigError,
     KeyColumnError,

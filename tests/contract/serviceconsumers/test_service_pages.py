@@ -15,7 +15,7 @@ from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.invocations import InvocationFailedError, service_app, testing
 from iscp_dagster.jobservices.services import index_object, iscp_service
 from iscp_dagster.jobservices.steps import Steps
-from iscp_dagster.model.declared.attach import Declared
+from iscp_dagster.model.declared.together.attach import Declared
 from iscp_dagster.serviceconsumers.runtime import RuntimeServices
 
 PAGE = (DOCS / "service-consumers.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from iscp_dagster.api.discovery import declared, declared_endpoints, declared_tables
+from iscp_dagster.api.discovery import declarations, declared, declared_endpoints, stands
 from iscp_dagster.api.names import listed
 from iscp_dagster.model.errors import ConfigError
 
@@ -60,34 +60,75 @@ def test_a_package_that_is_not_there_is_told_alike_for_endpoints():
         declared_endpoints({"ISCP_ASSETS": "no_such"})
 
 
+HEAD = "from iscp_dagster import *\nfrom {package}.tables import big, trades\n\n"
+LEFT_OUT = [
+    (
+        'Trigger("large", on=trades, match="amount > 1")',
+        "trading.py: Trigger 'large' is declared twice",
+        "the trigger large",
+    ),
+    (
+        'Trigger("x", on=big, match="a", to=["lost"])',
+        "more.py: Trigger 'x': to='lost' is no endpoint",
+        "the trigger x",
+    ),
+    (
+        'View("mirror", of=trades, where="a")',
+        "more.py: View 'mirror': shop.trades: index 'mirror' is declared twice",
+        "the view mirror",
+    ),
+    (
+        'View("v", of=big, where="a", types={"b": "Text"})',
+        "more.py: Index shop.trades/v: types has 'Text'",
+        "the view v",
+    ),
+    (
+        'SourceTable("shop.trades_mirror", key="id")',
+        "more.py: The location: shop.trades/mirror and the table shop.trades_mirror would both",
+        "the source table shop.trades_mirror",
+    ),
+]
+
+
+@pytest.mark.parametrize(("wrong", "said", "what"), LEFT_OUT)
+def test_what_cannot_stand_is_left_out_with_the_file_that_declares_it(package, wrong, said, what):
+    name = package(more=f"{HEAD}wrong = {wrong}\n")
+    trades = next(e for e in declared({"ISCP_ASSETS": name}) if e.name == "shop.trades")
+    (error,) = trades.left_out
+    assert re.fullmatch(rf"{name}/{re.escape(said)}.* Until then {what} is left out\.", str(error))
+    assert {each.name for each in trades.consumers} == {"mirror", "big", "huge", "large"}
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        declared({"ISCP_ASSETS": name, "ISCP_STRICT": "true"})
+
+
+def test_of_two_endpoints_of_one_name_the_first_stands_with_what_it_is_told(package):
+    again = 'again = Endpoint("alerts", url="https://a.example", secrets=["A"])\n'
+    environ = {"ISCP_ASSETS": package(more=HEAD + again)}
+    found = stands(declarations(environ), environ)
+    (error,) = found.placeless
+    assert "trading.py: Endpoint 'alerts' is declared twice" in str(error)
+    assert [each.name for each in found.endpoints] == ["alerts", "quiet"]
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (
-            'Trigger("large", on=trades, match="amount > 1")',
-            "trading.py: Trigger 'large' is declared",
-        ),
-        ('Trigger("x", on=big, match="a", to=["lost"])', "more.py: Trigger 'x': to='lost' is no"),
-        ('View("mirror", of=trades, where="a")', "more.py: View 'mirror': shop.trades: index"),
-        ('View("v", of=big, where="a", types={"b": "Text"})', "more.py: Index shop.trades/v: "),
         ('Trigger("x", on=big, match=" ")', "more.py, line 4: Trigger 'x': match="),
         ('View("v", of=big)', "more.py, line 4: View 'v' has neither where= nor"),
-        ('Endpoint("alerts", url="https://a.example", secrets=["A"])', "alerts' is declared twice"),
     ],
 )
-def test_what_is_wrong_is_told_with_the_file_that_declares_it(package, wrong, said):
-    head = "from iscp_dagster import *\nfrom {package}.tables import big, trades\n\n"
-    name = package(more=f"{head}wrong = {wrong}\n")
-    with pytest.raises(ConfigError, match=re.escape(said)) as refused:
-        declared_tables(name)
-    assert re.search(rf"{name}/(more|trading)\.py", str(refused.value))
+def test_what_is_no_declaration_is_refused_with_its_file_and_line(package, wrong, said):
+    name = package(more=f"{HEAD}wrong = {wrong}\n")
+    with pytest.raises(ConfigError, match=re.escape(f"{name}/{said}")):
+        declared({"ISCP_ASSETS": name})
 
 
 def test_what_is_wrong_in_the_package_itself_is_told_with_its_file(package):
     head = "from iscp_dagster import View\nfrom {package}.tables import trades\n"
     name = package(__init__=f'{head}again = View("mirror", of=trades, where="a")\n')
-    with pytest.raises(ConfigError, match=rf"^{name}/__init__\.py: View 'mirror'"):
-        declared_tables(name)
+    (trades,) = declared({"ISCP_ASSETS": name})
+    (error,) = trades.left_out
+    assert str(error).startswith(f"{name}/__init__.py: View 'mirror'")
 
 
 def test_definitions_hold_what_they_were_built_from(package):
@@ -100,7 +141,7 @@ def test_definitions_hold_what_they_were_built_from(package):
         "    [trades], resources_from_environment(), views=[big, own], triggers=[large]\n"
         ")\n"
     )
-    (trades,) = declared_tables(package(definitions=text))
+    (trades,) = declared({"ISCP_ASSETS": package(definitions=text)})
     assert [each.name for each in trades.consumers] == ["mirror", "big", "own", "huge", "large"]
 
 

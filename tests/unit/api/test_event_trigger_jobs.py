@@ -10,7 +10,7 @@ from onetable import Clock, commit, finish, in_memory
 from iscp_dagster import Changes, Mirror, SourceTable, SpecUpdate, Trigger, View
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.waiting import Wait
-from iscp_dagster.model.declared.attach import attached
+from iscp_dagster.model.declared.together.attach import attached
 from iscp_dagster.model.errors import ConfigError, WaitError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.planning.declared import job_spec, name_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ from onetable import Clock, commit
 from places import ROOT
 
 from iscp_dagster import FullText, Mirror, SourceTable, Trigger, View
+from iscp_dagster.api.discovery import declared as declared_in
 from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import command_for, parsed, shown
@@ -33,7 +35,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.joblog.history import Usage
 from iscp_dagster.joblog.memory import MemoryLog
-from iscp_dagster.model.declared.attach import attached
+from iscp_dagster.model.declared.together.attach import attached
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
@@ -1249,6 +1251,33 @@ def test_health_tells_a_table_that_no_job_can_ever_follow(iscp, jobs, source, da
     assert "The tenant column 'region' of" in problems(iscp)["table"]
     assert "is not a partition column" in problems(iscp)["table"]
     assert "(code 10200)" in iscp("health")[1]
+
+
+def test_health_tells_what_is_left_out_of_the_location(
+    iscp, jobs, source, dagster, tmp_path, monkeypatch
+):
+    lines = f"""
+from iscp_dagster import Mirror, SourceTable, Trigger, View
+lines = SourceTable("warehouse.order_lines", key="id", tenant="region", path={source.path!r},
+    indexes=[Mirror(columns=["doc"])])
+clash = SourceTable("warehouse.order_lines_mirror", key="id")
+lost = View("lost", of=SourceTable("warehouse.lost", key="id"), where="id > 1")
+"""
+    (tmp_path / "left_out_here.py").write_text(lines)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("ISCP_ASSETS", "left_out_here")
+    jobs.sources[:] = declared_in(os.environ)
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
+    found = problems(iscp)
+    assert found.keys() == {"table", "declarations"}
+    said = f"would both have the asset '{source.name}_mirror'; rename one of them. Until then"
+    assert found["table"].startswith(f"left_out_here.py: The location: {NAME} and the table")
+    assert f"{said} the source table {source.name}_mirror is left out." in found["table"]
+    assert "'warehouse.lost' is not declared in the location" in found["declarations"]
+    assert "(code 10130)" in iscp("health")[1]
+    assert f"{source.name}: left_out_here.py: The location" in iscp("job", "list")[1]
+    shutil.rmtree(source.path)
+    assert f"table {source.name}: left_out_here.py: The location" in iscp("health")[1]
 
 
 def test_health_tells_what_graphql_leaves_out(iscp, jobs, source, dagster, monkeypatch):

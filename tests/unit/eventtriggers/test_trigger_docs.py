@@ -12,7 +12,7 @@ from iscp_dagster import Endpoint, SourceTable, Trigger, View
 from iscp_dagster.events.changes import Change, Operation, Truth
 from iscp_dagster.events.hysteresis import Condition, Machine
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.model.declared.attach import Declared
+from iscp_dagster.model.declared.together.attach import Declared
 
 PAGE = (DOCS / "triggers.md").read_text(encoding="utf-8")
 

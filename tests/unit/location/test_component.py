@@ -31,7 +31,7 @@ from iscp_dagster import (
     build_definitions,
     resources_from_environment,
 )
-from iscp_dagster.api.discovery import declared_endpoints, declared_tables
+from iscp_dagster.api.discovery import declared, declared_endpoints
 from iscp_dagster.location.component.schema import table_model
 from iscp_dagster.model.declared.tables import spread
 from iscp_dagster.model.errors import ConfigError, IscpError
@@ -242,9 +242,9 @@ def test_yaml_says_all_that_python_says(tables):
     offered = {each.name for kind in kinds for each in fields(kind)}
     assert given - offered == {"kind"}
     # A table has either this or a key; the other table has this one.
-    assert offered - given == {"append", "services", "triggers"}
-    over = {"views", "endpoints"}
-    assert set(table_model().model_fields) == {each.name for each in fields(SourceTable)} | over
+    assert offered - given == {"append", "left_out", "services", "triggers"}
+    said = {each.name for each in fields(SourceTable)} - {"left_out"}
+    assert set(table_model().model_fields) == said | {"views", "endpoints"}
 
 
 def test_yaml_says_all_that_python_says_of_what_is_over_a_table(project):
@@ -316,13 +316,7 @@ def test_yaml_says_all_that_python_says_of_what_is_over_a_table(project):
             r"attributes\.triggers\.0: 'hg' is neither the table 'shop\.trades' nor a view",
         ),
         ("match: amount > 1\n", "match: ''\n", r"attributes\.triggers\.1: Trigger 'any': match="),
-        (
-            "to: [alerts]",
-            "to: [lost]",
-            r"Trigger 'large': to='lost' is no endpoint .*shop\.trades in",
-        ),
         ("name: any", "name: a:b", r"attributes\.triggers\.1: The trigger name 'a:b' has a ':'"),
-        ("name: any", "name: large", r"Trigger 'large' is declared twice in the location"),
         ("name: alerts", "name: a b", r"attributes\.endpoints\.0: The endpoint name 'a b'"),
         ("where: amount > 100", "where: ' '", r"attributes\.views\.1: View 'big': its predicate"),
     ],
@@ -333,6 +327,25 @@ def test_what_is_wrong_over_a_table_is_told_with_its_place(project, before, afte
     with pytest.raises(ComponentTreeException) as failed, project.build_all_defs():
         pass
     assert re.search(told, str(cause(failed.value, ConfigError)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("to: [alerts]", "to: [lost]", "Trigger 'large': to='lost' is no endpoint"),
+        ("name: any", "name: large", "Trigger 'large' is declared twice in the location"),
+    ],
+)
+def test_what_does_not_fit_is_left_out_and_told_with_its_place(
+    project, before, after, told, caplog
+):
+    assert before in TRADES
+    write(project, trades=TRADES.replace(before, after))
+    with project.build_all_defs() as definitions:
+        keys = {spec.key.to_user_string() for spec in definitions.resolve_all_asset_specs()}
+    assert {"shop/trades", "shop/trades_mirror"} < keys
+    place = project.defs_folder_path / "trades" / "defs.yaml"
+    assert re.search(rf"\[10120\] {place}:\d+: {told}.* the trigger large is left out", caplog.text)
 
 
 def test_dagster_offers_it_by_the_packages_entry_point():
@@ -416,14 +429,14 @@ def cause(error, kind):
     return error
 
 
-def test_a_table_that_is_declared_twice_is_told_with_both_files(project):
+def test_a_table_that_is_declared_twice_is_left_out_the_second_time(project, caplog):
     write(project, one=EVENTS, two=EVENTS)
-    with pytest.raises(ComponentTreeException) as failed, project.build_all_defs():
-        pass
-    told = str(cause(failed.value, ConfigError))
-    assert "source table 'shop.events' is declared twice" in told
-    for folder in ("one", "two"):
-        assert f"shop.events in {project.defs_folder_path / folder}/defs.yaml:2" in told
+    with project.build_all_defs() as definitions:
+        keys = [spec.key.to_user_string() for spec in definitions.resolve_all_asset_specs()]
+    assert len(keys) == len(set(keys)) > 1
+    place = project.defs_folder_path / "two" / "defs.yaml:2"
+    said = "source table 'shop.events' is declared twice"
+    assert f"[10130] {place}: The location: {said}" in caplog.text
 
 
 def test_a_file_without_attributes_says_what_to_give(project):
@@ -482,14 +495,14 @@ def test_iscp_finds_the_tables_of_a_project_by_its_definitions(project, tables, 
     package = project.defs_folder_path.parent
     (package / "definitions.py").write_text(PROJECT)
     monkeypatch.syspath_prepend(str(package.parent))
-    assert declared_tables(package.name) == [spread(table, 1) for table in tables]
+    assert declared({"ISCP_ASSETS": package.name}) == [spread(table, 1) for table in tables]
     write(project, events=EVENTS.replace("append: true", "priority: high"))
     place = project.defs_folder_path / "events" / "defs.yaml"
     said = (
         f"attributes.indexes.0.priority at {place}:6: Input should be a valid integer, not 'high'"
     )
     with pytest.raises(ConfigError, match=re.escape(said)):
-        declared_tables(package.name)
+        declared({"ISCP_ASSETS": package.name})
 
 
 def test_iscp_finds_what_is_over_a_table_of_a_project(project, monkeypatch):
@@ -497,7 +510,7 @@ def test_iscp_finds_what_is_over_a_table_of_a_project(project, monkeypatch):
     package = project.defs_folder_path.parent
     (package / "definitions.py").write_text(PROJECT)
     monkeypatch.syspath_prepend(str(package.parent))
-    (found,) = declared_tables(package.name)
+    (found,) = declared({"ISCP_ASSETS": package.name})
     names = ["mirror", "changes", "big", "huge", "large", "any"]
     assert [each.name for each in found.consumers] == names
     (endpoint,) = declared_endpoints({"ISCP_ASSETS": package.name})
@@ -514,4 +527,4 @@ def test_tables_of_definitions_that_python_builds_are_found_once(tmp_path, monke
         "defs = Definitions.merge(own, Definitions())\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert [table.name for table in declared_tables("many")] == ["a.named", "a.unnamed"]
+    assert [table.name for table in declared({"ISCP_ASSETS": "many"})] == ["a.named", "a.unnamed"]

@@ -17,7 +17,8 @@ from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.location.assets.index_assets import index_assets
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.declared.sharding import FUNCTIONS
-from iscp_dagster.model.declared.tables import check_declared_once, spread
+from iscp_dagster.model.declared.tables import spread
+from iscp_dagster.model.declared.together.clashes import check_declared_once
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo

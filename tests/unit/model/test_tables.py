@@ -9,7 +9,8 @@ from iscp_dagster.api.chosen import chosen
 from iscp_dagster.batches import keepersql
 from iscp_dagster.clickhouse.write import letters
 from iscp_dagster.model.declared.names import RESERVED_VIEWS
-from iscp_dagster.model.declared.tables import Index, check_declared_once
+from iscp_dagster.model.declared.tables import Index
+from iscp_dagster.model.declared.together.clashes import check_declared_once
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo
@@ -128,7 +129,7 @@ def test_tables_may_not_share_a_name_in_dagster(other):
     ours = [orders(indexes=[Mirror()]), SourceTable("shop.orders_x", key="id")]
     check_declared_once(ours)
     said = {
-        "shop.orders_mirror": r"the table shop\.orders_mirror and shop\.orders/mirror would both",
+        "shop.orders_mirror": r"shop\.orders/mirror and the table shop\.orders_mirror would both",
         "shop_orders.mirror": r"shop\.orders_x and shop_orders\.x would both have the name in Dag",
     }
     with pytest.raises(ConfigError, match=said[other]):

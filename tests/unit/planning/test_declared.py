@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from iscp_dagster import Changes, Mirror, SourceTable, Trigger, View
-from iscp_dagster.model.declared.attach import attached
+from iscp_dagster.model.declared.together.attach import attached
 from iscp_dagster.planning.declared import new_jobs, registering, terms
 
 TRADES = SourceTable("shop.trades", key="id", tenant="desk", indexes=[Mirror(), Changes()])

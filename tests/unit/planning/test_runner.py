@@ -854,6 +854,19 @@ def test_rows_without_a_tenant_hold_up_nobody_and_are_counted(deployment, source
     assert [bool(look.settled) for look in looks] == [False, False, False, True]
 
 
+def test_what_is_left_out_of_a_table_is_told_and_holds_up_nothing(deployment, source):
+    commit(source, "eu")
+    told = [ConfigError("index x is left out")]
+    runner = Runner(deployment, [replace(source, left_out=told)])
+    look = runner.look(None)
+    assert due(look) == [("eu", ["mirror", "vector"], -1, 0)]
+    assert [(each.code, each.severe) for each in look.problems] == [(10_100, True)]
+    assert look.risen == {source.name}
+    carry_out(deployment, look)
+    look = Runner(deployment, [source]).look(look.cursor)
+    assert (look.problems, look.settled) == ([], {source.name})
+
+
 def test_a_tenant_that_no_database_can_store_holds_up_nobody_and_is_counted(
     deployment, source, monkeypatch
 ):

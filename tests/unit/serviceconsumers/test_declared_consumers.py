@@ -9,8 +9,8 @@ import pytest
 
 from iscp_dagster import Mirror, ServiceConsumer, SourceTable
 from iscp_dagster.api.checks import check_spec
-from iscp_dagster.model.declared.attach import Declared, UnfitError
 from iscp_dagster.model.declared.lineage import parents
+from iscp_dagster.model.declared.together.attach import Declared, UnfitError
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo
@@ -83,9 +83,8 @@ def test_one_in_a_table_or_on_it_is_the_tables():
     ],
 )
 def test_one_that_does_not_fit_is_refused(services, why):
-    with pytest.raises(UnfitError, match=why) as told:
+    with pytest.raises(UnfitError, match=why):
         attached(ORDERS, *services)
-    assert told.value.culprit in services
 
 
 def test_one_in_the_services_of_another_table_is_refused():

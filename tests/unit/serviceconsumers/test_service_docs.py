@@ -11,7 +11,7 @@ import yaml
 from places import DOCS
 
 from iscp_dagster import ServiceConsumer, SourceTable, SourceTableComponent
-from iscp_dagster.model.declared.attach import Declared
+from iscp_dagster.model.declared.together.attach import Declared
 from iscp_dagster.serviceconsumers.chunks import Part, chunks, line
 from iscp_dagster.serviceconsumers.consumer import TENANTS
 from iscp_dagster.serviceconsumers.invoking import SHOWN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from iscp_dagster.model.declared.endpoints import Endpoint
@@ -32,10 +32,6 @@ class UnfitError(ConfigError):
 
     code = 10_120
 
-    def __init__(self, message: str, culprit: object = None) -> None:
-        super().__init__(message)
-        self.culprit = culprit
-
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
@@ -46,9 +42,11 @@ class Declared:
     triggers: Sequence[Trigger] = ()
     endpoints: Sequence[Endpoint] = ()
     services: Sequence[ServiceConsumer] = ()
+    files: Mapping[int, str] = field(default_factory=dict, repr=False, compare=False)
+    """By the `id` of each of them, the file that declares it, where that is known."""
 
     @classmethod
-    def of(cls, declared: Iterable[object]) -> Declared:
+    def of(cls, declared: Iterable[object], files: Mapping[int, str] | None = None) -> Declared:
         """Sort what was declared by what it is; each once, whatever names it has."""
         each = list({id(one): one for one in declared}.values())
         return cls(
@@ -57,6 +55,7 @@ class Declared:
             triggers=[one for one in each if isinstance(one, Trigger)],
             endpoints=[one for one in each if isinstance(one, Endpoint)],
             services=[one for one in each if isinstance(one, ServiceConsumer)],
+            files=files or {},
         )
 
     @property
@@ -85,8 +84,7 @@ def attached(
     """The tables, each with a changes index for each view of it, and with its triggers.
 
     A trigger gets its endpoints by name from `endpoints`. Views and triggers find their table by
-    its name; triggers that a table has already stay. Raises UnfitError, a ConfigError that knows
-    the culprit.
+    its name; triggers that a table has already stay. Raises UnfitError.
     """
     names, every = [table.name for table in tables], _every_trigger(tables, triggers)
     over: tuple[View | Trigger, ...] = (*views, *every)
@@ -112,7 +110,7 @@ def with_services(
             _check_sole(each, table)
             continue
         if getattr(each.on, "name", None) not in found or not isinstance(each.on, SourceTable):
-            raise UnfitError(_placeless(each, found), each)
+            raise UnfitError(_placeless(each, found))
         found[each.on.name].append(each)
     _check_addresses([each for some in found.values() for each in some])
     return [
@@ -125,8 +123,7 @@ def _check_sole(each: ServiceConsumer, table: SourceTable) -> None:
     if each.on is not None and getattr(each.on, "name", None) != table.name:
         raise UnfitError(
             f"Service consumer {each.name!r}: it is in the services of {table.name!r}, and on "
-            f"{getattr(each.on, 'name', each.on)!r}; leave on= out, or declare one for each.",
-            each,
+            f"{getattr(each.on, 'name', each.on)!r}; leave on= out, or declare one for each."
         )
 
 
@@ -151,8 +148,7 @@ def _check_addresses(services: Iterable[ServiceConsumer]) -> None:
         if other.url != each.url:
             raise UnfitError(
                 f"Service consumer {each.name!r}: the service {each.service!r} is at {each.url}, "
-                f"and {other.name!r} has it at {other.url}; give both the same url.",
-                each,
+                f"and {other.name!r} has it at {other.url}; give both the same url."
             )
 
 
@@ -200,7 +196,7 @@ def _about(each: View | Trigger) -> Iterator[None]:
     except UnfitError:
         raise
     except ConfigError as error:
-        raise UnfitError(f"{_called(each)}: {error}", each) from error
+        raise UnfitError(f"{_called(each)}: {error}") from error
 
 
 def _called(each: View | Trigger) -> str:
@@ -220,8 +216,7 @@ def _check_table(each: View | Trigger, names: Sequence[str]) -> None:
     if each.source.name not in names:
         raise UnfitError(
             f"{_called(each)}: its source table {each.source.name!r} is not declared in the "
-            f"location, which has: {', '.join(names) or 'none'}. Declare the table beside it.",
-            each,
+            f"location, which has: {', '.join(names) or 'none'}. Declare the table beside it."
         )
 
 
@@ -233,8 +228,7 @@ def _check_once(triggers: Sequence[Trigger]) -> None:
             raise UnfitError(
                 f"Trigger {each.name!r} is declared twice in the location, on {other.on.name!r} "
                 f"and on {each.on.name!r}; the ids of its events are made of its name, so give "
-                "each its own.",
-                each,
+                "each its own."
             )
 
 
@@ -246,9 +240,7 @@ def _known_endpoints(
     for each in (*endpoints, *used):
         if held.setdefault(each.name, each) is not each:
             raise UnfitError(
-                f"Endpoint {each.name!r} is declared twice in the location; give each its own "
-                "name.",
-                each,
+                f"Endpoint {each.name!r} is declared twice in the location; give each its own name."
             )
     return held
 
@@ -258,6 +250,5 @@ def _found(trigger: Trigger, name: str, known: Mapping[str, Endpoint]) -> Endpoi
         return known[name]
     raise UnfitError(
         f"Trigger {trigger.name!r}: to={name!r} is no endpoint of the location, which has: "
-        f"{', '.join(sorted(known)) or 'none'}. Declare Endpoint({name!r}, ...).",
-        trigger,
+        f"{', '.join(sorted(known)) or 'none'}. Declare Endpoint({name!r}, ...)."
     )

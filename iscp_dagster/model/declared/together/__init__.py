@@ -1,0 +1,1 @@
+"""What a location declares, taken together."""

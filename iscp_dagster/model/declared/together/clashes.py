@@ -1,0 +1,97 @@
+"""Names and places that two declarations of a location would both have."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Iterator, Sequence
+
+from iscp_dagster.model.declared.names import view_name
+from iscp_dagster.model.declared.tables import SourceTable, view_of
+from iscp_dagster.model.errors import ConfigError
+
+
+class ClashError(ConfigError):
+    """Two declarations would have one name; `beside` is the table that has it."""
+
+    code = 10_130
+
+    def __init__(self, message: str, beside: str = "") -> None:
+        super().__init__(message)
+        self.beside = beside
+
+
+Owner = tuple[str, SourceTable, str]
+"""A name, the table that would have it, and what of the table, as a message says it."""
+
+
+def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] = ()) -> None:
+    """Reject tables, index views and names in Dagster that two declarations would both have.
+
+    `databases` are the names that the deployment gives its shards' databases, see `view_of`.
+    Raises ClashError.
+    """
+    _refuse_one_name(tables)
+    _refuse_one_path(tables)
+    _refuse_shared("index view", _index_views(tables, databases))
+    _refuse_shared("asset", _assets(tables))
+    # Dagster's names of jobs, ops, checks and sets of partitions have no dot; no name of one sort
+    # begins as those of another do.
+    for middle in ("_", "__"):
+        names = [(f"{each.database}{middle}{each.table}", each, each.name) for each in tables]
+        _refuse_shared("name in Dagster", names)
+
+
+def _index_views(tables: Iterable[SourceTable], databases: Sequence[str]) -> Iterator[Owner]:
+    for table in tables:
+        for index in table.indexes:
+            yield view_of(table, index, databases), table, f"{table.name}/{index.name}"
+
+
+def _assets(tables: Sequence[SourceTable]) -> Iterator[Owner]:
+    for table in tables:
+        yield table.name, table, f"the table {table.name}"
+        for each in table.consumers:
+            name = f"{table.database}.{view_name(table.table, each.name)}"
+            yield name, table, f"{table.name}/{each.name}"
+
+
+def _refuse_shared(what: str, owners: Iterable[Owner]) -> None:
+    held: dict[str, tuple[SourceTable, str]] = {}
+    for name, table, called in owners:
+        if name in held:
+            other, said = held[name]
+            raise ClashError(
+                f"The location: {said} and {called} would both have the {what} {name!r}; rename "
+                "one of them.",
+                other.name,
+            )
+        held[name] = table, called
+
+
+def _refuse_one_name(tables: Sequence[SourceTable]) -> None:
+    held: set[str] = set()
+    for table in tables:
+        if table.name in held:
+            raise ClashError(
+                f"The location: source table {table.name!r} is declared twice; give each its own "
+                "name.",
+                table.name,
+            )
+        held.add(table.name)
+
+
+def _refuse_one_path(tables: Sequence[SourceTable]) -> None:
+    """Reject two tables with one path: jobs are told apart by the Delta table's id.
+
+    An alias of a path is found later, by that id.
+    """
+    held: dict[str, str] = {}
+    for table in tables:
+        place = posixpath.normpath((table.path or "").removeprefix("file:"))
+        other = held.setdefault(place, table.name) if table.path else table.name
+        if other != table.name:
+            raise ClashError(
+                f"The location: {other!r} and {table.name!r} are both declared at the path "
+                f"{table.path!r}; declare the Delta table once, with the indexes of both.",
+                other,
+            )

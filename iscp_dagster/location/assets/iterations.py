@@ -27,6 +27,7 @@ from iscp_dagster.planning.effective import effective, flush_jobs
 from iscp_dagster.planning.joining import Due, bounded, joined, parts
 from iscp_dagster.planning.newcomers import begun_before, reached
 from iscp_dagster.planning.table_problems import check_sole
+from iscp_dagster.planning.triggers.rules import is_service
 from iscp_dagster.runs.named import DISPATCH_TAG, is_first, names_of, runs_named
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iterate import iterate
@@ -156,7 +157,7 @@ class Iterations:
             # Looked up again each time: another run may take a job, or end, meanwhile.
             held = [job for job in asked if job.state is JobState.RUNNING]
             ours = [job for job in asked if job.state is not JobState.RUNNING]
-            due = joined(self._furthest_behind(ours), self.delta_log)
+            due = joined(self._next_by_hand(ours), self.delta_log)
             if not due:
                 break
             try:
@@ -209,6 +210,15 @@ class Iterations:
             or job.run_id in self.repeats
             or (self.undeclared and job.key.job_name not in declared_)
         }
+
+    def _next_by_hand(self, jobs: Collection[Job]) -> list[Due]:
+        """What is due next: service consumers, whose handlers may be slow, once all others are not.
+
+        Empty if no job lags.
+        """
+        services = [job for job in jobs if is_service(job)]
+        others = [job for job in jobs if not is_service(job)]
+        return self._furthest_behind(others) or self._furthest_behind(services)
 
     def _furthest_behind(self, jobs: Collection[Job]) -> list[Due]:
         """Each tenant's jobs that lag most, due up to `to` or a first step; empty if none lags."""

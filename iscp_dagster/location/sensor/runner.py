@@ -20,6 +20,7 @@ from iscp_dagster.location.assets.iteration_job import Startable
 from iscp_dagster.location.names import (
     PRIORITY_TAG,
     RUNNER,
+    SERVICES_TAG,
     TABLE_TAG,
     TENANT_TAG,
     TENANTS_TAG,
@@ -86,6 +87,8 @@ def run_request(dispatch: Dispatch) -> RunRequest:
     tenant, *others = sorted(iteration.tenants)
     names = {key.job_name for key in iteration.jobs}
     of = {TENANTS_TAG: str(len(iteration.tenants))} if others else {TENANT_TAG: tenant}
+    if names <= {each.name for each in source.services}:
+        of[SERVICES_TAG] = dispatch.name if others else tenant
     tags = {
         DISPATCH_TAG: dispatch.name,
         TABLE_TAG: source.name,

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.declared.eventtriggers import TRIGGER
+from iscp_dagster.model.declared.services import SERVICE
 from iscp_dagster.model.declared.sharding import shard_of
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import START, Moment
@@ -44,9 +45,18 @@ def together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
     - A repaired job goes to `latest` instead: where the others are, its rows may still be wrong.
     - Jobs of different shards share an iteration while they are equal, but never wait for each
       other: a server that is down holds up only its own jobs.
+    - A service consumer's job iterates by itself, to `latest`: its run waits for a handler, which
+      may be slow, and whatever shared its scan would wait too.
 
     First iterations that are due together have the same range, so they share one scan.
     """
+    services = [job for job in jobs if is_service(job)]
+    others = [job for job in jobs if not is_service(job)]
+    # The others first: they are short, and run slots are few.
+    return (*_sharing(others, latest), *each_alone(services, latest))
+
+
+def _sharing(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
     fresh = [job for job in jobs if is_fresh(job)]
     settled = [job for job in jobs if not is_fresh(job)]
     built = (job.watermark for job in settled if not _is_begun_at_a_commit(job))
@@ -76,6 +86,11 @@ def is_fresh(job: Job) -> bool:
 def _is_begun_at_a_commit(job: Job) -> bool:
     """Whether its watermark is where it begins, and its first iteration is still to come."""
     return job.spec.detail.consumer.type == TRIGGER and job.status.start_at is None
+
+
+def is_service(job: Job) -> bool:
+    """Whether its consumer is a service consumer."""
+    return job.spec.detail.consumer.type == SERVICE
 
 
 def version_of(job: Job) -> int:

@@ -48,9 +48,20 @@ rows = SourceTable(
 )
 others = SourceTable("sched.others", key="id", tenant="tenant", indexes=[Mirror()])
 """
-BOOKED = """
+SERVED = """
 from iscp_dagster import ServiceConsumer
 
+slow = SourceTable(
+    "sched.slow",
+    key="id",
+    tenant="tenant",
+    indexes=[Mirror()],
+    services=[
+        ServiceConsumer(
+            "http://127.0.0.1:%(port)s", handler="Slow/told", name="told", patience=600
+        )
+    ],
+)
 booked = SourceTable(
     "invoked.rows",
     key="id",
@@ -67,6 +78,7 @@ TABLES = {
     "killed": KILLED,
     "rows": COLUMNS,
     "others": COLUMNS,
+    "slow": COLUMNS,
     "booked": "tenant STRING, id BIGINT",
 }
 MINE = """
@@ -123,7 +135,7 @@ class Ground:
     hooks: int
     """The port at which the stack expects the receiver of the trades' events."""
     services: int
-    """The port at which it expects the service that books rows."""
+    """The port at which it expects the services that table rows are told to."""
 
 
 def project_of(folder: Path, hooks: int, services: int) -> Path:
@@ -131,7 +143,7 @@ def project_of(folder: Path, hooks: int, services: int) -> Path:
     project = copied_project(folder)
     (project / "assets" / "docs.py").unlink()
     ports = {"port": hooks}, {"port": services}
-    declared = DECLARED + tradeflow.DECLARED % ports[0] + BOOKED % ports[1]
+    declared = DECLARED + tradeflow.DECLARED % ports[0] + SERVED % ports[1]
     (project / "assets" / "rows.py").write_text(declared)
     (project / "mine.py").write_text(MINE)
     patient = f"{MADE[:-1]}query_timeout={QUERY_SECONDS})"

@@ -7,15 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from asgiservers import uvicorn_of
 from cores import meet_on_all_cores
 from deployed import A_TENANTS_SLOTS, SLOTS, Deployed
 from insertgate import insert_gate
@@ -23,6 +25,7 @@ from stackfixture import PARTS, assert_nothing_left, assert_runs, wait_for
 from tables import Table, rows
 
 from iscp_dagster.demo.dagster_api import LOCATION, REPOSITORY
+from iscp_dagster.invocations import Context, Service, service_app
 from iscp_dagster.local.spark.server import default_cores
 from iscp_dagster.location.names import RUNNER, TABLE_TAG, TENANT_TAG, clickhouse_pool
 from iscp_dagster.model.batch import Phase
@@ -78,6 +81,10 @@ class Scheduled(Deployed):
     @property
     def others(self) -> Table:
         return self.tables[1]
+
+    @property
+    def slow(self) -> Table:
+        return self.tables[2]
 
     def gates(self, tenant: str, *names: str) -> list[Path]:
         """Register jobs whose consumers each wait for a file; return the files."""
@@ -216,7 +223,9 @@ class Scheduled(Deployed):
 
 @pytest.fixture(scope="module")
 def world(ground, compared_near):
-    tables = (Table(ground.deployment, ground.declared[name]) for name in ("rows", "others"))
+    tables = (
+        Table(ground.deployment, ground.declared[name]) for name in ("rows", "others", "slow")
+    )
     return Scheduled(
         stack=ground.stack,
         environment=ground.environment,
@@ -369,6 +378,51 @@ def test_a_limit_on_the_pool_keeps_the_runs_of_other_tables_waiting(world):
         wait_for(lambda: world.in_step("pool", table=world.others), SECONDS, world.told)
     before, after = world.job("gate", "pool"), world.job("mirror", "pool", "others")
     assert before.status.end_at <= after.status.start_at
+
+
+@dataclass
+class Slow:
+    """A service whose handler works until it is opened."""
+
+    opened: threading.Event = field(default_factory=threading.Event)
+    entered: threading.Event = field(default_factory=threading.Event)
+    done: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def service(self) -> Service:
+        slow = Service("Slow")
+
+        @slow.handler
+        async def told(ctx: Context, batch: dict[str, Any]) -> None:
+            await ctx.run("work", self._work, batch)
+
+        return slow
+
+    def _work(self, batch: dict[str, Any]) -> None:
+        self.entered.set()
+        assert self.opened.wait(2 * SECONDS)
+        self.done.update((batch["tenant"], row["id"]) for row in batch["rows"])
+
+
+def test_indexes_go_on_in_their_table_while_handlers_work(world, ground):
+    table, slow, tenants = world.slow, Slow(), [f"slow-{number}" for number in range(SLOTS + 1)]
+    with uvicorn_of(service_app(slow.service()), port=ground.services):
+        try:
+            table.insert(1, tenant=tenants[0])
+            wait_for(slow.entered.is_set, SECONDS, world.told)
+            for tenant in tenants:
+                table.insert(2, tenant=tenant)
+                wait_for(
+                    lambda one=tenant: world.in_step(one, but=("told",), table=table),
+                    SECONDS,
+                    world.told,
+                )
+            assert not slow.opened.is_set()
+            assert not slow.done
+        finally:
+            slow.opened.set()
+        wait_for(lambda: world.in_step(*tenants, table=table), SECONDS, world.told)
+    once = {(tenant, 2): 1 for tenant in tenants}
+    assert slow.done == {(tenants[0], 1): 1, **once}
 
 
 def test_a_backfill_of_scattered_partitions_is_few_runs(world):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from itertools import islice
 from threading import Event
 
@@ -22,7 +23,7 @@ from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import (
 )
 from places import ROOT
 
-from iscp_dagster import Mirror, SourceTable
+from iscp_dagster import Mirror, ServiceConsumer, SourceTable
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.location.names import TABLE_TAG
 from iscp_dagster.location.sensor.runner import run_request
@@ -34,6 +35,10 @@ pytestmark = pytest.mark.slow
 
 CONFIG = yaml.safe_load((ROOT / "dagster.yaml").read_text())
 ORIGIN = RemoteJobOrigin(RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("here"), "all"), "any")
+SERVICES = [
+    ServiceConsumer("http://127.0.0.1:9", handler=f"Orders/{name}", name=name)
+    for name in ("told", "billed")
+]
 SLOTS = CONFIG["concurrency"]["runs"]["max_concurrent_runs"]
 
 
@@ -44,10 +49,12 @@ def queue(tmp_path, monkeypatch):
     shutil.copyfile(ROOT / "dagster.yaml", tmp_path / "dagster.yaml")
     with DagsterInstance.from_config(str(tmp_path)) as instance:
 
-        def add(table, *tenants, status=DagsterRunStatus.QUEUED):
-            source = SourceTable(table, key="id", tenant="region", indexes=[Mirror()])
+        def add(table, *tenants, status=DagsterRunStatus.QUEUED, job="mirror"):
+            source = SourceTable(
+                table, key="id", tenant="region", indexes=[Mirror()], services=SERVICES
+            )
             for some in tenants:
-                tags = run_request(dispatch(source, some)).tags
+                tags = run_request(dispatch(source, some, job)).tags
                 run = DagsterRun("any", status=status, tags=tags, remote_job_origin=ORIGIN)
                 instance.add_run(run)
 
@@ -55,13 +62,13 @@ def queue(tmp_path, monkeypatch):
         yield add
 
 
-def dispatch(source, tenants):
-    keys = [JobKey(tenant=tenant, table_id="t", job_name="mirror") for tenant in tenants]
+def dispatch(source, tenants, job):
+    keys = [JobKey(tenant=tenant, table_id="t", job_name=job) for tenant in tenants]
     to = Moment(1)
     iteration = Iteration(
         table_id="t", tenants=frozenset(tenants), jobs=tuple(keys), from_=START, to=to
     )
-    return Dispatch(source=source, iteration=iteration, name=f"of {min(tenants)}")
+    return Dispatch(source=source, iteration=iteration, name=f"{job} of {min(tenants)}")
 
 
 def next_runs(instance):
@@ -97,6 +104,25 @@ def test_another_table_s_run_starts_though_a_flood_runs_and_waits(queue):
 def test_a_tenant_takes_at_most_half_of_the_slots(queue):
     for table in ("shop.a", "shop.b", "shop.c"):
         queue(table, {"eu"})
+    assert next_runs(queue.instance) == ["shop.a", "shop.b"]
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=list(FLOODS))
+def test_runs_that_wait_for_handlers_leave_slots_to_indexes_of_their_table(queue, flood):
+    queue("shop.slow", *flood, job="told")
+    queue("shop.other", *flood, job="told")
+    assert len(next_runs(queue.instance)) == SLOTS // 2
+    queue("shop.slow", {"eu"}, {"us"})
+    assert Counter(next_runs(queue.instance))["shop.slow"] == SLOTS - 1
+
+
+def test_a_tenants_runs_that_wait_for_handlers_leave_a_slot_to_its_indexes(queue):
+    queue("shop.a", {"eu"}, job="told", status=DagsterRunStatus.STARTED)
+    queue("shop.a", {"eu"}, job="billed")
+    queue("shop.b", {"eu"}, job="told")
+    assert next_runs(queue.instance) == []
+    queue("shop.a", {"eu"})
+    queue("shop.b", {"us"}, job="told")
     assert next_runs(queue.instance) == ["shop.a", "shop.b"]
 
 

@@ -16,6 +16,7 @@ from iscp_dagster.batches.protocol import StateKey
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
+from iscp_dagster.model.declared.services import SERVICE
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
@@ -42,10 +43,11 @@ def make_job(
     paused: bool = False,
     status: JobStatus | None = None,
     shard: str | None = None,
+    type_: str = "mirror",
     **trigger,
 ) -> Job:
     options = {} if shard is None else {"shard": int(shard)}
-    consumer = ConsumerInfo(type="mirror", table="t", db="d", job=name, options=options)
+    consumer = ConsumerInfo(type=type_, table="t", db="d", job=name, options=options)
     return Job(
         key=JobKey(tenant=tenant, table_id="id", job_name=name),
         registration=1,
@@ -84,6 +86,7 @@ def parse_job(line: str, now: datetime) -> Job:
             repairs=int("repaired" in options),
         ),
         shard=options.get("shard"),
+        type_=SERVICE if "service" in options else "mirror",
         **trigger_options(options),
     )
 

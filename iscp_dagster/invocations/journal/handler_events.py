@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from iscp_dagster.invocations.protocol.failures import ErrorReport
+from iscp_dagster.invocations.protocol.failures import ErrorReport, RunAttempts
 from iscp_dagster.invocations.protocol.frames import Frame
 from iscp_dagster.invocations.protocol.results import Result
 
@@ -92,6 +92,8 @@ class Started:
     """The StartMessage came."""
 
     message: Any
+    run_attempts: tuple[RunAttempts, ...] | None = None
+    """The failed executions of Runs; None: the runtime does not count them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

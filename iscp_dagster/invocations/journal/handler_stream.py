@@ -23,7 +23,7 @@ from iscp_dagster.invocations.journal.handler_state import (
     suspended,
 )
 from iscp_dagster.invocations.protocol import kinds
-from iscp_dagster.invocations.protocol.failures import ProtocolError
+from iscp_dagster.invocations.protocol.failures import ProtocolError, read_run_attempts
 from iscp_dagster.invocations.protocol.frames import ONEOF, Frame
 from iscp_dagster.invocations.protocol.results import result_of
 
@@ -60,7 +60,8 @@ def _started(state: Attempt, got: Frame) -> Step:
     message = got.message()
     if not message.known_entries:
         raise ProtocolError("The Start tells of no entries; an invocation has its Input at least.")
-    return replace(state, known=message.known_entries), (Started(message=message),)
+    event = Started(message=message, run_attempts=read_run_attempts(got.body))
+    return replace(state, known=message.known_entries), (event,)
 
 
 def _recorded(state: Attempt, known: int, got: Frame) -> Step:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from google.protobuf.message import DecodeError
+
+from iscp_dagster.invocations.protocol.pb.custom_pb2 import (
+    AllRunAttemptsMessage,
+    ExtensionMessage,
+    RunAttemptsMessage,
+)
 from iscp_dagster.invocations.protocol.pb.protocol_pb2 import ErrorMessage
 from iscp_dagster.invocations.protocol.pb.protocol_pb2 import Failure as FailureMessage
 from iscp_dagster.model.errors import IscpError
@@ -14,6 +22,7 @@ JOURNAL_MISMATCH = 570
 PROTOCOL_VIOLATION = 571
 CANCELED = 409
 _CODES = range(1 << 32)
+MOST_RUN_NAME = 100
 WITH_DELAY = 2
 """The first version of the protocol whose errors say when to try again."""
 
@@ -68,11 +77,70 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RunAttempts:
+    """How many executions of a Run have failed, in all attempts of its invocation."""
+
+    index: int
+    name: str
+    """At most MOST_RUN_NAME characters of it."""
+    count: int
+    milliseconds: int
+    """How long they took, and how long was waited after each."""
+    failure: Failure | None = None
+    """Of one that failed for good, and is not stored, since an entry before it is not."""
+
+    @classmethod
+    def read(cls, message: RunAttemptsMessage) -> RunAttempts:
+        failure = Failure(code=message.failure_code, message=message.failure_message)
+        return cls(
+            index=message.entry_index,
+            name=message.name,
+            count=message.count,
+            milliseconds=message.duration,
+            failure=failure if failure.code else None,
+        )
+
+    def written(self) -> RunAttemptsMessage:
+        failure = self.failure and self.failure.written()
+        return RunAttemptsMessage(
+            entry_index=self.index,
+            name=sayable(self.name),
+            count=self.count,
+            duration=self.milliseconds,
+            failure_code=failure.code if failure else 0,
+            failure_message=failure.message if failure else "",
+        )
+
+
+def read_run_attempts(body: bytes) -> tuple[RunAttempts, ...] | None:
+    """What a Start or an Error with this body tells of Runs; None: its sender does not count them.
+
+    Raises ProtocolError if it is malformed.
+    """
+    extension = ExtensionMessage()
+    try:
+        extension.ParseFromString(body)
+    except DecodeError as error:
+        raise ProtocolError(f"The attempts of Runs cannot be parsed: {error}.") from error
+    if not extension.HasField("run_attempts"):
+        return None
+    return tuple(map(RunAttempts.read, extension.run_attempts.runs))
+
+
+def write_run_attempts(runs: Iterable[RunAttempts]) -> bytes:
+    """The field that is added to a Start or an Error."""
+    told = AllRunAttemptsMessage(runs=[each.written() for each in runs])
+    body: bytes = ExtensionMessage(run_attempts=told).SerializeToString(deterministic=True)
+    return body
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorReport:
     """Why an attempt ended without a result; the runtime tries again.
 
     `index`, `name` and `kind` (a type's code) tell the entry that failed, `retry_after` (ms)
-    when to try again whatever the runtime's policy says; protocol version 1 lacks the latter.
+    when to try again whatever the runtime's policy says; protocol version 1 lacks the latter, and
+    `run_attempts`, which the next Start tells again. None: the same as the last one told.
     """
 
     code: int = INTERNAL
@@ -82,6 +150,7 @@ class ErrorReport:
     name: str | None = None
     kind: int | None = None
     retry_after: int | None = None
+    run_attempts: tuple[RunAttempts, ...] | None = None
 
     @classmethod
     def of(cls, error: ProtocolError, index: int | None = None) -> ErrorReport:
@@ -100,11 +169,12 @@ class ErrorReport:
             name=given.get("related_entry_name"),
             kind=given.get("related_entry_type"),
             retry_after=given.get("next_retry_delay"),
+            run_attempts=read_run_attempts(message.SerializeToString()),
         )
 
     def written(self, version: int = WITH_DELAY) -> ErrorMessage:
         """The message in this version of the protocol."""
-        return ErrorMessage(
+        message = ErrorMessage(
             code=self.code,
             message=sayable(self.message),
             description=sayable(self.description),
@@ -113,6 +183,9 @@ class ErrorReport:
             related_entry_type=self.kind,
             next_retry_delay=self.retry_after if version >= WITH_DELAY else None,
         )
+        if version >= WITH_DELAY and self.run_attempts is not None:
+            message.MergeFromString(write_run_attempts(self.run_attempts))
+        return message
 
 
 def sayable(text: str) -> str:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import unquote
 
 from iscp_dagster.invocations.protocol.decoding import Decoder
+from iscp_dagster.invocations.protocol.failures import read_run_attempts, write_run_attempts
 from iscp_dagster.invocations.protocol.frames import encode, frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import EMPTY, Value, completion, put
@@ -127,6 +128,8 @@ class Journal:
         self.state = state
         self.key = key
         self.retries = (0, 0)
+        self.run_attempts = None
+        """What it tells of runs; None: as a runtime that does not count their executions."""
         given = [pb.Header(key=name, value=value) for name, value in headers]
         self.entries = [frame(pb.InputEntryMessage(value=argument, headers=given))]
         self.last = None
@@ -143,6 +146,8 @@ class Journal:
         )
         for name, value in (self.state or {}).items():
             message.state_map.add(key=name.encode(), value=value)
+        if self.run_attempts is not None:
+            message.MergeFromString(write_run_attempts(self.run_attempts))
         return frame(message)
 
     async def attempt(self, commit=None):
@@ -153,6 +158,8 @@ class Journal:
         assert made.status == 200, made.body
         assert made.ended
         self.last = heard[-1].message()
+        if self.run_attempts is not None and isinstance(self.last, pb.ErrorMessage):
+            self.run_attempts = read_run_attempts(heard[-1].body)
         new = [each for each in heard if each.kind.entry]
         self.entries += new if commit is None else new[:commit]
         return heard

@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1iscp_dagster/invocations/protocol/pb/custom.proto\x12\x10iscp.invocations\"G\n\x16\x43ombinatorEntryMessage\x12\x1f\n\x17\x63ompleted_entries_order\x18\x01 \x03(\r\x12\x0c\n\x04name\x18\x0c \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1iscp_dagster/invocations/protocol/pb/custom.proto\x12\x10iscp.invocations\"G\n\x16\x43ombinatorEntryMessage\x12\x1f\n\x17\x63ompleted_entries_order\x18\x01 \x03(\r\x12\x0c\n\x04name\x18\x0c \x01(\t\"\x87\x01\n\x12RunAttemptsMessage\x12\x13\n\x0b\x65ntry_index\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x10\n\x08\x64uration\x18\x04 \x01(\x04\x12\x14\n\x0c\x66\x61ilure_code\x18\x05 \x01(\r\x12\x17\n\x0f\x66\x61ilure_message\x18\x06 \x01(\t\"K\n\x15\x41llRunAttemptsMessage\x12\x32\n\x04runs\x18\x01 \x03(\x0b\x32$.iscp.invocations.RunAttemptsMessage\"R\n\x10\x45xtensionMessage\x12>\n\x0crun_attempts\x18\xe8\x07 \x01(\x0b\x32\'.iscp.invocations.AllRunAttemptsMessageb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -23,4 +23,10 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
   _globals['_COMBINATORENTRYMESSAGE']._serialized_start=71
   _globals['_COMBINATORENTRYMESSAGE']._serialized_end=142
+  _globals['_RUNATTEMPTSMESSAGE']._serialized_start=145
+  _globals['_RUNATTEMPTSMESSAGE']._serialized_end=280
+  _globals['_ALLRUNATTEMPTSMESSAGE']._serialized_start=282
+  _globals['_ALLRUNATTEMPTSMESSAGE']._serialized_end=357
+  _globals['_EXTENSIONMESSAGE']._serialized_start=359
+  _globals['_EXTENSIONMESSAGE']._serialized_end=441
 # @@protoc_insertion_point(module_scope)

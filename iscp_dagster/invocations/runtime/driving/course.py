@@ -11,7 +11,12 @@ from typing import Any
 
 from iscp_dagster.invocations.journal import runtime_events as events
 from iscp_dagster.invocations.journal.runtime_side import begun, step
-from iscp_dagster.invocations.protocol.failures import INTERNAL, ErrorReport
+from iscp_dagster.invocations.protocol.failures import (
+    INTERNAL,
+    MOST_RUN_NAME,
+    ErrorReport,
+    RunAttempts,
+)
 from iscp_dagster.invocations.protocol.frames import Frame
 from iscp_dagster.invocations.runtime.driving.tools import Tools
 from iscp_dagster.invocations.runtime.settings import MS
@@ -30,6 +35,8 @@ MOST_PENDING = 64
 """Entries of an attempt that wait for their commit before no more are read."""
 MOST_TOLD, MOST_LOGGED = 10_000, 2_000
 """Characters of an error that are kept, and logged."""
+MOST_RUNS, MOST_SAID = 1_000, 1_000
+"""Runs whose failed executions are kept, and characters of a failure of one."""
 
 logger = logging.getLogger(__name__)
 
@@ -133,10 +140,13 @@ class Course:
 
     def _failed(self, report: ErrorReport) -> None:
         """Try again later, or leave it to a person."""
-        report = replace(
-            report, message=report.message[:MOST_TOLD], description=report.description[:MOST_TOLD]
-        )
         claimed, policy = self._claimed, self._tools.settings.policy
+        report = replace(
+            report,
+            message=report.message[:MOST_TOLD],
+            description=report.description[:MOST_TOLD],
+            run_attempts=_bounded(report, claimed),
+        )
         failed = 1 if self._progress else claimed.retries + 1
         asked = None if report.retry_after is None else report.retry_after / MS
         wait = policy.wait(failed, asked)
@@ -189,6 +199,18 @@ class Course:
         self._room.set()
         if not self._over.done():
             self._over.set_result(None)
+
+
+def _bounded(report: ErrorReport, claimed: Claimed) -> tuple[RunAttempts, ...]:
+    """The failed executions to keep; of an attempt that tells none, those of the ones before."""
+    if report.run_attempts is None:
+        return claimed.run_attempts
+    return tuple(_cut(each) for each in report.run_attempts[:MOST_RUNS])
+
+
+def _cut(run: RunAttempts) -> RunAttempts:
+    failure = run.failure and replace(run.failure, message=run.failure.message[:MOST_SAID])
+    return replace(run, name=run.name[:MOST_RUN_NAME], failure=failure)
 
 
 def _first(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from iscp_dagster.invocations.protocol import ids
-from iscp_dagster.invocations.protocol.failures import WITH_DELAY
+from iscp_dagster.invocations.protocol.failures import WITH_DELAY, write_run_attempts
 from iscp_dagster.invocations.protocol.frames import Frame, frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.runtime.store.outcomes import Claimed
@@ -23,4 +23,5 @@ def opening(claimed: Claimed, *, version: int, now: int) -> list[Frame]:
     if version >= WITH_DELAY:
         start.retry_count_since_last_stored_entry = claimed.retries
         start.duration_since_last_stored_entry = max(0, now - claimed.stored_at)
+        start.MergeFromString(write_run_attempts(claimed.run_attempts))
     return [frame(start), *claimed.journal]

@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure
+from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure, RunAttempts
 from iscp_dagster.invocations.protocol.frames import COMPLETED, REQUIRES_ACK, Frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import Result, completion, result_of
@@ -52,7 +52,17 @@ def report(error: ErrorReport) -> str:
 
 def reported(text: str | None) -> ErrorReport | None:
     """The error that `report` gave."""
-    return None if text is None else ErrorReport(**json.loads(text))
+    if text is None:
+        return None
+    told = json.loads(text)
+    runs = told.get("run_attempts")
+    told["run_attempts"] = None if runs is None else tuple(map(_run_attempts, runs))
+    return ErrorReport(**told)
+
+
+def _run_attempts(told: dict[str, Any]) -> RunAttempts:
+    failure = told["failure"]
+    return RunAttempts(**{**told, "failure": None if failure is None else Failure(**failure)})
 
 
 def deployment(row: Any) -> Deployment:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from iscp_dagster.invocations.protocol.failures import RunAttempts
 from iscp_dagster.invocations.protocol.frames import Frame
 from iscp_dagster.invocations.protocol.results import Result
 from iscp_dagster.invocations.runtime.store.deployments import Deployment
@@ -67,6 +68,8 @@ class Claimed:
     """Since the last entry was stored."""
     stored_at: int = 0
     """When the last entry was stored; milliseconds since 1970."""
+    run_attempts: tuple[RunAttempts, ...] = ()
+    """Of Runs that are not stored, as the last error told."""
 
     @property
     def target(self) -> str:

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from iscp_dagster.invocations.journal.handler_events import Begun, Finished
 from iscp_dagster.invocations.journal.state import EagerState
 from iscp_dagster.invocations.protocol import kinds
 from iscp_dagster.invocations.protocol.decoding import Limits
-from iscp_dagster.invocations.protocol.failures import ErrorReport, ProtocolError
+from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure, ProtocolError
 from iscp_dagster.invocations.protocol.frames import frame
 from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
 from iscp_dagster.invocations.protocol.results import EMPTY, Result, put, result_of
@@ -21,12 +22,14 @@ from iscp_dagster.invocations.serving.attempts import choices
 from iscp_dagster.invocations.serving.attempts.journaling import Journaling
 from iscp_dagster.invocations.serving.attempts.operations import Operation, nothing, valued
 from iscp_dagster.invocations.serving.attempts.reports import report
-from iscp_dagster.invocations.serving.attempts.running import Action, Tried
+from iscp_dagster.invocations.serving.attempts.running import Action
 from iscp_dagster.invocations.serving.attempts.steps import Steps, check_all, undone, where
 from iscp_dagster.invocations.serving.declared.services import Handler
 from iscp_dagster.model.errors import IscpError
 
 T = TypeVar("T")
+LEAST_WAIT, MOST_WAIT = 0.05, 1.0
+"""How long a run that failed waits for others that are being executed, in seconds."""
 logger = logging.getLogger("iscp_dagster.invocations")
 
 
@@ -52,6 +55,9 @@ class Attempt(Steps):
         self.actions: set[asyncio.Task[None]] = set()
         """Runs under way."""
         self._runs: dict[int, Action] = {}
+        self._executing: dict[int, asyncio.Future[None]] = {}
+        self._failing = False
+        """Whether a run has failed, and others may still end before that is told."""
         self._state = EagerState({}, partial=True)
 
     @property
@@ -132,31 +138,54 @@ class Attempt(Steps):
             raise asyncio.CancelledError from error
 
     def _execute(self, index: int) -> None:
-        action = self._runs[index]
-        task = asyncio.get_running_loop().create_task(self._acted(index, action))
+        loop = asyncio.get_running_loop()
+        self._executing[index] = loop.create_future()
+        task = loop.create_task(self._acted(index, self._runs[index]))
         self.actions.add(task)
         task.add_done_callback(self.actions.discard)
 
     async def _acted(self, index: int, action: Action) -> None:
         """Execute a run, and tell the journal how it ended; it ends also when it is canceled."""
+        counter, begun = self.journal.counter, time.monotonic()
+        assert counter is not None
         try:
-            message = await action.done(self._tried(index), time.monotonic, self)
+            tried = counter.tried(index, action.name)
+            message = await action.done(tried, time.monotonic, self)
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
+            told = report(error, index, action.name, kinds.RUN.code)
             if not isinstance(error, asyncio.CancelledError):
                 self.log_failure(f"failed in the run {action.name!r}", error)
-            self.journal.fail(report(error, index, action.name, kinds.RUN.code))
+                spent = time.monotonic() - begun
+                counter.add(index, action.name, spent, told.retry_after or 0)
+            self._executing.pop(index).set_result(None)
+            await self._failed(told)
             return
+        self._executing.pop(index).set_result(None)
         result = result_of(message)
         assert result is not None
+        if isinstance(result, Failure):
+            counter.give_up(index, action.name, result)
         self.journal.results[index] = result
         self.journal.step(Finished(index=index, entry=frame(message, requires_ack=True)))
 
-    def _tried(self, index: int) -> Tried:
-        """How often it was tried, which the runtime tells of the first entry after the replay."""
-        count = self.start.retry_count_since_last_stored_entry
-        if index != self.start.known_entries or not count:
-            return Tried()
-        return Tried(count=count, seconds=self.start.duration_since_last_stored_entry / 1000)
+    async def _failed(self, told: ErrorReport) -> None:
+        """End the attempt by the first run that failed.
+
+        Others that are being executed may end while the next attempt would have to wait anyway:
+        their results are stored, or their failures counted, and they are not executed in vain.
+        """
+        if self._failing:
+            return
+        self._failing = True
+        waited = 0
+        if self._executing and self.journal.closed is None:
+            begun = time.monotonic()
+            most = min(max(LEAST_WAIT, (told.retry_after or 0) / 1000), MOST_WAIT)
+            await asyncio.wait(list(self._executing.values()), timeout=most)
+            waited = round((time.monotonic() - begun) * 1000)
+        if told.retry_after is not None:
+            told = replace(told, retry_after=max(0, told.retry_after - waited))
+        self.journal.fail(told)
 
 
 def _any_done(operations: Sequence[Operation[Any]]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from iscp_dagster.invocations.journal import handler_events as events
@@ -12,6 +13,7 @@ from iscp_dagster.invocations.journal import handler_side, handler_state
 from iscp_dagster.invocations.protocol.failures import ErrorReport
 from iscp_dagster.invocations.protocol.frames import Frame, encode
 from iscp_dagster.invocations.protocol.results import Result
+from iscp_dagster.invocations.serving.attempts.counting import RunCounter
 from iscp_dagster.invocations.serving.attempts.operations import Operation
 
 
@@ -23,6 +25,8 @@ class Journaling:
 
     start: Any = None
     """The StartMessage, once it came."""
+    counter: RunCounter | None = None
+    """The failed executions of runs, once it came."""
 
     def __init__(
         self, version: int, *, wake: Callable[[], None], execute: Callable[[int], None]
@@ -98,7 +102,8 @@ class Journaling:
 
     def fail(self, report: ErrorReport) -> None:
         """End the attempt; the runtime tries again."""
-        self.step(events.Failed(report=report))
+        runs = self.counter.run_attempts if self.counter else None
+        self.step(events.Failed(report=replace(report, run_attempts=runs)))
 
     def abandon(self) -> None:
         """End the attempt without a word: the stream is gone."""
@@ -111,6 +116,7 @@ class Journaling:
 
     def _started(self, event: events.Started) -> None:
         self.start = event.message
+        self.counter = RunCounter(event.message, event.run_attempts)
 
     def _recorded(self, event: events.Recorded) -> None:
         self.recorded.append(event.entry)

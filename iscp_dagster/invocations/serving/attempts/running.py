@@ -56,10 +56,12 @@ class RunRetry:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """How often the runtime has tried an entry before, and for how many seconds."""
+    """How often a run was executed in vain before, and for how many seconds it has been tried."""
 
     count: int = 0
     seconds: float = 0.0
+    failure: Failure | None = None
+    """Its failure for good, which could not be stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +79,13 @@ class Action:
     ) -> pb.RunEntryMessage:
         """Run it: the entry that records its result, or its failure for good; `of` is logged.
 
+        One that has failed for good already is not executed again.
+
         Raises what the function raised when it shall be tried again, as RetryableError where
         `retry` says when.
         """
+        if tried.failure is not None:
+            return pb.RunEntryMessage(name=self.name, failure=tried.failure.written())
         begun = clock()
         try:
             value = await self._called()
@@ -87,7 +93,7 @@ class Action:
         except TerminalError as error:
             return self._failed(said(error), error.status)
         except Exception as error:
-            if self.retry is None or isinstance(error, RetryableError):
+            if self.retry is None:
                 raise
             spent = tried.seconds + clock() - begun
             delay = self.retry.delay(tried.count + 1, spent)
@@ -95,6 +101,9 @@ class Action:
             if delay is None:
                 logger.warning("%s: the run %r failed for good", of, self.name, exc_info=error)
                 return self._failed(told, 500)
+            if isinstance(error, RetryableError):
+                # It says itself when.
+                raise
             raise RetryableError(told, delay) from error
 
     def _failed(self, message: str, status: int) -> pb.RunEntryMessage:

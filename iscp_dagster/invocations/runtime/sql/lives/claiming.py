@@ -8,7 +8,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.invocations.runtime.sql.packing import deployment, frame
+from iscp_dagster.invocations.protocol.failures import RunAttempts
+from iscp_dagster.invocations.runtime.sql.packing import deployment, frame, reported
 from iscp_dagster.invocations.runtime.sql.tables import (
     DEPLOYMENTS,
     INVOCATIONS,
@@ -42,7 +43,7 @@ _CHOSEN = sa.func.coalesce(INVOCATIONS.deployment_id, SERVICES.deployment_id)
 _READY = (
     sa.select(
         *(INVOCATIONS[name] for name in ("number", "id", "service", "handler", "key")),
-        *(INVOCATIONS[name] for name in ("fence", "retries", "known")),
+        *(INVOCATIONS[name] for name in ("fence", "retries", "known", "error")),
         DEPLOYMENTS.id.label("through"),
     )
     .outerjoin(ISCP_SERVICES, SERVICES.name == INVOCATIONS.service)
@@ -220,4 +221,12 @@ def _claimed(
         partial_state=state[1],
         retries=failed,
         stored_at=journal[-1].created,
+        run_attempts=_run_attempts(row.error, len(journal)),
     )
+
+
+def _run_attempts(error: str | None, length: int) -> tuple[RunAttempts, ...]:
+    """The failed executions of Runs that are not in the journal of that length."""
+    told = reported(error)
+    runs = told.run_attempts if told else None
+    return tuple(each for each in runs or () if each.index >= length)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,6 +20,7 @@ from asgiservers import uvicorn_of
 from follower import Follower, following
 from hooks import Hooks, receiving_at
 from killing import KILL, Killer, of_kind
+from soaking import soak_seconds
 from stackfixture import Stack, wait_for
 from tables import Table
 from test_kills import halted
@@ -239,7 +242,8 @@ def test_ten_thousand_changes_arrive_once_while_processes_are_killed(checked: Fl
     trades = checked.trades
     trades.go_live()
     kinds = cycle(["run", "receiver", "graphql", "clickhouse", "daemon", "code server", "code"])
-    while trades.changes < MANY:
+    until = time.monotonic() + soak_seconds(math.inf)
+    while trades.changes < MANY and time.monotonic() < until:
         checked.put(MANY_COMMITS, MANY_AT_ONCE, MANY_KEYS)
         checked.strike(next(kinds))
         print(checked.numbers(), dict(checked.killer.done), flush=True)  # noqa: T201

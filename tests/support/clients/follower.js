@@ -16,8 +16,15 @@ const client = createClient({
   retryAttempts: Infinity,
   retryWait: () => new Promise((resolve) => setTimeout(resolve, 100)),
   shouldRetry: () => true,
-  on: { connected: () => say({ connected: true }), closed: ({ code }) => say({ closed: code }) },
+  on: {
+    opened: () => say({ opened: true }),
+    connected: () => say({ connected: true }),
+    closed: ({ code }) => say({ closed: code }),
+  },
 });
+
+// It ends with whoever started it.
+process.stdin.resume().on("end", () => process.exit());
 
 for (;;) {
   await new Promise((resolve) => {

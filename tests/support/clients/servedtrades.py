@@ -50,6 +50,8 @@ class ServedTrades:
     version: int = BEGINNING
     rows: dict[str, dict[int, int]] = field(default_factory=lambda: {each: {} for each in TENANTS})
     changes: dict[str, list[Change]] = field(default_factory=lambda: defaultdict(list))
+    ends: int = 0
+    """Of the server's processes."""
     _value: int = 0
 
     @property
@@ -99,12 +101,13 @@ class ServedTrades:
         """How many messages a subscriber gets that asked before the first commit."""
         return sum(map(len, self.changes.values()))
 
-    def restart(self, how: signal.Signals) -> None:
-        """End the server's process by a signal, and start it again."""
+    def restart(self) -> None:
+        """Kill the server's process, or every other time ask it to end, and start it again."""
         assert self.server.process is not None
-        self.server.process.send_signal(how)
+        self.server.process.send_signal(signal.SIGTERM if self.ends % 2 else signal.SIGKILL)
         self.server.process.wait(30)
         self.server.start()
+        self.ends += 1
 
 
 def told_by(messages: Iterable[Mapping[str, Any]]) -> dict[str, list[Change]]:

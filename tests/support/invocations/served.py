@@ -15,7 +15,8 @@ from pathlib import Path
 from iscp_dagster.local.stack.ports import free_port
 
 Command = Callable[[Path | str, str, int], tuple[str, ...]]
-START_SECONDS = 30.0
+START_SECONDS = 120.0
+"""The limit on a machine busy with other tests."""
 HERE = Path(__file__).parent
 
 

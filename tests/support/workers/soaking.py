@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
 
 VARIABLE = "ISCP_SOAK_SECONDS"
 
@@ -10,3 +12,11 @@ VARIABLE = "ISCP_SOAK_SECONDS"
 def soak_seconds(otherwise: float) -> float:
     """Return for how long a soak is asked to go on; `otherwise` unless somebody asked."""
     return float(os.environ.get(VARIABLE) or otherwise)
+
+
+def rounds(most: int | None, seconds: float) -> Iterator[int]:
+    """Count `most` rounds; without a number, those that begin within the seconds."""
+    until, number = time.monotonic() + seconds, 0
+    while time.monotonic() < until if most is None else number < most:
+        yield number
+        number += 1

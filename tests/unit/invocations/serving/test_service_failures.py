@@ -327,12 +327,13 @@ def test_the_tries_of_an_entry_are_not_those_of_the_next():
         await ctx.gather(one, ctx.run("two", broken, retry=tries))
 
     journal = journal_of(two)
-    # The runtime tells of the first entry that is not stored, and both are begun.
+    # The runtime tells of the first entry that is not stored, and both are begun. The wait for the
+    # other, which may still be executed, is part of the delay.
     journal.retries = (5, 0)
-    assert failed(journal).next_retry_delay == 100
+    assert 0 <= failed(journal).next_retry_delay <= 100
     journal = journal_of(two)
     journal.retries = (0, 9_999_999)
-    assert failed(journal).next_retry_delay == 100
+    assert 0 <= failed(journal).next_retry_delay <= 100
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -73,6 +74,8 @@ class Campaign:
     killer: Killer
     committed: set[Row] = field(default_factory=set)
     commits: int = 0
+    deck: list[tuple[str, str]] = field(default_factory=list)
+    """What is still to be done to whom."""
 
     @property
     def chance(self) -> Random:
@@ -108,15 +111,18 @@ class Campaign:
             thread.join()
 
     def strike(self) -> None:
-        """Strike one to three of them at once."""
-        victims = self.chance.sample([ENDPOINT, RUNTIME, RUN], self.chance.randint(1, 3))
+        """Strike one or two of them at once; after nine each has been struck in each way."""
+        if not self.deck:
+            self.deck = list(product([KILL, STOP, HANG], [ENDPOINT, RUNTIME, RUN]))
+            self.chance.shuffle(self.deck)
         strikes = {
             ENDPOINT: self._strike_endpoint,
             RUNTIME: self._strike_runtime,
             RUN: self._strike_run,
         }
-        for victim in victims:
-            strikes[victim](self.chance.choice([KILL, STOP, HANG]))
+        for _ in range(min(self.chance.randint(1, 2), len(self.deck))):
+            how, victim = self.deck.pop()
+            strikes[victim](how)
 
     def _strike_endpoint(self, how: str) -> None:
         """Kill it, or have it do nothing for a while; what hangs is killed in the end."""
@@ -205,7 +211,7 @@ def campaign(request, tmp_path) -> Iterator[Campaign]:
         source = runpy.run_path(str(project / "assets" / "rows.py"))["booked"]
         table = Table(deployment, source)
         table.create("tenant STRING, id BIGINT", FEED)
-        made = Campaign(stack, table, endpoint, file, Killer((stack,), Random(39)))
+        made = Campaign(stack, table, endpoint, file, Killer((stack,), Random(request.param)))
         # First snapshots, which a run that was overtaken may ask for at another version.
         for tenant in TENANTS:
             made.commit(tenant, 1)

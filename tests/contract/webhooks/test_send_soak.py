@@ -37,7 +37,12 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self):
-        body = self.rfile.read(int(self.headers["content-length"]))
+        length = int(self.headers["content-length"])
+        body = self.rfile.read(length)
+        if len(body) < length:
+            # The sender was killed in the middle of its request.
+            self.close_connection = True
+            return
         try:
             said = webhook.verify(body, dict(self.headers))
         except WebhookVerificationError:

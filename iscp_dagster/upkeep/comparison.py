@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.model.jobs import JobStatus
+from iscp_dagster.model.jobs import Job, JobStatus
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.problems import Problem, problem_of
+from iscp_dagster.planning.table_problems import earlier_ids
 from iscp_dagster.sync.consumers import is_index
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.position import Position, positions
+from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.verify import Failure, Verdict, compare_indexes
 
 Wanted = Sequence[tuple[SourceTable, list[str] | None]]
@@ -20,7 +21,7 @@ Wanted = Sequence[tuple[SourceTable, list[str] | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Unbuilt:
-    """An index of a tenant that has nothing to compare."""
+    """An index of a tenant that has nothing to compare, or has rows of an earlier table."""
 
     index: str
     tenant: str
@@ -70,18 +71,36 @@ def compared(
         try:
             held = positions(deployment, source, tenants=tenants, indexes=names)
             results = compare_indexes(deployment, source, tenants=tenants, indexes=names, tell=tell)
+            stranded = _stranded(deployment, source, tenant, names)
         except Exception as error:  # noqa: BLE001 - the others can still be compared
             found.problems.append(problem_of(source, error))
             continue
         found.verdicts += [(source, each) for each in results if isinstance(each, Verdict)]
         found.failures += [(source, each) for each in results if isinstance(each, Failure)]
         found.unbuilt += [
-            (source, _unbuilt(each)) for each in held if is_index(each.consumer) and not each.built
+            (source, _unbuilt(each.job))
+            for each in held
+            if is_index(each.consumer) and not each.built
         ]
+        found.unbuilt += [(source, _unbuilt(job)) for job in stranded]
     return found
 
 
-def _unbuilt(position: Position) -> Unbuilt:
-    job = position.job
+def _stranded(
+    deployment: Deployment, source: SourceTable, tenant: str | None, names: list[str] | None
+) -> list[Job]:
+    """The jobs of those indexes whose rows are of an earlier table of that name."""
+    earlier = earlier_ids(deployment, source, deployment.delta_log(source).table_id())
+    return [
+        job
+        for table_id in sorted(earlier)
+        for job in deployment.log.jobs(table_id=table_id, tenant=tenant)
+        if (job.name.db, job.name.table) == (source.database, source.table)
+        and is_index(job.spec.detail.consumer)
+        and (names is None or job.name.job in names)
+    ]
+
+
+def _unbuilt(job: Job) -> Unbuilt:
     error = job.status if job.state is JobState.ERROR else None
-    return Unbuilt(index=position.index, tenant=position.tenant, error=error)
+    return Unbuilt(index=job.name.job, tenant=job.key.tenant, error=error)

@@ -36,7 +36,7 @@ from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.joblog.history import Usage
 from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.model.declared.together.attach import attached
-from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.errors import ConfigError, TableGoneError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
@@ -1036,6 +1036,24 @@ def test_verify_says_which_jobs_are_in_error(iscp, lake, source):
     assert code == 2
     assert f"{NAME}, tenant eu: in error 10300: it is broken" in _joined(said)
     assert "not built yet" not in said
+
+
+def test_verify_says_what_still_has_the_rows_of_a_table_that_was_recreated(iscp, lake, source):
+    """Whether or not the table's other jobs were registered again."""
+    spec = job_spec(source, source.indexes[0])
+    for tenant in ("eu", "us"):
+        lake.log.register(tenant, MIRROR, "the table before", spec)
+    lake.log.strand("the table before", TableGoneError.code, "it was recreated")
+    for whose, arguments in (("tenants eu, us", []), ("tenant us", ["--tenant", "us"])):
+        code, said = iscp("verify", "--index", NAME, *arguments)
+        assert code == 2
+        assert "nothing to verify" not in said
+        assert f"{NAME}, {whose}: in error 10220: it was recreated" in _joined(said)
+    asked = Jobs(deployment=lake, sources=[source], cancel_runs=pytest.fail)
+    asked.register_job("eu", MIRROR, spec)
+    _, said = iscp("verify", "--index", NAME)
+    assert f"{NAME}, tenant us: in error 10220" in _joined(said)
+    assert f"{NAME}, tenant eu: not built yet" in _joined(said)
 
 
 def test_verify_of_what_nobody_registered_is_exit_code_2(iscp, lake):

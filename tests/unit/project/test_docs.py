@@ -68,6 +68,13 @@ def test_the_readme_is_short_and_declares_what_the_quickstart_does():
     assert pages - leads == {"docs/embedded-clickhouse.md"}
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/views.md", "docs/triggers.md"])
+def test_pages_that_ask_for_in_commit_timestamps_say_at_once_who_cannot_write_them(page):
+    sentences = re.split(r"[.:](?=\s)", " ".join(text(page).split()))
+    asking = next(at for at, each in enumerate(sentences) if "in-commit timestamps" in each)
+    assert "delta-rs" in " ".join(sentences[asking : asking + 2])
+
+
 def test_every_command_that_readers_are_shown_exists_with_its_options():
     named = set()
     shown = "".join(map(text, ("README.md", "docs/quickstart.md", "docs/stack.md")))

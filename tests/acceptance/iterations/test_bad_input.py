@@ -204,10 +204,11 @@ def test_an_index_that_is_declared_twice():
         SourceTable("bad.rows", key="id", indexes=[Mirror(), Mirror()])
     one = SourceTable("bad.rows", key="id", indexes=[Mirror(name="x_mirror")])
     other = SourceTable("bad.rows_x", key="id", indexes=[Mirror()])
+    strict = {"ISCP_STRICT": "true"}
     with pytest.raises(ConfigError, match=r"would both have the index view 'bad\.rows_x_mirror'"):
-        build_definitions([one, other], {})
+        build_definitions([one, other], {}, environ=strict)
     with pytest.raises(ConfigError, match=r"source table 'bad\.rows' is declared twice"):
-        build_definitions([one, one], {})
+        build_definitions([one, one], {}, environ=strict)
 
 
 def test_vectors_of_mixed_dimensions_stop_their_index_alone(deployment):

@@ -155,12 +155,17 @@ def _default(field: Field) -> Any:
 
 
 def read(shape: Shape, data: bytes) -> dict[str, Any]:
-    """Decode a message; a field that may be missing is missing, others hold their default."""
+    """Decode a message; a field that may be missing is missing, others hold their default.
+
+    Unknown fields are skipped, as protobuf demands.
+    """
     known = {field.number: field for field in shape.fields}
     plain = (each for each in shape.fields if not each.explicit)
     found = {each.name: _default(each) for each in plain}
     for number, value in _raw(data):
-        field = known[number]
+        field = known.get(number)
+        if field is None:
+            continue
         if not field.repeated:
             found[field.name] = _read_one(field, value)
         elif field.type in _VARINTS and isinstance(value, bytes):

@@ -208,7 +208,7 @@ def test_an_index_that_is_declared_twice():
     with pytest.raises(ConfigError, match=r"would both have the index view 'bad\.rows_x_mirror'"):
         build_definitions([one, other], {}, environ=strict)
     with pytest.raises(ConfigError, match=r"source table 'bad\.rows' is declared twice"):
-        build_definitions([one, one], {}, environ=strict)
+        build_definitions([one, replace(one)], {}, environ=strict)
 
 
 def test_vectors_of_mixed_dimensions_stop_their_index_alone(deployment):

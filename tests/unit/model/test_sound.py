@@ -37,6 +37,12 @@ def test_what_fits_stands_as_it_is():
     assert found.tables == Declared.of([WORDS, BIG, LARGE, ALERTS]).attached()
 
 
+def test_one_declaration_that_is_given_twice_counts_once():
+    found = sound(Declared(tables=[WORDS, WORDS], views=[BIG, BIG]), check_declared_once)
+    assert names(found) == ["au.words", "mirror", "text", "big"]
+    assert found.mistakes == []
+
+
 def test_a_table_of_an_index_s_name_is_left_out_with_all_that_is_over_it():
     over = (View("v", of=TEXT, where="n > 1"), Trigger("t", on=TEXT, match="n > 1"))
     found = stand(WORDS, TEXT, *over)

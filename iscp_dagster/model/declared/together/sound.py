@@ -45,7 +45,8 @@ def sound(given: Declared, check: Check) -> Sound:
     order is that of the tables, each followed by its indexes and service consumers; then endpoints,
     views, triggers and service consumers.
     """
-    kept, mistakes = _longest(list(_parts(given)), check, given.files)
+    once = Declared.of(given.everything, given.files)
+    kept, mistakes = _longest(list(_parts(once)), check, given.files)
     found = _together(kept)
     tables = found.attached()
     left_out: dict[str, list[ConfigError]] = defaultdict(list)

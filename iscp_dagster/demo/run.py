@@ -34,8 +34,8 @@ from iscp_dagster.upkeep.position import Position, positions
 from iscp_dagster.upkeep.verify import Verdict, verify
 from iscp_dagster.webhooks.outbox import Outbox
 
-LOAD_SECONDS = 300
-SYNC_SECONDS = 300
+LOAD_SECONDS = 900
+SYNC_SECONDS = 900
 DELIVERY_SECONDS = 60
 POLL_SECONDS = 0.5
 DATABASE, TABLE = "docs", "symbols"

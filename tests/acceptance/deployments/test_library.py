@@ -20,7 +20,7 @@ from wheelfixture import install_wheel
 from iscp_dagster.local.services.settings import repository
 from iscp_dagster.local.stack.ports import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
 
 DOCS = (repository() / "docs" / "library.md").read_text(encoding="utf-8")
 STOP_SECONDS = 60
@@ -53,7 +53,7 @@ def run(tmp_path, installed):
         "SPARK_REMOTE": "sc://127.0.0.1:1",
     }
 
-    def run(*command, seconds=120, code=0):
+    def run(*command, seconds=300, code=0):
         done = subprocess.run(
             command,
             cwd=tmp_path,
@@ -99,7 +99,7 @@ def test_a_project_of_ten_lines_is_loaded_and_kept_in_step(
         ) as dagster,
     ):
         try:
-            run("iscp", "wait", "shop.orders", "--timeout", "240", seconds=300)
+            run("iscp", "wait", "shop.orders", "--timeout", "540", seconds=600)
             (job,) = json.loads(run("iscp", "job", "list", "--json"))
             assert (job["job"], job["state"]) == ("shop.orders/mirror", "completed")
             verified = json.loads(run("iscp", "verify", "--json"))

@@ -20,7 +20,7 @@ from wheelfixture import install_wheel
 
 from iscp_dagster.local.stack.ports import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 WALK = "A deployment of your own, step by step"
 TABLE = "Your own table"

@@ -17,8 +17,8 @@ from stackfixture import wait_for
 
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 GAP = re.compile(r"\t| {2,}")
-FOLLOW_SECONDS = 120
-COMMAND_SECONDS = 120
+FOLLOW_SECONDS = 300
+COMMAND_SECONDS = 300
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from iscp_dagster.model.declared.together.clashes import check_declared_once
 from iscp_dagster.model.declared.together.sound import Sound, sound
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.imports import ASSETS, imported, mistake
-from iscp_dagster.model.variables import STRICT
+from iscp_dagster.model.variables import STRICT, is_true
 
 if TYPE_CHECKING:
     from dagster import Definitions
@@ -62,7 +62,7 @@ def stands(given: Declared, environ: Mapping[str, str]) -> Sound:
     Each sharded index is replaced by one index per shard. Raises ConfigError for a setting that is
     wrong, and with ISCP_STRICT=true for all that would be left out.
     """
-    from iscp_dagster.api.environment import databases_of, is_true, shards_of
+    from iscp_dagster.api.environment import databases_of, shards_of
 
     shards, databases = shards_of(environ), databases_of(environ)
 

@@ -89,14 +89,6 @@ def runs_kept_of(environ: Mapping[str, str]) -> timedelta:
     return RUNS_KEPT if days is None else timedelta(days=days)
 
 
-def is_true(environ: Mapping[str, str], variable: str) -> bool:
-    """Whether the variable is `true`; unset is `false`. Raises ConfigError for anything else."""
-    said = environ.get(variable) or "false"
-    if said.lower() not in {"true", "false"}:
-        raise ConfigError(f"{variable} is {said!r}; use true or false.")
-    return said.lower() == "true"
-
-
 def number_of(
     environ: Mapping[str, str],
     variable: str,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.imports import load_object
+from iscp_dagster.model.variables import is_true
 
 if TYPE_CHECKING:
     from iscp_dagster.batches.protocol import StateStore
@@ -64,10 +65,7 @@ def opener(setting: str, *, log_url: str, endpoint: Endpoint) -> Callable[[], St
 
 def tolerates_mismatch(environ: Mapping[str, str]) -> bool:
     """Whether ranges before the recorded batch are skipped. Raises ConfigError."""
-    said = environ.get(TOLERATE, "false").lower()
-    if said not in ("true", "false"):
-        raise ConfigError(f"{TOLERATE} is {said!r}; use true or false.")
-    return said == "true"
+    return is_true(environ, TOLERATE)
 
 
 @lru_cache(maxsize=4)

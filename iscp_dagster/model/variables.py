@@ -1,5 +1,9 @@
 """Environment variables that several packages read or set."""
 
+from collections.abc import Mapping
+
+from iscp_dagster.model.errors import ConfigError
+
 CLICKHOUSE_URL = "CLICKHOUSE_URL"
 CLICKHOUSE_URLS = "CLICKHOUSE_URLS"
 """The servers, or databases of one, that sharded indexes are spread over."""
@@ -28,3 +32,11 @@ INVOCATIONS_URL = "ISCP_INVOCATIONS_URL"
 """The address of the runtime of invocations."""
 INVOCATIONS_TOKEN = "ISCP_INVOCATIONS_TOKEN"  # noqa: S105 - the variable's name
 """The bearer token that the runtime of invocations asks for, and that programs send it."""
+
+
+def is_true(environ: Mapping[str, str], variable: str) -> bool:
+    """Whether the variable is `true`; unset is `false`. Raises ConfigError for anything else."""
+    said = environ.get(variable, "false").lower()
+    if said not in {"true", "false"}:
+        raise ConfigError(f"{variable} is {said!r}; use true or false.")
+    return said == "true"

@@ -134,6 +134,17 @@ def test_a_run_ends_by_its_policy_though_an_earlier_one_goes_on(tmp_path, server
     assert executed == {"slow": 2, "fails": 2}
 
 
+def call_scripted(folder, script, server):
+    """Have the runtime drive one invocation whose service endpoint does what the script says."""
+
+    async def inside():
+        with server(Scripted(script)) as served:
+            async with running(folder, served.url) as driven:
+                await driven.call("S/h")
+
+    run(inside())
+
+
 @BOTH
 def test_the_next_start_tells_what_the_last_error_told_of_runs_that_are_not_stored(
     tmp_path, server
@@ -159,12 +170,7 @@ def test_the_next_start_tells_what_the_last_error_told_of_runs_that_are_not_stor
         else:
             await stream.output()
 
-    async def inside():
-        with server(Scripted(script)) as served:
-            async with running(tmp_path, served.url) as driven:
-                await driven.call("S/h")
-
-    run(inside())
+    call_scripted(tmp_path, script, server)
     assert starts == [(), tuple(told), tuple(told), (told[1],)]
 
 
@@ -184,12 +190,7 @@ def test_what_is_kept_of_runs_has_a_bound(tmp_path):
         else:
             await stream.output()
 
-    async def inside():
-        with hypercorn_of(Scripted(script)) as served:
-            async with running(tmp_path, served.url) as driven:
-                await driven.call("S/h")
-
-    run(inside())
+    call_scripted(tmp_path, script, hypercorn_of)
     assert [each.index for each in starts[1]] == list(range(1, MOST_RUNS + 1))
     assert {each.name for each in starts[1]} == {name}
 

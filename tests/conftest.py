@@ -21,6 +21,7 @@ from lanes import Lanes, give_way, own_part_first, rank
 from nearspark import near
 from objectstore import LAKE, leading_to
 from postgresfixture import driven, running_postgres
+from servers import running_servers
 from stackfixture import Stack, clean_environment, running_stack
 from together import one_for_all
 
@@ -90,6 +91,13 @@ def clickhouse_url(tmp_path_factory):
         yield f"http://{address}"
         server.terminate()
         server.stdout.close()
+
+
+@pytest.fixture
+def own_clickhouse_url(tmp_path):
+    """Run a ClickHouse for one test, whose tables are named as those of other tests may be."""
+    with running_servers(tmp_path, 1) as (server,):
+        yield server.url
 
 
 @pytest.fixture(scope="module")

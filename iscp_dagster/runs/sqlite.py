@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from dagster import AssetKey, DagsterEventType, EventLogEntry
@@ -41,11 +43,25 @@ class SqliteStorage(InDagsterHome, DagsterSqliteStorage):
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
         self.base_dir = base_dir
-        self._run_storage = Runs.from_local(_runs_directory(base_dir))
-        self._event_log_storage = Events(_event_logs_directory(base_dir))
-        self._schedule_storage = Ticks.from_local(_schedule_directory(base_dir))
+        with _one_process_at_a_time(base_dir):
+            self._run_storage = Runs.from_local(_runs_directory(base_dir))
+            self._event_log_storage = Events(_event_logs_directory(base_dir))
+            self._schedule_storage = Ticks.from_local(_schedule_directory(base_dir))
         self._inst_data = inst_data
         super(DagsterSqliteStorage, self).__init__()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _one_process_at_a_time(base_dir: str) -> Iterator[None]:
+    """Let two that begin on a new folder, such as daemon and code server, make it once.
+
+    Both would stamp its files with Alembic's version, and of two such rows it makes an error.
+    """
+    folder = Path(base_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "storage.lock").open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 class _OneEngine:

@@ -73,11 +73,11 @@ def run(tmp_path, installed):
 
 
 def test_a_project_of_ten_lines_is_loaded_and_kept_in_step(
-    tmp_path, installed, run, clickhouse_url, spark_remote
+    tmp_path, installed, run, own_clickhouse_url, spark_remote
 ):
     (tmp_path / "definitions.py").write_text(example("python"))
     run.environment |= {
-        "CLICKHOUSE_URL": clickhouse_url,
+        "CLICKHOUSE_URL": own_clickhouse_url,
         "SPARK_REMOTE": spark_remote,
         "ISCP_ASSETS": "definitions",
     }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from threading import BrokenBarrierError
 
 import pytest
 from dagster import (
@@ -18,6 +20,7 @@ from dagster import (
     job,
     op,
 )
+from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
 from sqlalchemy import Engine, event
 
 from iscp_dagster.local.services.dagster_server import prepare
@@ -149,3 +152,30 @@ def test_without_a_folder_and_a_home_it_says_what_to_set(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match=r"SqliteStorage .* DAGSTER_HOME is not set. Set"):
         SqliteStorage.from_config_value(None, {})
     assert SqliteStorage.from_config_value(None, {"base_dir": str(tmp_path)})
+
+
+def begin(folder, read):
+    """Begin a storage; when it has read that there is no version yet, wait for others to."""
+    check = sqlite_schedule_storage.check_alembic_revision
+
+    def checked(*args):
+        found = check(*args)
+        with suppress(BrokenBarrierError):
+            read.wait()
+        return found
+
+    sqlite_schedule_storage.check_alembic_revision = checked
+    SqliteStorage(folder)
+
+
+def test_two_processes_begin_on_a_new_folder(tmp_path):
+    """As the daemon and a code server do; it could leave two versions, an error for good."""
+    spawning = multiprocessing.get_context("spawn")
+    read = spawning.Barrier(2, timeout=2)
+    both = [spawning.Process(target=begin, args=(str(tmp_path), read)) for _ in range(2)]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join()
+    assert [each.exitcode for each in both] == [0, 0]
+    assert SqliteStorage(str(tmp_path)).schedule_storage.get_ticks("o", "s") == []

@@ -48,7 +48,7 @@ def live(tmp_path):
 
 
 @pytest.fixture
-def orders(live, clickhouse_url, near_spark, tmp_path):
+def orders(live, own_clickhouse_url, near_spark, tmp_path):
     """Make the example's table, with its handler served, in the deployment of a runtime."""
     booked = {"/tmp/booked.txt": tmp_path / "booked.txt"}
     url = live.serve(made("orders_service.py", **booked)["app"])
@@ -56,7 +56,7 @@ def orders(live, clickhouse_url, near_spark, tmp_path):
     declared = made("assets/orders.py", **placed)
     (source,) = Declared.of(declared.values()).attached()
     services = {"services": lambda: RuntimeServices(live.client)}
-    deployment = deployment_at(clickhouse_url, near_spark, tmp_path, **services)
+    deployment = deployment_at(own_clickhouse_url, near_spark, tmp_path, **services)
     table = Table(deployment, source)
     table.sql(f"{ROWS} PARTITIONED BY (customer) {FEED}")
     return table

@@ -197,6 +197,8 @@ def own(clickhouse_url, spark_remote, tmp_path):
     yield own
     for each in own.processes():
         each.kill()
+    for each in own.running.values():
+        each.wait(SECONDS)
 
 
 def test_the_end_of_dagster_dev_cancels_what_runs(own):

@@ -42,12 +42,13 @@ class Rpc:
     def _ask(self, kind: str, method: str, message: bytes, seconds: float) -> bytes:
         import grpc
 
+        channel = self._open()
         try:
-            asked = getattr(self._open(), kind)(method)
+            asked = getattr(channel, kind)(method)
             answer = asked(message, timeout=seconds, metadata=self._metadata)
             return answer if isinstance(answer, bytes) else b"".join(answer)
         except grpc.RpcError as error:
-            self.close()
+            self._drop(channel)
             late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             raise RpcError(error.details() or str(error.code()), late=late) from error
 
@@ -63,10 +64,12 @@ class Rpc:
                 self._channel = grpc.insecure_channel(self._address, options=options)
         return self._channel
 
-    def close(self) -> None:
-        """Drop the channel: once its server is gone, it waits longer and longer to reconnect."""
-        if self._channel is not None:
-            self._channel.close()
+    def _drop(self, channel: Any) -> None:
+        """Connect anew next time: once its server is gone, a channel waits longer and longer.
+
+        It is closed with the last call that uses it, as another thread's may.
+        """
+        if self._channel is channel:
             self._channel = None
 
 

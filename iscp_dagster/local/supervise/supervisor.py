@@ -15,7 +15,7 @@ from iscp_dagster.local.services.service import Service
 from iscp_dagster.local.services.state import Condition, ServiceState
 from iscp_dagster.local.supervise import warded
 from iscp_dagster.local.supervise.stopped import keep_going
-from iscp_dagster.local.supervise.vigil import Patience, Vigil
+from iscp_dagster.local.supervise.vigil import Patience, Vigil, noted
 from iscp_dagster.local.supervise.warded import Warded
 from iscp_dagster.model.errors import UnavailableError
 
@@ -208,16 +208,24 @@ class _Keeper:
 
     async def _rise(self, born: float, *, warm: bool) -> str | None:
         service = self._service
-        while not await service.probe(born):  # noqa: ASYNC110  (another process can only be polled)
+        while not await self._answers(born):  # noqa: ASYNC110  (another process can only be polled)
             await asyncio.sleep(_POLL)
         if warm and service.warm is not None:
             self._supervisor.change(service, condition=Condition.WARMING)
             status = await self._warm()
             if status:
                 return f"answers, but its first use failed with status {status}"
-        note = await service.note() if service.note else ""
+        note = await noted(service)
         self._supervisor.change(service, condition=Condition.READY, note=note)
         return None
+
+    async def _answers(self, born: float) -> bool:
+        try:
+            return await self._service.probe(born)
+        except Exception:
+            # A bug in one service's probe must not end the others.
+            _LOGGER.exception("the probe of %s raised an error", self._service.name)
+            return False
 
     async def _warm(self) -> int:
         child = await self._supervisor.start(self._service, warm=True)

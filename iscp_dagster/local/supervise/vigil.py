@@ -99,7 +99,7 @@ class Vigil:
 
     async def _well(self) -> None:
         self._failures, self._mended = 0, False
-        note = await self._service.note() if self._service.note else ""
+        note = await noted(self._service)
         if note != self._said:
             self._said = note
             self._change(condition=Condition.READY, note=note)
@@ -134,6 +134,15 @@ class Vigil:
             return False
         self._failures = 0
         return True
+
+
+async def noted(service: Service) -> str:
+    """What a service that is up says of itself; empty where it says nothing, or that fails."""
+    try:
+        return await service.note() if service.note else ""
+    except Exception:
+        _LOGGER.exception("the note of %s raised an error", service.name)
+        return ""
 
 
 def cpu_below(pid: int) -> float:

@@ -320,6 +320,27 @@ def test_a_spark_that_is_not_there_does_not_answer() -> None:
     assert "geheim" not in said
 
 
+class Shared(Rpc):
+    """One whose first call is overtaken by another, which fails, once it has the channel."""
+
+    overtaken = False
+
+    def _open(self):
+        channel = super()._open()
+        if not self.overtaken:
+            self.overtaken = True
+            with pytest.raises(RpcError):
+                self.call("/a.Service/Other", b"", 5.0)
+        return channel
+
+
+def test_a_call_that_fails_does_not_end_another_of_the_same_service_otherwise():
+    """As a mend's and a check's are; it raised grpc's ValueError, which ended the whole stack."""
+    rpc = Shared(f"127.0.0.1:{free_port()}")
+    with pytest.raises(RpcError, match="Connection refused"):
+        rpc.call("/a.Service/Call", b"", 5.0)
+
+
 class Stuck(grpc.GenericRpcHandler):
     """Answers requests, but never ends a job."""
 

@@ -92,6 +92,29 @@ def test_services_start_and_stop(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_probe_and_a_note_that_fail_end_neither_service_nor_stack(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        port, raised = free_port(), []
+
+        async def probe(since: float) -> bool:
+            if not raised:
+                raised.append("probe")
+                raise ValueError("the probe has a bug")
+            return await http_probe(port, "/")(since)
+
+        async def note() -> str:
+            raised.append("note")
+            raise ValueError("the note has a bug")
+
+        watched = Watched(server(tmp_path, port, probe=probe, note=note))
+        await asyncio.wait_for(watched.ready.wait(), SECONDS)
+        assert raised == ["probe", "note"]
+        assert watched.seen[-1].condition is Condition.READY
+        await watched.end()
+
+    asyncio.run(scenario())
+
+
 def test_a_service_that_uses_others_has_ended_before_they_are_stopped(tmp_path: Path) -> None:
     async def scenario() -> None:
         used = server(tmp_path, free_port())

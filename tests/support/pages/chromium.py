@@ -19,7 +19,7 @@ from stackfixture import wait_for
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ANSWER_SECONDS = 60.0
-PAGE_SECONDS = 30.0
+PAGE_SECONDS = 120.0
 _OPTIONS = (
     "--headless=new",
     "--remote-debugging-pipe",

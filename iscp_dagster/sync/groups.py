@@ -105,7 +105,7 @@ class _GroupStep:
         anew: list[Claim] = []
         with closing(_scanned(self.reader, trial, self.settled)) as scanned:
             for members, written in scanned:
-                job, suspects = members[0].key.job_name, _suspects(members, written)
+                job, suspects = members[0].key.job_name, _suspects(trial, members, written)
                 if suspects and written.error is not None:
                     together[job] = written.error
                     (anew if _lost_some(written) else again).extend(suspects)
@@ -145,10 +145,13 @@ class _GroupStep:
                 yield list(refuse(self.reader.deployment, wrong))
 
 
-def _suspects(claims: Sequence[Claim], written: Written) -> list[Claim]:
-    """The claims that may have caused the error of all; empty if no single one can have."""
-    writing = _writing(claims)
-    if written.error is None or not written.unsure or len(writing) == 1:
+def _suspects(trial: Trial, claims: Sequence[Claim], written: Written) -> list[Claim]:
+    """The claims that may have caused the error of all; empty if no single one can have.
+
+    Even the only tenant of one index may fail by the rows of another's, which the scan reads too.
+    """
+    writing, alone = _writing(claims), len(tenants_of(_writing(trial.claims))) == 1
+    if written.error is None or not written.unsure or alone:
         return []
     return [claim for claim in writing if claim.key.tenant not in written.stopped]
 

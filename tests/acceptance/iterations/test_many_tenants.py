@@ -332,6 +332,21 @@ def test_a_tenant_that_cannot_be_read_stops_alone(deployment, unreadable):
     assert ended(table, outcomes) == dict.fromkeys([(BAD, "mirror"), (BAD, "text")], ReadError.code)
 
 
+def test_a_tenant_that_cannot_be_read_stops_no_other_where_each_has_an_index_alone(
+    deployment, unreadable
+):
+    table = Table.make(deployment, Mirror(), FullText("name"))
+    good = next(tenant for tenant in SOME if tenant != BAD)
+    fill(table, [BAD, good], 1)
+    iteration = table.iteration(BAD, good)
+    only = {(BAD, "mirror"), (good, "text")}
+    keys = [key for key in iteration.jobs if (key.tenant, key.job_name) in only]
+    unreadable({BAD}, ReadError)
+    outcomes = table.run(iteration.only(keys))
+    wrong = {each.claim.key.tenant for each in outcomes if isinstance(each, Failed)}
+    assert (wrong, len(outcomes)) == ({BAD}, 2)
+
+
 def test_healthy_tenants_among_many_that_cannot_be_read_are_in_step(deployment, unreadable):
     tenants = MANY[:40]
     table = Table.make(deployment, Mirror())

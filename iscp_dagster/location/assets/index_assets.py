@@ -43,7 +43,7 @@ from iscp_dagster.model.declared.lineage import parents
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.runs.named import mark_by_hand
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iteration.outcomes import Delivery
 
 
 def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) -> AssetsDefinition:

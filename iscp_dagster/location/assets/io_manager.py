@@ -24,7 +24,7 @@ from iscp_dagster.location.names import SHARD, TENANT_COLUMN
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iteration.outcomes import Delivery
 
 
 class EventsIOManager(IOManager):

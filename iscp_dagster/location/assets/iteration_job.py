@@ -37,7 +37,7 @@ from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import Consuming, SourceTable
 from iscp_dagster.runs.named import DISPATCH_TAG, mark_by_hand
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iteration.outcomes import Delivery
 
 Startable = UnresolvedAssetJobDefinition | JobDefinition
 """A Dagster job that the runner may start."""

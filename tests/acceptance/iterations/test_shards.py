@@ -21,7 +21,7 @@ from iscp_dagster.api.jobs import EVERY, Jobs
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
-from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import index_key, partitions_name, sync_job_name
@@ -37,7 +37,7 @@ from iscp_dagster.model.declared.tables import spread
 from iscp_dagster.model.errors import SchemaError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.sync.serving import serve_all
 from iscp_dagster.upkeep.dead_letters import dead_letters, replay_letters
 from iscp_dagster.upkeep.maintenance import collect, garbage

@@ -14,7 +14,7 @@ import assets
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.api.discovery import declared as declared_by
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.delta.feed import ReadKind, ReadPlan
+from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.location.assets.io_manager import IndexIOManager
 from iscp_dagster.location.assets.maintenance import RUN_BY
@@ -24,10 +24,9 @@ from iscp_dagster.location.names import clickhouse_pool
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.sync.deployment import Deployment
+from iscp_dagster.sync.iteration.outcomes import Delivery, Written
 from iscp_dagster.sync.ledger import Ledger
-from iscp_dagster.sync.publish import Delivery
-from iscp_dagster.sync.reader import Reading
-from iscp_dagster.sync.scan import Written
+from iscp_dagster.sync.reading.readings import Reading
 
 WRITERS = ("index_docs_symbols", "batch_sync_docs_symbols_op")
 

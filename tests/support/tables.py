@@ -28,11 +28,13 @@ from iscp_dagster.planning.runner import Look, Runner
 from iscp_dagster.spark import quoting
 from iscp_dagster.spark.session import private, shared
 from iscp_dagster.sync.deployment import Deployment
+from iscp_dagster.sync.iteration.commands import Published
 from iscp_dagster.sync.iteration.interpreter import Interpreter
 from iscp_dagster.sync.iteration.outcomes import Delivery, Outcome
 from iscp_dagster.sync.ledger import Ledger
 from iscp_dagster.sync.publish import publish
 from iscp_dagster.sync.reader import Reader
+from iscp_dagster.sync.writer import IndexWriter
 from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.verify import Verdict, verify
 
@@ -110,12 +112,12 @@ def rows(*ids: int, tenant: str = "a", name: str = "some words") -> str:
     )
 
 
-class Unpublished(Interpreter):
-    """An iteration that leaves it to the test to publish what is written."""
+class Unpublished(IndexWriter):
+    """One that leaves it to the test to publish what is written."""
 
-    def published(self, deliveries: Sequence[Delivery]) -> tuple[Outcome, ...]:
-        LEDGERS.update({_holder(each): self.ledger for each in deliveries})
-        return tuple(deliveries)
+    def publish(self, ledger: Ledger, deliveries: Sequence[Delivery]) -> Published:
+        LEDGERS.update({_holder(each): ledger for each in deliveries})
+        return Published(tuple(deliveries))
 
 
 LEDGERS: dict[Any, Ledger] = {}
@@ -136,7 +138,8 @@ def deliveries(
 ) -> Generator[Sequence[Outcome], None, None]:
     """Yield an iteration's outcomes index by index, written but not published."""
     reader = Reader(deployment, source, iteration.tenants, deployment.delta_log(source))
-    return Unpublished(reader=reader).outcomes(iteration, run_id, queued_as)
+    interpreter = Interpreter(reader=reader, writer=Unpublished(deployment))
+    return interpreter.outcomes(iteration, run_id, queued_as)
 
 
 def one_by_one(*iteration: Any, **named: Any) -> Generator[Outcome, None, None]:

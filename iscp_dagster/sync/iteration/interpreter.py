@@ -11,7 +11,6 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.sync.checking import checked
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.commands import (
     Advance,
@@ -30,7 +29,6 @@ from iscp_dagster.sync.iteration.commands import (
     Plan,
     Planned,
     Publish,
-    Published,
     Record,
     Recorded,
     Refused,
@@ -40,12 +38,12 @@ from iscp_dagster.sync.iteration.commands import (
     Stop,
 )
 from iscp_dagster.sync.iteration.machine import State, step
-from iscp_dagster.sync.iteration.outcomes import Delivery, Outcome
+from iscp_dagster.sync.iteration.outcomes import Outcome
 from iscp_dagster.sync.ledger import Ledger, recalled
-from iscp_dagster.sync.publish import advance, publish, refuse
+from iscp_dagster.sync.publish import refuse
 from iscp_dagster.sync.reader import Reader
 from iscp_dagster.sync.reading.planning import planned
-from iscp_dagster.sync.scan import clear, scanned
+from iscp_dagster.sync.writer import IndexWriter
 
 
 def iterate(
@@ -56,13 +54,14 @@ def iterate(
     run_id: str,
     queued_as: str | None = None,
     delta_log: DeltaLog | None = None,
+    writer: IndexWriter | None = None,
 ) -> Generator[Outcome, None, None]:
     """Claim the iteration's jobs, scan once for all of them, and give each one's outcome.
 
     Each Delivery is already published; a job that cannot be is Failed, and stops no other. The
     caller renews the lease of `run_id` (`joblog.renewal`). Steps left over from a run that died
-    are replayed first. With the caller's `delta_log` the table is not opened again. Raises
-    FenceError when another run holds one of the jobs.
+    are replayed first. With the caller's `delta_log` the table is not opened again. `writer` is the
+    IO manager's in a run of Dagster. Raises FenceError when another run holds one of the jobs.
     """
     # Joined while the jobs are claimed and the tables made ready.
     reader = Reader(
@@ -71,7 +70,7 @@ def iterate(
         iteration.tenants,
         delta_log or deployment.delta_log(source),
     )
-    interpreter = Interpreter(reader=reader)
+    interpreter = Interpreter(reader=reader, writer=writer or IndexWriter(deployment))
     with closing(interpreter.outcomes(iteration, run_id, queued_as)) as found:
         for outcomes in found:
             yield from outcomes
@@ -82,6 +81,7 @@ class Interpreter:
     """One iteration's machine, with the services that carry out its commands."""
 
     reader: Reader
+    writer: IndexWriter
     ledger: Ledger = field(default_factory=lambda: Ledger(None))
     _state: State = field(default_factory=State)
     _written: Scanned | None = None
@@ -128,15 +128,15 @@ class Interpreter:
             case Plan():
                 return self._planned(command)
             case Scan(trial):
-                found = scanned(self.reader, trial)
+                found = self.writer.write(self.reader, trial)
                 self._written = found if isinstance(found, Scanned) else None
                 return found
             case Check(part):
-                return checked(self.reader, part)
+                return self.writer.check(self.reader, part)
             case Publish(deliveries):
-                return Published(self.published(deliveries))
+                return self.writer.publish(self.ledger, deliveries)
             case Advance(deliveries):
-                return advance(deployment, self.ledger, deliveries)
+                return self.writer.advance(self.ledger, deliveries)
             case Discard():
                 self._discard()
                 return Discarded()
@@ -154,10 +154,6 @@ class Interpreter:
             case Give():
                 raise TypeError("outcomes are given by the caller of carried_out")
         assert_never(command)
-
-    def published(self, deliveries: Sequence[Delivery]) -> tuple[Outcome, ...]:
-        """Publish the deliveries, of one index."""
-        return tuple(publish(self.reader.deployment, self.ledger, deliveries))
 
     def _next(self, event: Event) -> list[Command]:
         self._state, commands = step(self._state, event)
@@ -194,5 +190,5 @@ class Interpreter:
 
     def _discard(self) -> None:
         if self._written is not None:
-            clear({part.job: part.written for part in self._written.parts})
+            self.writer.discard(self._written)
             self._written = None

@@ -251,7 +251,9 @@ def _suspects(trial: Trial, part: Part) -> list[Claim]:
     alone = len(tenants_of(_writing(trial.claims))) == 1
     if part.written.error is None or not part.written.unsure or alone:
         return []
-    return [claim for claim in _writing(part.claims) if claim.key.tenant not in part.written.stopped]
+    return [
+        claim for claim in _writing(part.claims) if claim.key.tenant not in part.written.stopped
+    ]
 
 
 def _lost_some(written: Written) -> bool:

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from iscp_dagster.sync.checking import checked
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.commands import (
-    Advanced,
     Checked,
     Part,
-    Published,
+    Placed,
     ScanFailed,
     Scanned,
+    Served,
 )
 from iscp_dagster.sync.iteration.narrowing import Trial
 from iscp_dagster.sync.iteration.outcomes import Delivery
-from iscp_dagster.sync.ledger import Ledger
-from iscp_dagster.sync.publish import advance, publish
+from iscp_dagster.sync.placing import placed, serve
 from iscp_dagster.sync.reader import Reader
 from iscp_dagster.sync.scan import clear, scanned
 
@@ -43,13 +42,14 @@ class IndexWriter:
         """Compare what an index holds with what was sent; settle steps that write nothing."""
         return checked(reader, part)
 
-    def publish(self, ledger: Ledger, deliveries: Sequence[Delivery]) -> Published:
-        """Put the rows of one index in place, and move the watermarks. A failure is its job's."""
-        return Published(tuple(publish(self.deployment, ledger, deliveries)))
+    def place(self, deliveries: Sequence[Delivery]) -> Placed:
+        """Put the rows of one index in place. A failure is its job's own."""
+        return placed(self.deployment, deliveries)
 
-    def advance(self, ledger: Ledger, deliveries: Sequence[Delivery]) -> Advanced:
-        """The same, up to where the jobs' next steps begin."""
-        return advance(self.deployment, ledger, deliveries)
+    def serve(self, deliveries: Sequence[Delivery]) -> Served:
+        """Have readers see the index's generation, if it is complete."""
+        serve(self.deployment, deliveries[0])
+        return Served(tuple(deliveries), self.deployment.clock())
 
     def discard(self, written: Scanned) -> None:
         """Drop what is still staged: it is in place, or never will be."""

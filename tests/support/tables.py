@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,11 +29,11 @@ from iscp_dagster.planning.runner import Look, Runner
 from iscp_dagster.spark import quoting
 from iscp_dagster.spark.session import private, shared
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.commands import Published
+from iscp_dagster.sync.iteration.commands import Command, Event, Give, Place, Served
 from iscp_dagster.sync.iteration.interpreter import Interpreter
+from iscp_dagster.sync.iteration.machine import State, step
 from iscp_dagster.sync.iteration.outcomes import Delivery, Outcome
 from iscp_dagster.sync.ledger import Ledger
-from iscp_dagster.sync.publish import publish
 from iscp_dagster.sync.reader import Reader
 from iscp_dagster.sync.writer import IndexWriter
 from iscp_dagster.upkeep.position import positions
@@ -112,12 +113,14 @@ def rows(*ids: int, tenant: str = "a", name: str = "some words") -> str:
     )
 
 
-class Unpublished(IndexWriter):
-    """One that leaves it to the test to publish what is written."""
+class Unpublished(Interpreter):
+    """An iteration that leaves it to the test to publish what is written."""
 
-    def publish(self, ledger: Ledger, deliveries: Sequence[Delivery]) -> Published:
-        LEDGERS.update({_holder(each): ledger for each in deliveries})
-        return Published(tuple(deliveries))
+    def carried_out(self, command: Command) -> Event:
+        if isinstance(command, Place) and command.deliveries[0].claim.last:
+            LEDGERS.update({_holder(each): self.ledger for each in command.deliveries})
+            return Served(command.deliveries, at=None)
+        return super().carried_out(command)
 
 
 LEDGERS: dict[Any, Ledger] = {}
@@ -138,7 +141,7 @@ def deliveries(
 ) -> Generator[Sequence[Outcome], None, None]:
     """Yield an iteration's outcomes index by index, written but not published."""
     reader = Reader(deployment, source, iteration.tenants, deployment.delta_log(source))
-    interpreter = Interpreter(reader=reader, writer=Unpublished(deployment))
+    interpreter = Unpublished(reader=reader, writer=IndexWriter(deployment))
     return interpreter.outcomes(iteration, run_id, queued_as)
 
 
@@ -151,7 +154,20 @@ def one_by_one(*iteration: Any, **named: Any) -> Generator[Outcome, None, None]:
 
 def publish_all(deployment: Deployment, some: Sequence[Delivery]) -> list[Outcome]:
     """Publish deliveries of one index."""
-    return publish(deployment, LEDGERS[_holder(some[0])], some)
+    reader: Any = SimpleNamespace(deployment=deployment)
+    writer, ledger = IndexWriter(deployment), LEDGERS[_holder(some[0])]
+    interpreter = Interpreter(reader=reader, writer=writer, ledger=ledger)
+    state = State(open={each.claim.key: each.claim for each in some})
+    commands: list[Command] = [Place(tuple(some))]
+    outcomes: list[Outcome] = []
+    while commands:
+        command = commands.pop(0)
+        if isinstance(command, Give):
+            outcomes += command.outcomes
+        else:
+            state, more = step(state, interpreter.carried_out(command))
+            commands[:0] = more
+    return outcomes
 
 
 def publish_one(deployment: Deployment, delivery: Delivery) -> Delivery:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from iscp_dagster.delta.plans import ReadPlan
 from iscp_dagster.joblog.iterations import Claim, Failed
@@ -64,15 +65,22 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Publish:
-    """Put the rows in place and move the watermarks, after a claim's last step: Published."""
+class Place:
+    """Put the rows in place, of one index and reading, for the jobs that are still held: Placed."""
 
     deliveries: tuple[Delivery, ...]
 
 
 @dataclass(frozen=True)
-class Advance:
-    """Put the rows in place and move the watermarks to where the next step begins: Advanced."""
+class Move:
+    """Move the watermarks to the ends of the claims, or to where the next steps begin: Moved."""
+
+    deliveries: tuple[Delivery, ...]
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Have readers see the index's generation, if that is complete: Served."""
 
     deliveries: tuple[Delivery, ...]
 
@@ -112,7 +120,9 @@ class Release:
     claims: Claims
 
 
-Command = Record | Plan | Scan | Check | Publish | Advance | Discard | Fail | Give | Stop | Release
+Command = (
+    Record | Plan | Scan | Check | Place | Move | Serve | Discard | Fail | Give | Stop | Release
+)
 
 
 @dataclass(frozen=True)
@@ -173,18 +183,29 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Published:
-    """These claims have ended."""
+class Placed:
+    """The rows are in place, except those of the jobs that failed."""
 
-    outcomes: tuple[Outcome, ...]
+    deliveries: tuple[Delivery, ...]
+    wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Advanced:
-    """These claims have their next step before them; the failures are in the log."""
+class Moved:
+    """The watermarks have moved, except those of the jobs that failed."""
 
-    claims: Claims
-    failures: tuple[Failed, ...] = ()
+    deliveries: tuple[Delivery, ...]
+    claims: Claims = ()
+    """The next steps; none after the last one."""
+    wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Served:
+    """The rows can be read, at the latest since `at`; None: they are not published yet."""
+
+    deliveries: tuple[Delivery, ...]
+    at: datetime | None
 
 
 @dataclass(frozen=True)
@@ -217,8 +238,9 @@ Event = (
     | ScanFailed
     | Checked
     | Refused
-    | Published
-    | Advanced
+    | Placed
+    | Moved
+    | Served
     | Discarded
     | Idle
     | Broken

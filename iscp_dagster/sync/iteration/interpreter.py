@@ -13,7 +13,6 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.commands import (
-    Advance,
     Broken,
     Check,
     Claimed,
@@ -26,21 +25,23 @@ from iscp_dagster.sync.iteration.commands import (
     Give,
     Idle,
     Interrupted,
+    Move,
+    Place,
     Plan,
     Planned,
-    Publish,
     Record,
     Recorded,
     Refused,
     Release,
     Scan,
     Scanned,
+    Serve,
     Stop,
 )
 from iscp_dagster.sync.iteration.machine import State, step
 from iscp_dagster.sync.iteration.outcomes import Outcome
 from iscp_dagster.sync.ledger import Ledger, recalled
-from iscp_dagster.sync.publish import refuse
+from iscp_dagster.sync.moving import moved, refuse
 from iscp_dagster.sync.reader import Reader
 from iscp_dagster.sync.reading.planning import planned
 from iscp_dagster.sync.writer import IndexWriter
@@ -119,7 +120,7 @@ class Interpreter:
                 self.carried_out(command)
             raise
 
-    def carried_out(self, command: Command) -> Event:  # noqa: C901, PLR0911 - a table
+    def carried_out(self, command: Command) -> Event:  # noqa: C901, PLR0911, PLR0912 - a table
         """Do what the command says; returns what happened. Raises IscpError."""
         deployment = self.reader.deployment
         match command:
@@ -133,15 +134,17 @@ class Interpreter:
                 return found
             case Check(part):
                 return self.writer.check(self.reader, part)
-            case Publish(deliveries):
-                return self.writer.publish(self.ledger, deliveries)
-            case Advance(deliveries):
-                return self.writer.advance(self.ledger, deliveries)
+            case Place(deliveries):
+                return self.writer.place(deliveries)
+            case Move(deliveries):
+                return moved(deployment.log, self.ledger, deliveries)
+            case Serve(deliveries):
+                return self.writer.serve(deliveries)
             case Discard():
                 self._discard()
                 return Discarded()
             case Fail(failures, rebuild):
-                refused = refuse(deployment, failures)
+                refused = refuse(deployment.log, failures)
                 if rebuild:
                     deployment.log.rebuild(sorted(rebuild))
                 return Refused(tuple(refused))

@@ -17,8 +17,6 @@ from iscp_dagster.model.errors import BatchError, FeedGoneError, FenceError, Isc
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.sync.iteration.commands import (
-    Advance,
-    Advanced,
     Broken,
     Check,
     Checked,
@@ -32,11 +30,13 @@ from iscp_dagster.sync.iteration.commands import (
     Give,
     Idle,
     Interrupted,
+    Move,
+    Moved,
     Part,
+    Place,
+    Placed,
     Plan,
     Planned,
-    Publish,
-    Published,
     Record,
     Recorded,
     Refused,
@@ -44,6 +44,8 @@ from iscp_dagster.sync.iteration.commands import (
     Scan,
     ScanFailed,
     Scanned,
+    Serve,
+    Served,
     Stop,
 )
 from iscp_dagster.sync.iteration.narrowing import (
@@ -115,10 +117,13 @@ def step(state: State, event: Event) -> Next:  # noqa: C901, PLR0911, PLR0912 - 
             return _checked(state, event)
         case Refused(failures):
             return state.without(failures), (Give(failures),)
-        case Published(outcomes):
-            return state.without(outcomes), (Give(outcomes),)
-        case Advanced(claims, failures):
-            return _advanced(state, claims, failures)
+        case Placed(deliveries, wrong):
+            return state, _placed(deliveries, wrong)
+        case Moved():
+            return _moved(state, event)
+        case Served(deliveries, at):
+            done = tuple(replace(each, published=at) for each in deliveries)
+            return state.without(done), (Give(done),)
         case Discarded():
             return state, ()
         case Idle():
@@ -287,23 +292,62 @@ def _unclear(state: State, part: Part) -> tuple[State, Part]:
 
 
 def _checked(state: State, event: Checked) -> Next:
-    """Publish the rows of last steps, go on with the others, and record what failed."""
+    """Put the rows in place that are right, and record what failed."""
     outcomes = [_outcome(state, event, claim) for claim in event.part.claims]
     wrong = [each for each in outcomes if isinstance(each, Failed)]
     found = [each for each in outcomes if isinstance(each, Delivery)]
-    last = tuple(each for each in found if each.claim.last)
-    going = tuple(each for each in found if not each.claim.last)
     # A watermark that a consumer settled has already moved.
-    settled = event.part.written.settled or {}
-    moved = {key: claim for key, claim in settled.items() if claim is not None}
-    unmoved = tuple(each for each in going if each.claim.key not in moved)
-    next_ = {each.claim.key: moved[each.claim.key] for each in going if each.claim.key in moved}
-    told = {each.claim.key: each.told_in_all for each in going if each.told_in_all}
-    state = replace(state, open={**state.open, **next_}, told={**state.told, **told})
+    settled = event.part.written.settled
+    if settled is not None:
+        claims = tuple(each for each in settled.values() if each is not None)
+        state, commands = _moved(state, Moved(tuple(found), claims))
+    else:
+        # What is moved together ends together.
+        last = tuple(each for each in found if each.claim.last)
+        going = tuple(each for each in found if not each.claim.last)
+        commands = tuple(Place(some) for some in (last, going) if some)
+    return state, (*commands, *_fail(wrong, event.rebuild))
+
+
+def _placed(
+    deliveries: Sequence[Delivery], wrong: Mapping[JobKey, IscpError]
+) -> tuple[Command, ...]:
+    left = tuple(each for each in deliveries if each.claim.key not in wrong)
+    return (*([Move(left)] if left else []), *_undelivered(deliveries, wrong))
+
+
+def _moved(state: State, event: Moved) -> Next:
+    """Serve what has ended, and record the next steps of the others."""
+    left = [each for each in event.deliveries if each.claim.key not in event.wrong]
+    last = tuple(each for each in left if each.claim.last)
+    told = {each.claim.key: each.told_in_all for each in left if not each.claim.last}
+    state = replace(
+        state,
+        open={**state.open, **{each.key: each for each in event.claims}},
+        told={**state.told, **told},
+    )
     return state, (
-        *([Publish(last)] if last else []),
-        *([Advance(unmoved)] if unmoved else []),
-        *_fail(wrong, event.rebuild),
+        *([Serve(last)] if last else []),
+        *([Record(event.claims)] if event.claims else []),
+        *_undelivered(event.deliveries, event.wrong, late=True),
+    )
+
+
+def _undelivered(
+    deliveries: Iterable[Delivery], wrong: Mapping[JobKey, IscpError], *, late: bool = False
+) -> tuple[Fail, ...]:
+    """Fail these jobs. One that is lost once its snapshot is in place (`late`) starts over: the
+    snapshot may have replaced a later one.
+    """
+    failed_ = [each for each in deliveries if each.claim.key in wrong]
+    over = [
+        each.claim.key
+        for each in failed_
+        if late and each.replaces and isinstance(wrong[each.claim.key], FenceError)
+    ]
+    return _fail(
+        [failed(each.claim, wrong[each.claim.key], each.told_in_all) for each in failed_],
+        frozenset(over),
     )
 
 
@@ -330,16 +374,6 @@ def _whole(claim: Claim, written: Written) -> Claim:
     if claim.last or not reading.staged or reading.range.to.version < claim.range.to.version:
         return claim
     return replace(claim, steps=claim.steps[-1:])
-
-
-def _advanced(state: State, claims: Claims, failures: tuple[Failed, ...]) -> Next:
-    """Record the next steps of those that go on."""
-    state = replace(state, open={**state.open, **{each.key: each for each in claims}})
-    state = state.without(failures)
-    return state, (
-        *([Record(claims)] if claims else []),
-        *([Give(failures)] if failures else []),
-    )
 
 
 def _broken(state: State, error: Exception) -> Next:

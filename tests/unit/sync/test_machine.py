@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 
 import pytest
 from hypothesis import given, settings
@@ -22,10 +23,8 @@ from iscp_dagster.model.errors import (
     SourceError,
     UnavailableError,
 )
-from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.sync.iteration.commands import (
-    Advance,
-    Advanced,
     Broken,
     Check,
     Checked,
@@ -36,11 +35,13 @@ from iscp_dagster.sync.iteration.commands import (
     Give,
     Idle,
     Interrupted,
+    Move,
+    Moved,
     Part,
+    Place,
+    Placed,
     Plan,
     Planned,
-    Publish,
-    Published,
     Record,
     Recorded,
     Refused,
@@ -48,20 +49,24 @@ from iscp_dagster.sync.iteration.commands import (
     Scan,
     ScanFailed,
     Scanned,
+    Serve,
+    Served,
     Stop,
 )
 from iscp_dagster.sync.iteration.machine import State, by_job, step
 from iscp_dagster.sync.iteration.narrowing import UntriedError, tenants_of
-from iscp_dagster.sync.iteration.outcomes import Delivery, Error, Written, failed
+from iscp_dagster.sync.iteration.outcomes import Delivery, Error, Written
 from iscp_dagster.sync.reading.readings import Reading
 
 TAIL = ReadPlan(kind=ReadKind.TAIL, reason="changes")
 FIRST = Range(from_=Moment(2), to=Moment(4))
 SECOND = Range(from_=Moment(4), to=Moment(6))
+INITIAL = Range(from_=START, to=Moment(6))
 WHOLE = Range(from_=Moment(2), to=Moment(6))
 POISON, GONE, STOPS, TAKEN = "poison", "gone", "stops", "taken"
-LOST, RAISES, AWAY, RECORDED, WRONG = "lost", "raises", "away", "recorded", "wrong"
-FAULTS = (POISON, GONE, STOPS, TAKEN, LOST, RAISES, RECORDED, WRONG)
+LOST, LATE, RAISES, AWAY, RECORDED, WRONG = "lost", "late", "raises", "away", "recorded", "wrong"
+FAULTS = (POISON, GONE, STOPS, TAKEN, LOST, LATE, RAISES, RECORDED, WRONG)
+NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 def claim(tenant: str, job: str = "mirror", actions=(Action.INSERT,)) -> Claim:
@@ -115,21 +120,16 @@ class Services:
                     wrong={each: SchemaError("rows are missing") for each in wrong},
                     rebuild=frozenset(wrong),
                 )
-            case Publish(deliveries):
-                return Published(tuple(self.published(each) for each in deliveries))
-            case Advance(deliveries):
-                return Advanced(
-                    tuple(
-                        replace(each.claim, steps=each.claim.steps[1:])
-                        for each in deliveries
-                        if self.fault(each.claim) != LOST
-                    ),
-                    tuple(
-                        failed(each.claim, FenceError("lost"), each.told_in_all)
-                        for each in deliveries
-                        if self.fault(each.claim) == LOST
-                    ),
-                )
+            case Place(deliveries):
+                return Placed(deliveries, self.lost(deliveries, LOST))
+            case Move(deliveries):
+                lost = self.lost(deliveries, LATE)
+                left = [each.claim for each in deliveries if each.claim.key not in lost]
+                going = [each for each in left if not each.last]
+                claims = tuple(replace(each, steps=each.steps[1:]) for each in going)
+                return Moved(deliveries, claims, lost)
+            case Serve(deliveries):
+                return Served(deliveries, NOW)
             case Fail(failures, rebuild):
                 self.rebuilt |= {each.tenant for each in rebuild}
                 return Refused(failures)
@@ -137,10 +137,9 @@ class Services:
                 return Discarded()
         raise AssertionError(command)
 
-    def published(self, delivery):
-        if self.fault(delivery.claim) == LOST:
-            return failed(delivery.claim, FenceError("lost"), delivery.told_in_all)
-        return delivery
+    def lost(self, deliveries, fault):
+        found = [each.claim for each in deliveries if self.fault(each.claim) == fault]
+        return {each.key: FenceError("lost") for each in found}
 
     def scanned(self, trial):
         """Scan as the real one does: some faults are of all tenants, as far as it can tell."""
@@ -230,6 +229,7 @@ CODES = {
     STOPS: SchemaError.code,
     TAKEN: FenceError.code,
     LOST: FenceError.code,
+    LATE: FenceError.code,
     RAISES: SourceError.code,
     RECORDED: FenceError.code,
     WRONG: SchemaError.code,
@@ -260,7 +260,7 @@ def test_each_claim_ends_once_and_only_those_at_fault_fail(case):
         fault, writes = faults.get(place, ""), any(s.action in WRITES for s in each.steps)
         raises = {at[0] for at, what in faults.items() if what == RAISES}
         wanted = {0} if not fault or fault == GONE else {CODES[fault]}
-        if not writes and fault not in {LOST, RECORDED}:
+        if not writes and fault not in {LOST, LATE, RECORDED}:
             wanted = {0}
         if each.key.tenant in raises and writes:
             # A scan that raises says not which job's rows are at fault.
@@ -334,7 +334,7 @@ def test_a_settled_step_goes_on_without_being_moved_again():
     reading = Reading(plan=TAIL, range=FIRST)
     written = Written(reading=reading, settled={first.key: following})
     state, commands = step(state, Checked(Part(claims=(first,), written=written)))
-    assert commands == ()
+    assert commands == (Record((following,)),)
     assert state.open == {first.key: following}
 
 
@@ -361,3 +361,21 @@ def test_a_range_that_contradicts_its_record_is_refused_before_anything_is_read(
     assert services.recorded == {("b", "mirror"): 1}
     wrong = next(each for each in services.given if isinstance(each, Failed))
     assert "lies before its recorded batch (2, 4]" in wrong.message
+
+
+def test_a_job_that_is_lost_once_its_snapshot_is_in_place_starts_over():
+    for fault, over in ((LOST, set()), (LATE, {"a"})):
+        services = Services({("a", "mirror"): fault})
+        each = replace(claim("a"), steps=(Step(action=Action.INSERT, range=INITIAL),))
+        store = object()
+        state, _ = step(State(), Claimed((each,)))
+        plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization")
+        written = Written(reading=Reading(plan=plan, range=INITIAL), store=store)
+        state, commands = step(state, Checked(Part(claims=(each,), written=written)))
+        waiting = list(commands)
+        while waiting:
+            command = waiting.pop(0)
+            if not isinstance(command, Give):
+                state, more = step(state, services.answer(command))
+                waiting[:0] = more
+        assert services.rebuilt == over

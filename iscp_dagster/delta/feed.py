@@ -4,29 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 from iscp_dagster.delta.log.columns import visible_columns, visible_type
 from iscp_dagster.delta.log.commit import Commit
 from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.model.declared.schema import DeltaField, table_columns
 from iscp_dagster.model.errors import SourceError
 from iscp_dagster.model.moment import START
-
-
-class ReadKind(str, Enum):
-    """SNAPSHOT: all rows at the end of the range; TAIL: the changes of the range."""
-
-    SNAPSHOT = "snapshot"
-    TAIL = "tail"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadPlan:
-    """How to read a range. A SNAPSHOT does not show deleted rows: rebuild the tenant."""
-
-    kind: ReadKind
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,8 @@ TENANT_COLUMN = "iscp/tenant_column"
 """Definition metadata: the column of the index view that holds the tenant."""
 SHARD = "iscp/shard"
 """Definition metadata: the number of the ClickHouse server that the index is on."""
+CLICKHOUSE = "clickhouse"
+"""The IO manager that writes index tables, and frames of people's own assets."""
 EVENTS = "trigger_events"
 """The resource that reports what triggers did."""
 INVOCATIONS = "service_invocations"
@@ -83,8 +85,8 @@ def verify_op_name(source: SourceTable) -> str:
 
 
 def io_manager_key(kind: str) -> str:
-    """The resource that reports what indexes of that kind, triggers or services did."""
-    return {TRIGGER: EVENTS, SERVICE: INVOCATIONS}.get(kind, f"{kind}_index")
+    """The resource that stores what indexes, triggers or services did, and shows it."""
+    return {TRIGGER: EVENTS, SERVICE: INVOCATIONS}.get(kind, CLICKHOUSE)
 
 
 def partitions_name(source: SourceTable) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -25,12 +25,12 @@ from iscp_dagster.clickhouse.write.chunks import (
 from iscp_dagster.delta import feedscan, filescan
 from iscp_dagster.delta import reader as delta_reader
 from iscp_dagster.delta import transitions as delta_transitions
-from iscp_dagster.delta.apart import by_plan, read_as
 from iscp_dagster.delta.checks import CHANGE_COLUMNS, check_source, is_reserved
 from iscp_dagster.delta.failures import reading
-from iscp_dagster.delta.feed import ReadKind, ReadPlan, read_range
+from iscp_dagster.delta.feed import read_range
 from iscp_dagster.delta.log.commit import FeedFile
 from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.delta.plans import ReadKind, ReadPlan, by_plan, read_as
 from iscp_dagster.delta.transitions import ViewRead
 from iscp_dagster.model.batch import BatchRecord, Layout, Phase, Range
 from iscp_dagster.model.declared.images import Transitions
@@ -45,6 +45,7 @@ from iscp_dagster.spark.session import count_cores
 from iscp_dagster.sync.consumers import columns_of, index_of, is_index
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors.rows import as_they_are
+from iscp_dagster.sync.reading.readings import Reading
 from iscp_dagster.sync.reading.transitions import (
     check_timestamps,
     columns_of_images,
@@ -86,52 +87,22 @@ def new_build() -> str:
     return secrets.token_hex(8)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """A range to read, how and why, and how its changes are cut into chunks."""
+def rows_per_chunk(reading: Reading) -> int:
+    """The rows of each chunk but the last, as recorded with the batch."""
+    return int(reading.layout.get("rows_per_chunk", ROWS_PER_CHUNK))
 
-    plan: ReadPlan
-    range: Range
-    layout: Layout = field(default_factory=dict, hash=False)
-    transitions: Transitions | None = None
-    """The view whose changes are read as image rows; None: the source's rows as they are."""
 
-    @property
-    def gap(self) -> str:
-        """The versions whose changes no history will have, and why; empty: there are none."""
-        if self.transitions is None or not self.staged or self.range.initial:
-            return ""
-        first, last = self.range.from_.version + 1, self.range.to.version
-        return f"versions {first} to {last}: {self.plan.reason}"
+def most_chunks(reading: Reading) -> int:
+    """The most chunks of changes of one task."""
+    if reading.transitions is not None:
+        # A tenant's images are in one task, and what is not read as changes is a gap.
+        return MOST_CHUNKS
+    return chunks_per_task(int(reading.layout.get(PARTITIONS, 1)))
 
-    def only(self, triggers: Collection[str]) -> Reading:
-        """The same for these triggers: a condition that cannot be evaluated stops its own alone."""
-        if self.transitions is None:
-            return self
-        left = [each for each in self.transitions.conditions if each.name in triggers]
-        return replace(self, transitions=self.transitions.with_conditions(left))
 
-    @property
-    def staged(self) -> bool:
-        """Whether it is a snapshot, which is staged."""
-        return self.plan.kind is ReadKind.SNAPSHOT
-
-    @property
-    def rows_per_chunk(self) -> int:
-        return int(self.layout.get("rows_per_chunk", ROWS_PER_CHUNK))
-
-    @property
-    def most_chunks(self) -> int:
-        """The most chunks of changes of one task."""
-        if self.transitions is not None:
-            # A tenant's images are in one task, and what is not read as changes is a gap.
-            return MOST_CHUNKS
-        return chunks_per_task(int(self.layout.get(PARTITIONS, 1)))
-
-    @property
-    def build(self) -> str:
-        """The batch's name, which is part of its chunks' tokens."""
-        return str(self.layout.get("build", ""))
+def build_of(reading: Reading) -> str:
+    """The batch's name, which is part of its chunks' tokens."""
+    return str(reading.layout.get("build", ""))
 
 
 @dataclass(frozen=True)
@@ -305,6 +276,10 @@ class Reader:
             calculated = self.calculated(info, index.transitions, version)
         store = self.deployment.store
         return store(self.source, index, schema, info.generation, calculated=calculated)
+
+    def index_store(self, info: ConsumerInfo, version: int) -> IndexStore | None:
+        """The same, but None for a consumer that keeps no index."""
+        return self.store(info, version) if is_index(info) else None
 
     def calculated(
         self, info: ConsumerInfo, transitions: Transitions, version: int

@@ -6,29 +6,23 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from iscp_dagster.clickhouse.connect.failures import OvertakenError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.staging import new_attempt
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.filescan import NotPlainError
 from iscp_dagster.eventtriggers.consumer import TriggerConsumer
+from iscp_dagster.model.batch import WRITES
 from iscp_dagster.model.consumers import Consumer, DataType
 from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.declared.images import CONDITION_COLUMNS, Transitions
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.declared.services import SERVICE
-from iscp_dagster.model.errors import (
-    TEMPORARY,
-    FeedGoneError,
-    IscpError,
-    ReadError,
-    UnreadableError,
-)
+from iscp_dagster.model.errors import FeedGoneError, IscpError, ReadError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
 from iscp_dagster.spark.columns import Mapped, map_in_arrow, spark_schema
@@ -38,7 +32,19 @@ from iscp_dagster.sync.consumers import is_index, new_consumer
 from iscp_dagster.sync.executors.retriever import Retriever, Share
 from iscp_dagster.sync.executors.worker import Worker
 from iscp_dagster.sync.executors.writer import SCAN_SCHEMA, Receipt, Writer, relayed_rows, writing
-from iscp_dagster.sync.reader import MappedFrame, Reader, Reading, new_build
+from iscp_dagster.sync.iteration.commands import Part, ScanFailed, Scanned
+from iscp_dagster.sync.iteration.machine import by_job
+from iscp_dagster.sync.iteration.narrowing import Trial, tenants_of
+from iscp_dagster.sync.iteration.outcomes import Error, Written
+from iscp_dagster.sync.reader import (
+    MappedFrame,
+    Reader,
+    build_of,
+    most_chunks,
+    new_build,
+    rows_per_chunk,
+)
+from iscp_dagster.sync.reading.readings import Reading
 from iscp_dagster.sync.reading.transitions import transitions_of
 from iscp_dagster.sync.sink import Sink
 
@@ -52,64 +58,11 @@ class ScanError(IscpError):
     code = 1_510
 
 
-ONE_AT_FAULT = frozenset({FeedGoneError.code, UnreadableError.code, OvertakenError.code})
-"""The codes of temporary errors that one tenant may cause: its files, or its job that was taken."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Error:
-    """The code and message of an IscpError."""
-
-    code: int
-    message: str
-
-    @classmethod
-    def of(cls, error: IscpError) -> Error:
-        return cls(code=error.code, message=str(error))
-
-    @property
-    def unsure(self) -> bool:
-        """Whether one tenant may be the cause, and not a service."""
-        return self.code not in TEMPORARY or self.code in ONE_AT_FAULT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """What a scan read, and wrote to one sink for all its tenants; counts are by tenant."""
-
-    reading: Reading
-    store: IndexStore | None = None
-    """The index's tables, the staging table among them; None for a user consumer."""
-    inserted: dict[str, int] = field(default_factory=dict)
-    deleted: dict[str, int] = field(default_factory=dict)
-    bytes: dict[str, int] = field(default_factory=dict)
-    told: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By tenant, what the consumer reported besides rows."""
-    stopped: dict[str, Error] = field(default_factory=dict)
-    """The tenants that failed by themselves."""
-    chunks: int = 0
-    write_seconds: float = 0.0
-    seconds: float = 0.0
-    """Duration of the whole scan, the same for all its sinks."""
-    error: Error | None = None
-    """Why it failed for all other tenants."""
-    unsure: bool = False
-    """Whether one of these may have caused the error."""
-    again: bool = False
-    """Whether rows were sent more than once."""
-    settled: bool = False
-    """Whether the consumer has moved the watermark itself."""
-
-    def error_of(self, tenant: str) -> Error | None:
-        """Why the tenant's part failed; None where it did not."""
-        return self.stopped.get(tenant) or self.error
-
-
-Scanned = Mapping[str, Written]
+ByJob = Mapping[str, Written]
 """What a scan wrote, by the job's name."""
 
 
-def clear(scanned: Scanned) -> None:
+def clear(scanned: ByJob) -> None:
     """Drop the staging tables, whose rows are in place or never will be."""
     for each in scanned.values():
         if each.store is not None and each.reading.staged:
@@ -118,7 +71,24 @@ def clear(scanned: Scanned) -> None:
                 each.store.unstage()
 
 
-def scan(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> Scanned:
+def scanned(reader: Reader, trial: Trial) -> Scanned | ScanFailed:
+    """Scan what the claims of a trial share, for their tenants alone."""
+    reader = replace(reader, tenants=tenants_of(trial.claims))
+    writing = by_job(claim for claim in trial.claims if claim.step.action in WRITES)
+    sinks = [Sink(log=reader.deployment.log, claims=writing[job]) for job in sorted(writing)]
+    try:
+        found = scan(reader, trial.reading, sinks) if sinks else {}
+    except IscpError as error:
+        return ScanFailed(trial, error)
+    unread = Written(reading=trial.reading)
+    parts = [
+        Part(claims=claims, written=found.get(job, unread))
+        for job, claims in by_job(trial.claims).items()
+    ]
+    return Scanned(trial, tuple(parts))
+
+
+def scan(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> ByJob:
     """Read the range once and write it to every sink.
 
     A snapshot goes to its own staging tables, and stays there until `clear`; changes go to the
@@ -141,7 +111,7 @@ def scan(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> Scanned:
 
 def _attempt(
     reader: Reader, wanted: Reading, sinks: Sequence[Sink], *, through_spark: bool
-) -> Scanned:
+) -> ByJob:
     started = time.perf_counter()
     shares: dict[str, Share] = {}
     workers: dict[str, Worker] = {}
@@ -168,8 +138,8 @@ def _attempt(
     writer = Writer(
         shares=list(shares.values()),
         keys=reader.source.keys,
-        rows_per_chunk=None if staged else wanted.rows_per_chunk,
-        most_chunks=wanted.most_chunks,
+        rows_per_chunk=None if staged else rows_per_chunk(wanted),
+        most_chunks=most_chunks(wanted),
         # Rows are relayed for all tenants together.
         tenant_column=None if workers or len(reader.tenants) == 1 else reader.source.tenant,
         apart=None if staged or reader.source.keys else reader.source.tenant,
@@ -259,7 +229,7 @@ def _share(reader: Reader, sink: Sink, wanted: Reading) -> Share:
         tenant_column=table.tenant,
         found=_found(reader, sink),
         # Each attempt stages from scratch, so ClickHouse must know none of its tokens.
-        build=new_build() if wanted.staged else wanted.build,
+        build=new_build() if wanted.staged else build_of(wanted),
     )
 
 
@@ -432,7 +402,7 @@ def _error(receipt: Receipt) -> Error:
 def _summed(written: Written, receipts: Sequence[Receipt], name: str, seconds: float) -> Written:
     mine = [receipt for receipt in receipts if receipt.target == name]
     stopped = {each.tenant: _error(each) for each in mine if each.code and each.tenant}
-    written = replace(written, stopped=written.stopped | stopped, seconds=seconds)
+    written = replace(written, stopped={**written.stopped, **stopped}, seconds=seconds)
     failed = next((each for each in mine if each.code and not each.tenant), None)
     if failed is not None:
         error = _error(failed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from iscp_dagster.joblog.iterations import Claim, Done
@@ -27,8 +27,6 @@ class Sink:
     log: JobLog
     claims: Sequence[Claim]
     """All on jobs of one name, whose tenants share one table."""
-    settled: dict[JobKey, Claim | None] = field(default_factory=dict)
-    """The jobs whose consumer moved the watermark itself, with the next step's claim, if any."""
 
     @property
     def job(self) -> JobID:
@@ -81,11 +79,12 @@ class Sink:
         mine = [claim for claim in self.claims if claim.key.tenant == tenant]
         return next(iter(lost(self.log, mine).values()), None)
 
-    def settle(self, connection: Any, retriever: Retriever) -> None:
+    def settle(self, connection: Any, retriever: Retriever) -> Mapping[JobKey, Claim | None]:
         """Move the claims' watermarks in the consumer's transaction.
 
-        Raises FenceError if the run no longer holds some of the claims, and refuses those: the
-        transaction has their rows too, so it must be rolled back.
+        Returns the claims of the next steps, None after the last one. Raises FenceError if the
+        run no longer holds some of the claims, and refuses those: the transaction has their rows
+        too, so it must be rolled back.
         """
         if not isinstance(self.log, SharedLog):
             raise ConfigError(
@@ -106,7 +105,7 @@ class Sink:
         for error in taken.values():
             raise error
         claims = {key: each for key, each in moved.items() if isinstance(each, Claim)}
-        self.settled.update({each.claim.key: claims.get(each.claim.key) for each in steps})
+        return {each.claim.key: claims.get(each.claim.key) for each in steps}
 
     def _rows(self) -> list[Job]:
         tenants = {claim.key.tenant for claim in self.claims}

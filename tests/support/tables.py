@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from nearspark import NearSpark
 from iscp_dagster import SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.quoting import ident, text
-from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed, Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.location.assets.iterations import Iterations
@@ -28,8 +29,13 @@ from iscp_dagster.planning.runner import Look, Runner
 from iscp_dagster.spark import quoting
 from iscp_dagster.spark.session import private, shared
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iterate import deliveries
-from iscp_dagster.sync.publish import Delivery, publish
+from iscp_dagster.sync.iteration.commands import Command, Event, Give, Place, Served
+from iscp_dagster.sync.iteration.interpreter import Interpreter
+from iscp_dagster.sync.iteration.machine import State, step
+from iscp_dagster.sync.iteration.outcomes import Delivery, Outcome
+from iscp_dagster.sync.ledger import Ledger
+from iscp_dagster.sync.reader import Reader
+from iscp_dagster.sync.writer import IndexWriter
 from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.verify import Verdict, verify
 
@@ -107,16 +113,66 @@ def rows(*ids: int, tenant: str = "a", name: str = "some words") -> str:
     )
 
 
-def one_by_one(*iteration: Any, **named: Any) -> Generator[Delivery | Failed, None, None]:
+class Unpublished(Interpreter):
+    """An iteration that leaves it to the test to publish what is written."""
+
+    def carried_out(self, command: Command) -> Event:
+        if isinstance(command, Place) and command.deliveries[0].claim.last:
+            LEDGERS.update({_holder(each): self.ledger for each in command.deliveries})
+            return Served(command.deliveries, at=None)
+        return super().carried_out(command)
+
+
+LEDGERS: dict[Any, Ledger] = {}
+"""The ledger of the iteration that made a delivery."""
+
+
+def _holder(delivery: Delivery) -> Any:
+    return delivery.claim.key, delivery.claim.run_id, delivery.claim.fence
+
+
+def deliveries(
+    deployment: Deployment,
+    source: SourceTable,
+    iteration: Iteration,
+    *,
+    run_id: str,
+    queued_as: str | None = None,
+) -> Generator[Sequence[Outcome], None, None]:
+    """Yield an iteration's outcomes index by index, written but not published."""
+    reader = Reader(deployment, source, iteration.tenants, deployment.delta_log(source))
+    interpreter = Unpublished(reader=reader, writer=IndexWriter(deployment))
+    return interpreter.outcomes(iteration, run_id, queued_as)
+
+
+def one_by_one(*iteration: Any, **named: Any) -> Generator[Outcome, None, None]:
     """Yield the outcomes of `deliveries` one by one."""
     with closing(deliveries(*iteration, **named)) as found:
         for some in found:
             yield from some
 
 
+def publish_all(deployment: Deployment, some: Sequence[Delivery]) -> list[Outcome]:
+    """Publish deliveries of one index."""
+    reader: Any = SimpleNamespace(deployment=deployment)
+    writer, ledger = IndexWriter(deployment), LEDGERS[_holder(some[0])]
+    interpreter = Interpreter(reader=reader, writer=writer, ledger=ledger)
+    state = State(open={each.claim.key: each.claim for each in some})
+    commands: list[Command] = [Place(tuple(some))]
+    outcomes: list[Outcome] = []
+    while commands:
+        command = commands.pop(0)
+        if isinstance(command, Give):
+            outcomes += command.outcomes
+        else:
+            state, more = step(state, interpreter.carried_out(command))
+            commands[:0] = more
+    return outcomes
+
+
 def publish_one(deployment: Deployment, delivery: Delivery) -> Delivery:
     """Publish one delivery and return it; raise the IscpError that prevented it."""
-    (outcome,) = publish(deployment, [delivery])
+    (outcome,) = publish_all(deployment, [delivery])
     if isinstance(outcome, Failed):
         raise next(each for each in _family(IscpError) if each.code == outcome.code)(
             outcome.message

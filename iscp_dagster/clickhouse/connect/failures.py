@@ -94,6 +94,18 @@ class TooManyPartsError(ClickHouseBusyError):
     code = 1_440
 
 
+class LostRowsError(IscpError):
+    """ClickHouse holds other rows than were sent; the next iteration rebuilds the tenant."""
+
+    code = 1_410
+
+
+class DoubledRowsError(IscpError):
+    """ClickHouse forgot tokens and took rows twice; the next iteration rebuilds the tenant."""
+
+    code = 1_420
+
+
 class OvertakenError(FenceError):
     """ClickHouse rejected a late insert: another run has taken over a tenant's rows."""
 

@@ -13,7 +13,11 @@ import pyarrow as pa
 from iscp_dagster.clickhouse.connect.barrier import Barrier, Epochs, shown
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.external import external
-from iscp_dagster.clickhouse.connect.failures import ClickHouseError
+from iscp_dagster.clickhouse.connect.failures import (
+    ClickHouseError,
+    DoubledRowsError,
+    LostRowsError,
+)
 from iscp_dagster.clickhouse.connect.gate import Gate
 from iscp_dagster.clickhouse.connect.portions import portions
 from iscp_dagster.clickhouse.connect.quoting import ident, text
@@ -35,18 +39,6 @@ from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import IscpError, KeyColumnError, SchemaError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import Moment
-
-
-class LostRowsError(IscpError):
-    """ClickHouse holds other rows than were sent; the next iteration rebuilds the tenant."""
-
-    code = 1_410
-
-
-class DoubledRowsError(IscpError):
-    """ClickHouse forgot tokens and took rows twice; the next iteration rebuilds the tenant."""
-
-    code = 1_420
 
 
 @dataclass(frozen=True, kw_only=True)

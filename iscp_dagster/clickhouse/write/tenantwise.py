@@ -5,7 +5,7 @@ Runs in Spark's executors too: it imports neither dagster nor pyspark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.model.errors import IscpError
+from iscp_dagster.model.halving import halves, in_halves
 
 T = TypeVar("T")
 
@@ -74,22 +75,19 @@ def halved(
     except faults:
         if not rows.num_rows or rows[column].null_count:
             raise
+
+    def attempt(parts: Sequence[TenantRows]) -> tuple[list[T], IscpError | None] | None:
+        last = alone if len(parts) == 1 and alone else act
+        try:
+            return [last(pa.concat_tables([each.rows for each in parts]))], None
+        except faults as error:
+            return ([], error) if len(parts) == 1 else None
+
     done: list[T] = []
     wrong: dict[str, IscpError] = {}
-    waiting = _halves(parted(rows, named(rows, column)))
-    while waiting:
-        some = waiting.pop()
-        last = alone if len(some) == 1 and alone else act
-        try:
-            done.append(last(pa.concat_tables([each.rows for each in some])))
-        except faults as error:
-            if len(some) == 1:
-                wrong[some[0].tenant] = error
-            else:
-                waiting += _halves(some)
+    for half in halves(parted(rows, named(rows, column))):
+        for parts, (found, error) in in_halves(half, attempt):
+            done += found
+            if error is not None:
+                wrong[parts[0].tenant] = error
     return done, wrong
-
-
-def _halves(parts: list[TenantRows]) -> list[list[TenantRows]]:
-    middle = (len(parts) + 1) // 2
-    return [half for half in (parts[middle:], parts[:middle]) if half]

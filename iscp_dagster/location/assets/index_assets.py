@@ -17,6 +17,7 @@ from dagster import (
 
 from iscp_dagster.location.assets.backfills import take_over, taken
 from iscp_dagster.location.assets.data_versions import DataVersions
+from iscp_dagster.location.assets.io_manager import needed, writer_of
 from iscp_dagster.location.assets.iterations import (
     InStep,
     Iterations,
@@ -43,7 +44,7 @@ from iscp_dagster.model.declared.lineage import parents
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.runs.named import mark_by_hand
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iteration.outcomes import Delivery
 
 
 def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) -> AssetsDefinition:
@@ -65,7 +66,7 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
         partitions_def=partitions_of(source),
         can_subset=True,
         backfill_policy=BackfillPolicy.single_run(),
-        required_resource_keys={"iscp"},
+        required_resource_keys=needed(source),
         pool=pool,
     )
     def synchronize(context: AssetExecutionContext) -> Iterator[Output[Success]]:
@@ -80,6 +81,7 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
                 by_name[name] for name in sorted(context.op_execution_context.selected_output_names)
             ],
             warn=context.log.warning,
+            writer=writer_of(context, source),
         )
         mark_by_hand(context.instance, context.run)
         with working(deployment, context.run):

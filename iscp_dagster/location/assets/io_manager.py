@@ -1,16 +1,19 @@
-"""The IO manager of index tables: reports what was stored, and loads the served rows."""
+"""The IO manager of ClickHouse: stores rows, shows what was stored, and loads served rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from dagster import (
+    AssetExecutionContext,
     InputContext,
     IOManager,
     MetadataValue,
+    OpExecutionContext,
     OutputContext,
     TableColumn,
     TableSchema,
@@ -18,13 +21,22 @@ from dagster import (
 
 from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.location.assets.frames import (
+    PARTITION_COLUMN,
+    Frame,
+    arrow_of,
+    frame_table,
+    table_of,
+)
 from iscp_dagster.location.assets.iterations import InStep
 from iscp_dagster.location.assets.metadata import told_metadata
-from iscp_dagster.location.names import SHARD, TENANT_COLUMN
+from iscp_dagster.location.names import CLICKHOUSE, SHARD, TENANT_COLUMN
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.writer import IndexWriter
 
 
 class EventsIOManager(IOManager):
@@ -57,30 +69,69 @@ class InvocationsIOManager(EventsIOManager):
         )
 
 
-class IndexIOManager(EventsIOManager):
-    """Reports what an iteration stored in one index, and reads the index back.
+class ClickHouseIOManager(EventsIOManager):
+    """The one object that writes into ClickHouse: index tables, and people's own frames.
 
-    The iteration itself stores the rows (`sync.publish.publish`), before the next index's turn;
-    one index that cannot be stored must not stop the others (decision 24).
+    An iteration calls its `writer` index by index, before Dagster has the outputs; when Dagster
+    then calls `handle_output`, that finds the rows in place (decision 44).
     """
 
     def __init__(self, deployment: Callable[[], Deployment]) -> None:
         self._deployment = deployment
 
+    @cached_property
+    def writer(self) -> IndexWriter:
+        """What an iteration writes with."""
+        return IndexWriter(self._deployment())
+
+    def handle_output(
+        self, context: OutputContext, obj: Delivery | InStep | Outcomes | Frame
+    ) -> None:
+        """Put the rows in place, and show on the output what was stored. Idempotent.
+
+        A frame replaces the rows of the run's partitions, or of an asset without partitions the
+        table's. Raises IscpError.
+        """
+        if isinstance(obj, Outcomes):
+            self.writer.place(obj.delivered)
+        elif isinstance(obj, Delivery):
+            self.writer.place([obj])
+        elif not isinstance(obj, InStep):
+            return context.add_output_metadata(self._store(context, obj))
+        return super().handle_output(context, obj)
+
+    def _store(self, context: OutputContext, frame: Frame) -> dict[str, Any]:
+        rows = arrow_of(frame, context.asset_key.to_user_string())
+        table = frame_table(self._deployment().endpoint, context)
+        partitions = context.asset_partition_keys if context.has_asset_partitions else []
+        table.replace(rows, partitions=partitions, run_id=context.run_id)
+        return {"dagster/row_count": rows.num_rows, "dagster/table_name": table.shown}
+
     def load_input(self, context: InputContext) -> Any:
-        """The served rows of the input's tenants, as an Arrow table of the user's columns."""
+        """The rows of the input's partitions, as an Arrow table of the user's columns."""
         upstream = context.upstream_output
         metadata = upstream.definition_metadata if upstream else {}
-        tenant = str(metadata.get(TENANT_COLUMN, ""))
-        shown = str(metadata.get("dagster/table_name") or ".".join(context.asset_key.path))
-        database, _, name = shown.partition(".")
-        where = f" WHERE toString({ident(tenant)}) IN {{tenants:Array(String)}}" if tenant else ""
+        column = str(metadata.get(TENANT_COLUMN) or metadata.get(PARTITION_COLUMN) or "")
+        database, name = table_of(context.asset_key, metadata)
+        where = f" WHERE toString({ident(column)}) IN {{tenants:Array(String)}}" if column else ""
         endpoint = self._deployment().endpoints[int(metadata.get(SHARD, 0))]
         view = ident(endpoint.holds(database), name)
         with endpoint.errors(f"read {view}"):
-            parameters = {"tenants": list(context.asset_partition_keys)}
+            parameters = {"tenants": list(context.asset_partition_keys)} if column else {}
             client = endpoint.client()
             return client.query_arrow(f"SELECT * FROM {view}{where}", parameters=parameters)
+
+
+def needed(source: SourceTable) -> set[str]:
+    """The resources that an iteration of the table needs."""
+    return {"iscp", *([CLICKHOUSE] if source.indexes else [])}
+
+
+def writer_of(
+    context: AssetExecutionContext | OpExecutionContext, source: SourceTable
+) -> IndexWriter | None:
+    """The writer of the run's IO manager; None where the table has no index."""
+    return getattr(context.resources, CLICKHOUSE).writer if source.indexes else None
 
 
 @dataclass(frozen=True, kw_only=True)

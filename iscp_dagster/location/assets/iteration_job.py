@@ -23,7 +23,7 @@ from dagster import (
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.execution.build_resources import wrap_resources_for_execution
 
-from iscp_dagster.location.assets.io_manager import Outcomes
+from iscp_dagster.location.assets.io_manager import Outcomes, needed, writer_of
 from iscp_dagster.location.assets.iterations import InStep, Iterations, report
 from iscp_dagster.location.assets.reporting import Success, iterated, unreported
 from iscp_dagster.location.names import (
@@ -37,7 +37,7 @@ from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import Consuming, SourceTable
 from iscp_dagster.runs.named import DISPATCH_TAG, mark_by_hand
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iteration.outcomes import Delivery
 
 Startable = UnresolvedAssetJobDefinition | JobDefinition
 """A Dagster job that the runner may start."""
@@ -67,7 +67,7 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
     @op(
         name=f"{tenants_job_name(source)}_op",
         out={each.name: _out(each) for each in source.consumers},
-        required_resource_keys={"iscp"},
+        required_resource_keys=needed(source),
         pool=pool,
     )
     def iterate_tenants(context: OpExecutionContext) -> Iterator[Output[Outcomes]]:
@@ -122,6 +122,7 @@ def _iterations(
         chosen=source.consumers,
         undeclared=True,
         warn=context.log.warning,
+        writer=writer_of(context, source),
     )
     if found.dispatch is not None:
         return found

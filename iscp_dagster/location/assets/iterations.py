@@ -30,8 +30,9 @@ from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.planning.triggers.rules import is_service
 from iscp_dagster.runs.named import DISPATCH_TAG, is_first, names_of, runs_named
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iterate import iterate
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iteration.interpreter import iterate
+from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.writer import IndexWriter
 
 MOST_SHOWN = 20
 """Failures that a run's page names."""
@@ -93,6 +94,8 @@ class Iterations:
     chosen: Sequence[Consuming] = ()
     undeclared: bool = False
     warn: Callable[[str], None]
+    writer: IndexWriter | None = None
+    """The IO manager's; None: one of its own."""
 
     @classmethod
     def of(cls, run: DagsterRun, instance: DagsterInstance, **given: Any) -> Iterations:
@@ -242,6 +245,7 @@ class Iterations:
                 run_id=self.run_id,
                 queued_as=self.dispatch,
                 delta_log=self.delta_log,
+                writer=self.writer,
             )
             with closing(found):
                 yield from _gathered(found)

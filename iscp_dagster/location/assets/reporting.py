@@ -54,7 +54,7 @@ from iscp_dagster.planning.table_problems import problems_of
 from iscp_dagster.runs.named import WORKED
 from iscp_dagster.serviceconsumers.services import INVOKED
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iteration.outcomes import Delivery
 
 Context = AssetExecutionContext | OpExecutionContext
 Success = Delivery | InStep

@@ -10,13 +10,13 @@ from dagster import EnvVar
 from iscp_dagster.api.environment import bounds_of
 from iscp_dagster.batches.factory import tolerates_mismatch
 from iscp_dagster.events.ids import IdScheme
+from iscp_dagster.location.names import CLICKHOUSE
 from iscp_dagster.location.resources.clickhouse import ClickHouse
-from iscp_dagster.location.resources.index_tables import IndexTables
+from iscp_dagster.location.resources.clickhouse_tables import ClickHouseTables
 from iscp_dagster.location.resources.iscp import Iscp
 from iscp_dagster.location.resources.lake import Lake
 from iscp_dagster.location.resources.log import IscpLog
 from iscp_dagster.location.resources.spark import Spark
-from iscp_dagster.model.declared.kinds import kind_names
 from iscp_dagster.model.variables import (
     CLICKHOUSE_URL,
     CLICKHOUSE_URLS,
@@ -57,8 +57,7 @@ def resources_from_environment(
         event_ids=IdScheme.from_environment(os.environ).text,
         **{option: EnvVar(name) for option, name in _OPTIONAL.items() if name in os.environ},
     )
-    tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in kind_names()}
-    return {"iscp": iscp, "spark": spark, **tables}
+    return {"iscp": iscp, "spark": spark, CLICKHOUSE: ClickHouseTables(iscp=iscp)}
 
 
 def _clickhouse(**seconds: Any) -> ClickHouse:

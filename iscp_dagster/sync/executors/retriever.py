@@ -87,8 +87,10 @@ class Retriever:
     fences: Mapping[str, int] = field(default_factory=dict)
     lost: Callable[[], Mapping[str, IscpError]] = dict
     """The tenants whose jobs the run no longer holds, with the error."""
-    settle: Callable[[Any, Retriever], None] | None = None
-    """Moves the watermark in the transaction of a connection; None: none can be shared."""
+    settle: Callable[[Any, Retriever], Mapping[Any, Any]] | None = None
+    """Moves the watermarks in the transaction of a connection, and returns the claims of the next
+    steps by job; None: no transaction can be shared.
+    """
     inserted: Counter[str] = field(default_factory=Counter)
     deleted: Counter[str] = field(default_factory=Counter)
     aside: Counter[str] = field(default_factory=Counter)
@@ -100,7 +102,8 @@ class Retriever:
     """By tenant, what the consumer reports besides rows."""
     chunks: int = 0
     seconds: float = 0.0
-    settled: bool = False
+    settled: Mapping[Any, Any] | None = None
+    """What `settle` returned."""
     drained: bool = False
     again: bool = False
     """Whether rows were sent more than once."""
@@ -267,9 +270,8 @@ class Retriever:
                 f"Consumer of {self.job}: the watermark moves only when everything is read; call "
                 "next() until it reports the end."
             )
-        if connection is not None and self.settle is not None and not self.settled:
-            self.settle(connection, self)
-            self.settled = True
+        if connection is not None and self.settle is not None and self.settled is None:
+            self.settled = self.settle(connection, self)
 
     def _split(
         self, rows: pa.Table, *, delete_first: bool

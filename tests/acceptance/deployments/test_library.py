@@ -164,9 +164,7 @@ def test_a_table_in_yaml_is_made_checked_and_listed_by_dg(tmp_path, installed, r
     keys = {kind: [each.get("asset_key") or each["name"] for each in found[kind]] for kind in found}
     assert sorted(keys["assets"]) == ["shop/orders", "shop/orders_mirror", "shop/orders_text"]
     assert sorted(keys["sensors"]) == ["iscp_news", "iscp_runner"]
-    kinds = ("changes", "mirror", "text", "vector")
-    indexes = [f"{kind}_index" for kind in kinds]
-    assert sorted(keys["resources"]) == sorted(["iscp", "spark", *indexes])
+    assert sorted(keys["resources"]) == ["clickhouse", "iscp", "spark"]
     assert run("env", *shlex.split(listed)) == "no jobs\n"
     file.write_text(example("yaml").replace("key: id", "key: 1"))
     assert f"{file}:5 - iscp_dagster.SourceTableComponent attributes.key 1 is not" in dg(

@@ -17,14 +17,14 @@ from stackfixture import wait_for
 from tables import Table, deployment_at, rows
 
 from iscp_dagster import Mirror
-from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.local.services.rpc import Rpc, RpcError
 from iscp_dagster.local.services.settings import SPARK
 from iscp_dagster.local.services.spark_health import SparkHealth
 from iscp_dagster.local.spark.daemon import IDLE_SECONDS, PRELOADED
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.spark.session import disconnect, private, shared
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iteration.outcomes import Delivery
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from tables import Table, deployment_at
 
 from iscp_dagster import Changes, Endpoint, Mirror, Trigger, View
-from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.iterations import Iterations
 from iscp_dagster.model.declared.together.attach import index_of_view

@@ -6,7 +6,7 @@ import pytest
 from tables import Table, kinds
 
 from iscp_dagster import Changes, Mirror, Vector, View
-from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.model.declared.together.attach import index_of_view
 from iscp_dagster.model.errors import SchemaError

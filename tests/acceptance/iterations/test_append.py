@@ -12,8 +12,8 @@ from shipping import ANYWAY
 from tables import Table, kinds, one_by_one, publish_one
 
 from iscp_dagster import FullText, Mirror
-from iscp_dagster.clickhouse.tables.indexes import DoubledRowsError
-from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.clickhouse.connect.failures import DoubledRowsError
+from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.model.errors import SchemaError
 from iscp_dagster.model.moment import START

@@ -18,8 +18,8 @@ from iscp_dagster.api.names import EVERY
 from iscp_dagster.cli.jobs import json as job_json
 from iscp_dagster.cli.jobs import show as job_show
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.io_manager import shown
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS, ChangeKind

@@ -17,11 +17,11 @@ from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.cli.main import app
 from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.model.errors import FenceError, IscpError, UnrepeatableError
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.sync.reader import Reader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -20,8 +20,10 @@ from tables import (
     FEED,
     TYPES,
     Table,
+    deliveries,
     kinds,
     one_by_one,
+    publish_all,
     publish_one,
     rows,
     typed_columns,
@@ -33,7 +35,7 @@ from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.staging import new_attempt
 from iscp_dagster.delta.failures import reading
-from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.location.assets.io_manager import shown
@@ -43,8 +45,7 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.spark.guard import interruptible
-from iscp_dagster.sync.iterate import deliveries
-from iscp_dagster.sync.publish import Delivery, publish
+from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.sync.reading.bounds import Bounds
 from iscp_dagster.upkeep import verify as verification
 from iscp_dagster.upkeep.maintenance import collect, garbage
@@ -736,7 +737,7 @@ def test_an_interrupted_run_gives_its_jobs_back(deployment):
     table = Table.make(deployment, Mirror(), FullText("name"))
     table.insert(1)
     outcomes = deliveries(deployment, table.source, table.iteration("a"), run_id="stopped")
-    publish(deployment, next(outcomes))
+    publish_all(deployment, next(outcomes))
     with pytest.raises(KeyboardInterrupt):
         outcomes.throw(KeyboardInterrupt)
     states = [job.state for job in table.jobs()]

@@ -17,8 +17,8 @@ from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.delta.log.files import LocalFiles
+from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.errors import (
@@ -36,9 +36,9 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync import scan
-from iscp_dagster.sync.iterate import iterate
-from iscp_dagster.sync.narrowing import TENANTS_TRIED, UntriedError
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iteration.interpreter import iterate
+from iscp_dagster.sync.iteration.narrowing import TENANTS_TRIED, UntriedError
+from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.sync.reader import Reader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

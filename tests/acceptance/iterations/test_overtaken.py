@@ -14,11 +14,11 @@ from iscp_dagster import FullText, Mirror
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
-from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.model.errors import FenceError, UnavailableError
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.upkeep.maintenance import clear_staging
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -21,23 +21,22 @@ from iscp_dagster.api.jobs import EVERY, Jobs
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
-from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import index_key, partitions_name, sync_job_name
 from iscp_dagster.location.resources.clickhouse import ClickHouse
-from iscp_dagster.location.resources.index_tables import IndexTables
+from iscp_dagster.location.resources.clickhouse_tables import ClickHouseTables
 from iscp_dagster.location.resources.iscp import Iscp
 from iscp_dagster.location.resources.lake import Lake
 from iscp_dagster.location.resources.log import IscpLog
 from iscp_dagster.location.resources.spark import Spark
 from iscp_dagster.model.clock import utc_now
-from iscp_dagster.model.declared.kinds import kind_names
 from iscp_dagster.model.declared.tables import spread
 from iscp_dagster.model.errors import SchemaError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.sync.serving import serve_all
 from iscp_dagster.upkeep.dead_letters import dead_letters, replay_letters
 from iscp_dagster.upkeep.maintenance import collect, garbage
@@ -525,7 +524,7 @@ def test_dagster_has_an_asset_a_shard_and_reads_each(table, servers, spark_remot
     def both(one, other):
         seen["a"] = [one["id"].to_pylist(), other["id"].to_pylist()]
 
-    kinds = {f"{kind}_index": IndexTables(iscp=iscp) for kind in kind_names()}
+    kinds = {"clickhouse": ClickHouseTables(iscp=iscp)}
     defs = build_definitions([source], {"iscp": iscp, **kinds})
     defs = dg.Definitions.merge(defs, dg.Definitions(assets=[both]))
     home = tmp_path / "dagster"

@@ -50,12 +50,11 @@ from iscp_dagster.location.names import (
     sync_job_name,
 )
 from iscp_dagster.location.resources.clickhouse import ClickHouse
-from iscp_dagster.location.resources.index_tables import IndexTables
+from iscp_dagster.location.resources.clickhouse_tables import ClickHouseTables
 from iscp_dagster.location.resources.iscp import Iscp
 from iscp_dagster.location.resources.lake import Lake
 from iscp_dagster.location.resources.log import IscpLog
 from iscp_dagster.location.resources.spark import Spark
-from iscp_dagster.model.declared.kinds import kind_names
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
@@ -252,7 +251,7 @@ def locating(clickhouse_url, spark, folder):
             log=IscpLog(url=f"sqlite:///{folder / 'iscp_log.sqlite'}"),
             spark=Spark(remote=spark if isinstance(spark, str) else "sc://near"),
         )
-        tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in kind_names()}
+        tables = {"clickhouse": ClickHouseTables(iscp=iscp)}
         home = folder / f"dagster {len(instances)}"
         home.mkdir()
         quiet = {"telemetry": {"enabled": False}}

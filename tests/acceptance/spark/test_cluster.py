@@ -18,9 +18,9 @@ from tables import Table, deployment_at, one_by_one
 
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.spark.session import count_cores, disconnect, shared
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iteration.outcomes import Delivery
 
 pytestmark = [
     pytest.mark.slow,

@@ -9,9 +9,10 @@ from tables import Table
 
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.write.chunks import chunks, digest
-from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.model.batch import Range
-from iscp_dagster.sync.reader import Reader, Reading
+from iscp_dagster.sync.reader import Reader
+from iscp_dagster.sync.reading.readings import Reading
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

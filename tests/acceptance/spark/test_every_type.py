@@ -8,9 +8,9 @@ from shipping import ANYWAY
 from tables import TYPES, Table, kinds, typed_columns, typed_rows
 
 from iscp_dagster import Mirror
-from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.model.errors import SchemaError
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.sync.reader import MOST_ROWS
 from iscp_dagster.upkeep.verify import verify
 

@@ -9,11 +9,12 @@ from tables import TYPES, Table, deployment_at, typed_columns, typed_rows
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.quoting import text
 from iscp_dagster.delta.checks import CHANGE_COLUMNS
-from iscp_dagster.delta.feed import ReadKind, ReadPlan
+from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.delta.reader import Selection, snapshot
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.moment import START
-from iscp_dagster.sync.reader import Reader, Reading, as_they_are
+from iscp_dagster.sync.reader import Reader, as_they_are
+from iscp_dagster.sync.reading.readings import Reading
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

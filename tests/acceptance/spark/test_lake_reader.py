@@ -17,11 +17,12 @@ from histories import Kept, Written, to_be_written
 from nearspark import run_sql
 
 from iscp_dagster.delta.failures import reading
-from iscp_dagster.delta.feed import ReadKind, read_range
+from iscp_dagster.delta.feed import read_range
 from iscp_dagster.delta.feedscan import plan_feed
 from iscp_dagster.delta.filescan import plan_tasks
 from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.delta.reader import Selection, changes, snapshot
 from iscp_dagster.model.declared.schema import Primitive
 from iscp_dagster.model.errors import (

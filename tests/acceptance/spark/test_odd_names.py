@@ -15,9 +15,9 @@ from iscp_dagster.clickhouse.connect import quoting as clickhouse
 from iscp_dagster.clickhouse.tables.ddl import RESERVED_COLUMNS
 from iscp_dagster.clickhouse.tables.parts import NULL
 from iscp_dagster.delta.checks import is_reserved
-from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.spark.quoting import ident, text
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.upkeep.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -17,10 +17,15 @@ from shipping import check_appended, count
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError, TooManyPartsError
+from iscp_dagster.clickhouse.connect.failures import (
+    ClickHouseBusyError,
+    DoubledRowsError,
+    LostRowsError,
+    TooManyPartsError,
+)
 from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
-from iscp_dagster.clickhouse.tables.indexes import DoubledRowsError, IndexStore, LostRowsError
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.inserts import (
     ATTEMPTS,
     EXACTLY,

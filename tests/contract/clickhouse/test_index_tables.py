@@ -16,11 +16,11 @@ from shipping import check_staged, put_in_place, shipped, write
 
 from iscp_dagster import Changes, FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError
+from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError, LostRowsError
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.tables.ddl import VIRTUAL_COLUMNS, IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.clickhouse.tables.indexes import IndexStore, LostRowsError
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.model.declared.images import IMAGE_FIELDS
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Primitive
 from iscp_dagster.model.errors import (

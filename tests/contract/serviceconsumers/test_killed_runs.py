@@ -20,7 +20,7 @@ from places import ROOT
 from iscp_dagster.invocations import Context, Service, TerminalError, service_app
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.io_manager import shown
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iteration.outcomes import Delivery
 
 IDS = range(7)
 TENANTS = ("a", "b")

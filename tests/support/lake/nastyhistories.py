@@ -21,7 +21,7 @@ from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.model.declared.tables import Index
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.upkeep.position import positions
 
 NUMBERS = itertools.count()

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iscp_dagster.delta.checks import check_source
-from iscp_dagster.delta.feed import Feed, FeedState, ReadKind, feed_state, read_range
+from iscp_dagster.delta.feed import Feed, FeedState, feed_state, read_range
 from iscp_dagster.delta.log import opening
 from iscp_dagster.delta.log.commits import MAX_STEPS, commit_name
 from iscp_dagster.delta.log.deltalog import DeltaLog
@@ -31,6 +31,7 @@ from iscp_dagster.delta.log.facts import DeltaFacts
 from iscp_dagster.delta.log.files import LocalFiles, ObjectFiles, local_path, log_files, spark_path
 from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.delta.log.opening import table_url
+from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.model.errors import (
     FeedGoneError,
     KeyColumnError,

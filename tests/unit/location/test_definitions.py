@@ -14,9 +14,9 @@ import assets
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.api.discovery import declared as declared_by
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.delta.feed import ReadKind, ReadPlan
+from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.joblog.memory import MemoryLog
-from iscp_dagster.location.assets.io_manager import IndexIOManager
+from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
 from iscp_dagster.location.assets.maintenance import RUN_BY
 from iscp_dagster.location.assets.source_asset import source_spec
 from iscp_dagster.location.build import build_definitions, runner_definitions
@@ -24,14 +24,13 @@ from iscp_dagster.location.names import clickhouse_pool
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.sync.deployment import Deployment
+from iscp_dagster.sync.iteration.outcomes import Delivery, Written
 from iscp_dagster.sync.ledger import Ledger
-from iscp_dagster.sync.publish import Delivery
-from iscp_dagster.sync.reader import Reading
-from iscp_dagster.sync.scan import Written
+from iscp_dagster.sync.reading.readings import Reading
 
 WRITERS = ("index_docs_symbols", "batch_sync_docs_symbols_op")
 
-STUBS = {"iscp": object(), "mirror_index": mem_io_manager}
+STUBS = {"iscp": object(), "clickhouse": mem_io_manager}
 
 
 @pytest.fixture
@@ -215,7 +214,7 @@ def test_what_is_stored_is_told_of_when_clickhouse_has_gone_since():
     now = deployment.clock()
     delivery = Delivery(claim=claim, written=written, ledger=Ledger(None), published=now)
     context = build_output_context()
-    IndexIOManager(lambda: deployment).handle_output(context, delivery)
+    ClickHouseIOManager(lambda: deployment).handle_output(context, delivery)
     shown = context.consume_logged_metadata()
     assert shown["rows_inserted"].value == 3
     assert "lost_columns" not in shown

@@ -89,7 +89,7 @@ def test_the_hourly_job_keeps_runs_for_as_long_as_is_set(source, run, environ, d
     old = run("5", **{DISPATCH_TAG: "old"})
     run("6")
     iscp = SimpleNamespace(deployment=lambda: in_memory(Clock()))
-    resources = {"iscp": iscp, "mirror_index": dg.mem_io_manager}
+    resources = {"iscp": iscp, "clickhouse": dg.mem_io_manager}
     defined = runner_definitions([source], resources, environ=environ)
     config = {} if days is None else {"ops": {f"{PRUNE}_op": {"config": {"keep_days": days}}}}
     job = defined.get_job_def(PRUNE)

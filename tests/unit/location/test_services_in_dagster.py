@@ -109,7 +109,7 @@ def test_its_asset_is_below_its_table_and_says_what_it_invokes(location):
 def test_a_declaration_beside_the_table_is_an_asset_too(source):
     table = SourceTable("shop.orders", key="id", indexes=[Mirror()])
     beside = ServiceConsumer(NOWHERE, handler="Orders/told", name="told", on=table)
-    resources = {"iscp": SimpleNamespace(), "mirror_index": InvocationsIOManager()}
+    resources = {"iscp": SimpleNamespace(), "clickhouse": InvocationsIOManager()}
     defs = build_definitions([table], resources, services=[beside], environ={})
     assert KEY in defs.resolve_asset_graph().get_all_asset_keys()
 

@@ -17,12 +17,11 @@ from iscp_dagster.location.assets.source_check import CHECK
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import partitions_name, source_key
 from iscp_dagster.location.resources.clickhouse import ClickHouse
-from iscp_dagster.location.resources.index_tables import IndexTables
+from iscp_dagster.location.resources.clickhouse_tables import ClickHouseTables
 from iscp_dagster.location.resources.iscp import Iscp
 from iscp_dagster.location.resources.lake import Lake
 from iscp_dagster.location.resources.log import IscpLog
 from iscp_dagster.location.resources.spark import Spark
-from iscp_dagster.model.declared.kinds import kind_names
 
 pytestmark = [
     # Dagster's own warning about resources that have resources.
@@ -56,7 +55,7 @@ def defined(source, tmp_path):
         log=IscpLog(url=f"sqlite:///{tmp_path / 'iscp_log.sqlite'}"),
         spark=Idle(remote="sc://127.0.0.1:9"),
     )
-    tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in kind_names()}
+    tables = {"clickhouse": ClickHouseTables(iscp=iscp)}
     return build_definitions([source], {"iscp": iscp, **tables})
 
 

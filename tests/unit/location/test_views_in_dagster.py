@@ -18,8 +18,8 @@ from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.joblog.iterations import Failed, Iteration
 from iscp_dagster.location.assets.io_manager import (
+    ClickHouseIOManager,
     EventsIOManager,
-    IndexIOManager,
     clickhouse_schema,
 )
 from iscp_dagster.location.assets.iterations import Iterations
@@ -69,10 +69,8 @@ def given(tmp_path):
 @pytest.fixture
 def location(given):
     deployment = in_memory(Clock())
-    indexes = {
-        f"{kind}_index": IndexIOManager(lambda: deployment) for kind in ("mirror", "changes")
-    }
-    resources = {"iscp": SimpleNamespace(deployment=lambda: deployment), **indexes}
+    iscp = SimpleNamespace(deployment=lambda: deployment)
+    resources = {"iscp": iscp, "clickhouse": ClickHouseIOManager(lambda: deployment)}
     defs = build_definitions(
         [given.source], resources, views=given.views, triggers=given.triggers, environ={}
     )

@@ -51,7 +51,7 @@ def test_a_step_of_the_collection_that_raises_stops_no_other(monkeypatch):
     monkeypatch.setattr(maintenance, "collect", raising)
     monkeypatch.setattr(maintenance, "serve_all", lambda *_: served)
     iscp = SimpleNamespace(deployment=lambda: in_memory(Clock()))
-    resources = {"iscp": iscp, "mirror_index": dg.mem_io_manager}
+    resources = {"iscp": iscp, "clickhouse": dg.mem_io_manager}
     job = runner_definitions(SOURCES, resources, environ={}).get_job_def(maintenance.COLLECT)
     with dg.DagsterInstance.ephemeral() as instance:
         ended = job.execute_in_process(instance=instance, raise_on_error=False)

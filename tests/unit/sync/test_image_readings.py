@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from iscp_dagster import Changes, Mirror, SourceTable, Trigger, View
-from iscp_dagster.delta.feed import ReadKind, ReadPlan
 from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.declared.together.attach import attached
 from iscp_dagster.model.errors import ConfigError, SchemaError, SourceError, UntimedError
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.sync.reader import Reading
+from iscp_dagster.sync.reading.readings import Reading
 from iscp_dagster.sync.reading.transitions import (
     by_view,
     check_timestamps,

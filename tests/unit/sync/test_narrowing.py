@@ -14,7 +14,7 @@ from iscp_dagster.clickhouse.connect.failures import (
     ClickHouseError,
     OvertakenError,
 )
-from iscp_dagster.delta.feed import ReadKind, ReadPlan
+from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import (
     FeedGoneError,
@@ -24,9 +24,16 @@ from iscp_dagster.model.errors import (
     UnreadableError,
 )
 from iscp_dagster.model.moment import START, Moment
-from iscp_dagster.sync.narrowing import TENANTS_TRIED, Narrowing, Trial, tenants_of, untried
-from iscp_dagster.sync.reader import Reading
-from iscp_dagster.sync.scan import Error
+from iscp_dagster.sync.iteration.narrowing import (
+    TENANTS_TRIED,
+    Trial,
+    learned,
+    narrowed,
+    tenants_of,
+    untried,
+)
+from iscp_dagster.sync.iteration.outcomes import Error
+from iscp_dagster.sync.reading.readings import Reading
 
 READING = Reading(
     plan=ReadPlan(kind=ReadKind.TAIL, reason=""), range=Range(from_=START, to=Moment(1))
@@ -41,23 +48,23 @@ def claims_of(number, run_id="run"):
     ]
 
 
-def narrowed(claims, bad):
+def narrowed_down(claims, bad):
     """Narrow down as the iteration does; return who was blamed, who was given up, and the scans."""
-    narrowing, blamed, given_up, scans = Narrowing(), set(), set(), 0
-    waiting = [Trial(reading=READING, claims=claims)]
+    known, blamed, given_up, scans = {}, set(), set(), 0
+    waiting = [Trial(reading=READING, claims=tuple(claims))]
     while waiting:
         trial = waiting.pop(0)
         if trial.failed:
-            smaller, left = narrowing.narrowed(trial)
+            smaller, left = narrowed(known, trial)
             waiting[:0] = smaller
             given_up |= tenants_of(left)
             continue
         scans += 1
         tenants = tenants_of(trial.claims)
         if not tenants & bad:
-            narrowing.tell(trial, "mirror", served=True)
+            known = learned(known, trial, "mirror", served=True)
         elif len(tenants) == 1:
-            narrowing.tell(trial, "mirror", served=False)
+            known = learned(known, trial, "mirror", served=False)
             blamed |= tenants
         else:
             waiting.insert(0, Trial(reading=READING, claims=trial.claims, failed={"mirror": ERROR}))
@@ -71,7 +78,7 @@ def some_of(number):
 @given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), some_of(n))))
 def test_only_tenants_at_fault_are_blamed_and_only_a_long_row_of_them_gives_others_up(case):
     number, bad = case
-    blamed, given_up, scans = narrowed(claims_of(number), bad)
+    blamed, given_up, scans = narrowed_down(claims_of(number), bad)
     assert blamed <= bad <= blamed | given_up
     assert not given_up or len(blamed) >= TENANTS_TRIED
     assert scans <= 2 * number
@@ -79,25 +86,25 @@ def test_only_tenants_at_fault_are_blamed_and_only_a_long_row_of_them_gives_othe
 
 @pytest.mark.parametrize("number", [2, 9, 40, 1000])
 def test_one_at_fault_costs_two_scans_a_halving(number):
-    blamed, given_up, scans = narrowed(claims_of(number), {"t1"})
+    blamed, given_up, scans = narrowed_down(claims_of(number), {"t1"})
     assert (blamed, given_up) == ({"t1"}, set())
     assert scans <= 3 + 2 * ceil(log2(number))
 
 
 def test_where_all_fail_the_rest_is_given_up_after_a_few():
-    blamed, given_up, scans = narrowed(claims_of(1000), {f"t{n}" for n in range(1000)})
+    blamed, given_up, scans = narrowed_down(claims_of(1000), {f"t{n}" for n in range(1000)})
     assert scans == 1 + TENANTS_TRIED == 1 + len(blamed)
     assert len(given_up) == 1000 - TENANTS_TRIED
 
 
 def test_the_first_few_at_fault_give_nobody_up():
     bad = {f"t{n}" for n in range(2 * TENANTS_TRIED)}
-    assert narrowed(claims_of(80), bad)[:2] == (bad, set())
+    assert narrowed_down(claims_of(80), bad)[:2] == (bad, set())
 
 
 def test_another_run_tries_others_first():
     everyone = {f"t{n}" for n in range(100)}
-    first, second = (narrowed(claims_of(100, run), everyone)[0] for run in ("one", "two"))
+    first, second = (narrowed_down(claims_of(100, run), everyone)[0] for run in ("one", "two"))
     assert first != second
 
 

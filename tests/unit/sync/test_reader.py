@@ -12,17 +12,12 @@ from onetable import Clock, commit, in_memory, orders
 
 from iscp_dagster.clickhouse.tables.ddl import DEDUPLICATION_WINDOW
 from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, MOST_TASKS, chunks_per_task
-from iscp_dagster.delta.feed import ReadKind, ReadPlan
 from iscp_dagster.delta.log.commits import commit_name
+from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.sync.reader import (
-    MOST_ROWS,
-    MOST_TASKS_OF_IMAGES,
-    SMALL_BYTES,
-    Reader,
-    Reading,
-)
+from iscp_dagster.sync.reader import MOST_ROWS, MOST_TASKS_OF_IMAGES, SMALL_BYTES, Reader
+from iscp_dagster.sync.reading.readings import Reading
 
 SAID = {"partitionValues": {"region": "eu"}, "extendedFileMetadata": True}
 ADDED = {"partitionValues": {"region": "eu"}, "dataChange": True, "modificationTime": 1}

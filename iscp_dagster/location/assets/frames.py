@@ -1,0 +1,71 @@
+"""Assets of people's own that return a frame: where its rows go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+from dagster import AssetKey, OutputContext
+
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.tables.frames import FrameTable
+from iscp_dagster.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import DataFrame
+
+    Frame: TypeAlias = pa.Table | pd.DataFrame | DataFrame
+else:
+    Frame = Any
+
+PARTITION_COLUMN = "partition_expr"
+"""The metadata that names the column of an asset's partitions, as for Dagster's IO managers."""
+DATABASE = "schema"
+"""The metadata that names the database of an asset whose key has one part."""
+ORDER_BY = "clickhouse/order_by"
+"""The metadata that lists the columns that a new table is sorted by."""
+_TABLE_NAME = "dagster/table_name"
+
+
+def arrow_of(frame: Frame, asset: str) -> pa.Table:
+    """The rows of a PySpark, Arrow or pandas frame. Raises ConfigError for anything else."""
+    if isinstance(frame, pa.Table):
+        return frame
+    if hasattr(frame, "toArrow"):
+        return frame.toArrow()
+    if type(frame).__module__.partition(".")[0] == "pandas":
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    raise ConfigError(
+        f"The asset {asset} returned a {type(frame).__name__}, which the IO manager of ClickHouse "
+        "does not store. Return a PySpark, Arrow or pandas frame, or name another io_manager_key."
+    )
+
+
+def frame_table(endpoint: Endpoint, context: OutputContext) -> FrameTable:
+    """The table of an asset's output. Raises ConfigError where its partitions have no column."""
+    metadata = context.definition_metadata
+    database, name = table_of(context.asset_key, metadata)
+    column = metadata.get(PARTITION_COLUMN)
+    if context.has_asset_partitions and column is None:
+        raise ConfigError(
+            f"The asset {context.asset_key.to_user_string()} has partitions, and nothing names "
+            f'their column. Add metadata={{"{PARTITION_COLUMN}": "..."}} to it.'
+        )
+    return FrameTable(
+        endpoint=endpoint,
+        database=database,
+        name=name,
+        partition=None if column is None else str(column),
+        order_by=tuple(map(str, metadata.get(ORDER_BY, ()))),
+    )
+
+
+def table_of(key: AssetKey, metadata: Mapping[str, Any]) -> tuple[str, str]:
+    """The database and the table of an asset: the last two parts of its key, or as it says."""
+    if shown := metadata.get(_TABLE_NAME):
+        database, _, name = str(shown).partition(".")
+        return database, name
+    database = key.path[-2] if len(key.path) > 1 else str(metadata.get(DATABASE, "default"))
+    return database, key.path[-1]

@@ -1,0 +1,1 @@
+"""The iteration: what it does next is decided without services, and carried out with them."""

@@ -1,0 +1,165 @@
+"""What a scan wrote, and how each claim's step ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from iscp_dagster.clickhouse.connect.failures import OvertakenError
+from iscp_dagster.delta.plans import ReadKind, ReadPlan
+from iscp_dagster.joblog.iterations import Claim, Done, Failed
+from iscp_dagster.model.batch import Range
+from iscp_dagster.model.consumers import Told, together
+from iscp_dagster.model.errors import TEMPORARY, FeedGoneError, IscpError, UnreadableError
+from iscp_dagster.model.jobs import JobKey
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.sync.reading.readings import Reading
+
+if TYPE_CHECKING:
+    from iscp_dagster.clickhouse.tables.indexes import IndexStore
+
+ONE_AT_FAULT = frozenset({FeedGoneError.code, UnreadableError.code, OvertakenError.code})
+"""The codes of temporary errors that one tenant may cause: its files, or its job that was taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Error:
+    """The code and message of an IscpError."""
+
+    code: int
+    message: str
+
+    @classmethod
+    def of(cls, error: IscpError) -> Error:
+        return cls(code=error.code, message=str(error))
+
+    @property
+    def unsure(self) -> bool:
+        """Whether one tenant may be the cause, and not a service."""
+        return self.code not in TEMPORARY or self.code in ONE_AT_FAULT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What a scan read, and wrote for one job name's tenants; counts are by tenant."""
+
+    reading: Reading
+    store: IndexStore | None = None
+    """The index's tables, the staging table among them; None for any other consumer."""
+    inserted: Mapping[str, int] = field(default_factory=dict)
+    deleted: Mapping[str, int] = field(default_factory=dict)
+    bytes: Mapping[str, int] = field(default_factory=dict)
+    told: Mapping[str, Told] = field(default_factory=dict)
+    """By tenant, what the consumer reported besides rows."""
+    stopped: Mapping[str, Error] = field(default_factory=dict)
+    """The tenants that failed by themselves."""
+    chunks: int = 0
+    write_seconds: float = 0.0
+    seconds: float = 0.0
+    """Duration of the whole scan, the same for all its jobs."""
+    error: Error | None = None
+    """Why it failed for all other tenants."""
+    unsure: bool = False
+    """Whether one of these may have caused the error."""
+    again: bool = False
+    """Whether rows were sent more than once."""
+    settled: Mapping[JobKey, Claim | None] | None = None
+    """Where the consumer moved the watermarks itself: the claims of the next steps, None after the
+    last one.
+    """
+
+    def error_of(self, tenant: str) -> Error | None:
+        """Why the tenant's part failed; None where it did not."""
+        return self.stopped.get(tenant) or self.error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """One job's rows as a scan wrote them; they count once published."""
+
+    claim: Claim
+    written: Written
+    published: datetime | None = None
+    """When the watermark moved; None before."""
+    earlier: Told = field(default_factory=dict)
+    """What the consumer reported of the claim's earlier steps."""
+
+    @property
+    def tenant(self) -> str:
+        return self.claim.key.tenant
+
+    @property
+    def job_name(self) -> str:
+        return self.claim.key.job_name
+
+    @property
+    def store(self) -> IndexStore | None:
+        return self.written.store
+
+    @property
+    def plan(self) -> ReadPlan:
+        return self.written.reading.plan
+
+    @property
+    def replaces(self) -> bool:
+        """Whether its rows are staged, to replace those of the tenant."""
+        return self.plan.kind is ReadKind.SNAPSHOT and self.store is not None
+
+    @property
+    def range(self) -> Range:
+        """The range that was read: the claim's step, or for a snapshot up to a later version."""
+        return self.written.reading.range
+
+    @property
+    def to(self) -> Moment:
+        return self.range.to
+
+    @property
+    def inserted(self) -> int:
+        return self.written.inserted.get(self.tenant, 0)
+
+    @property
+    def deleted(self) -> int:
+        return self.written.deleted.get(self.tenant, 0)
+
+    @property
+    def bytes(self) -> int:
+        return self.written.bytes.get(self.tenant, 0)
+
+    @property
+    def told(self) -> Told:
+        """What the consumer reported besides rows."""
+        return self.written.told.get(self.tenant, {})
+
+    @property
+    def told_in_all(self) -> Told:
+        """The same of all steps so far."""
+        return together(self.earlier, self.told)
+
+    @property
+    def gap(self) -> str:
+        """The versions whose changes its history will not have, and why; empty: there are none."""
+        return self.written.reading.gap
+
+    @property
+    def data_version(self) -> int:
+        """The Delta version as of which its rows are delivered."""
+        return self.to.version
+
+    @property
+    def done(self) -> Done:
+        """The claim as done, with the counts that the job's status keeps."""
+        counts = {"inserted": self.inserted, "deleted": self.deleted, "bytes": self.bytes}
+        told = {name: each for name, each in self.told.items() if isinstance(each, int)}
+        return Done(claim=self.claim, to=self.to, counts=counts | told)
+
+
+Outcome = Delivery | Failed
+
+
+def failed(claim: Claim, error: IscpError | Error, told: Told | None = None) -> Failed:
+    """The claim, failed with this error; `told` is what its consumer did all the same."""
+    message = error.message if isinstance(error, Error) else str(error)
+    return Failed(claim=claim, code=error.code, message=message, told=told or {})

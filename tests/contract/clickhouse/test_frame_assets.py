@@ -1,0 +1,162 @@
+"""Assets of people's own that return a frame, written into ClickHouse by the IO manager."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pandas as pd
+import pyarrow as pa
+import pytest
+from onetable import Clock, in_memory
+
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.tables.frames import STAGED
+from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
+
+NUMBERS = itertools.count()
+TENANTS = ["acme", "globex"]
+
+
+@pytest.fixture
+def manager(clickhouse_url):
+    return manager_at(clickhouse_url)
+
+
+def manager_at(url):
+    deployment = in_memory(Clock())
+    object.__setattr__(deployment, "endpoint", Endpoint.parse(url))
+    return ClickHouseIOManager(lambda: deployment)
+
+
+def totals_of(database, amount, **options):
+    """Return an asset below an index, of one row for each tenant of the run."""
+
+    @dg.asset(
+        key=[database, "totals"],
+        io_manager_key="clickhouse",
+        partitions_def=dg.StaticPartitionsDefinition(TENANTS),
+        **({"metadata": {"partition_expr": "customer"}} | options),
+    )
+    def totals(context) -> pd.DataFrame:
+        return pd.DataFrame({"customer": context.partition_keys, "amount": amount})
+
+    return totals
+
+
+def run(asset, manager, first=TENANTS[0], last=TENANTS[-1], **options):
+    tags = {
+        "dagster/asset_partition_range_start": first,
+        "dagster/asset_partition_range_end": last,
+    }
+    resources = {"clickhouse": manager}
+    return dg.materialize([asset], resources=resources, tags=tags, **options)
+
+
+def stored(manager, database):
+    """Return the amounts by tenant, and the names of tables in which rows are staged."""
+    query = manager.writer.deployment.endpoint.client().query
+    rows = query(f"SELECT customer, amount FROM `{database}`.totals").result_rows
+    names = query(f"SELECT name FROM system.tables WHERE database = '{database}'").result_rows
+    return dict(rows), [name for (name,) in names if STAGED in name]
+
+
+@pytest.fixture
+def database():
+    return f"own{next(NUMBERS)}"
+
+
+def test_the_partitions_of_a_run_are_replaced_and_can_be_loaded(manager, database):
+    for amount in (1, 1, 2):
+        done = run(totals_of(database, amount), manager)
+    assert stored(manager, database) == ({"acme": 2, "globex": 2}, [])
+    run(totals_of(database, 3), manager, last="acme")
+    assert stored(manager, database) == ({"acme": 3, "globex": 2}, [])
+    (event,) = [e for e in done.get_asset_materialization_events() if e.partition == "acme"]
+    shown = event.materialization.metadata
+    assert (shown["dagster/row_count"].value, shown["dagster/table_name"].value) == (
+        2,
+        f"{database}.totals",
+    )
+
+    @dg.asset(partitions_def=dg.StaticPartitionsDefinition(TENANTS))
+    def below(totals: pa.Table) -> list[int]:
+        return totals["amount"].to_pylist()
+
+    upstream = totals_of(database, 4)
+    loaded = dg.materialize(
+        [upstream, relinked(below, upstream)],
+        resources={"clickhouse": manager, "io_manager": dg.mem_io_manager},
+        partition_key="globex",
+    )
+    assert loaded.output_for_node("below") == [4]
+
+
+def relinked(asset, upstream):
+    return asset.with_attributes(asset_key_replacements={dg.AssetKey("totals"): upstream.key})
+
+
+def test_what_is_no_frame_or_has_no_column_of_partitions_is_refused(manager, database):
+    bare = totals_of(database, 1, metadata={})
+    failed = run(bare, manager, raise_on_error=False)
+    assert "nothing names their column" in str(failed.all_node_events)
+
+    @dg.asset(io_manager_key="clickhouse")
+    def number() -> int:
+        return 7
+
+    failed = dg.materialize([number], resources={"clickhouse": manager}, raise_on_error=False)
+    assert "returned a int, which the IO manager" in str(failed.all_node_events)
+
+
+DYING = """
+import os, signal, sys
+import test_frame_assets as tests
+from iscp_dagster.clickhouse.tables.frames import FrameTable
+
+command, done = FrameTable._command, []
+
+def dying(table, statement, **settings):
+    command(table, statement, **settings)
+    done.append(statement)
+    if len(done) == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+FrameTable._command = dying
+for line in sys.stdin:
+    at, child = int(line), os.fork()
+    if child == 0:
+        tests.run(tests.totals_of(sys.argv[2], 2), tests.manager_at(sys.argv[1]))
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def test_a_run_that_is_killed_in_the_write_leaves_each_partition_whole(
+    manager, database, clickhouse_url
+):
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    found = []
+    with subprocess.Popen(
+        [sys.executable, "-c", DYING, clickhouse_url, database],
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as dying:
+        for at in range(1, 7):
+            run(totals_of(database, 1), manager)
+            print(at, file=dying.stdin, flush=True)
+            assert int(dying.stdout.readline()) == -signal.SIGKILL
+            found.append(stored(manager, database)[0])
+        dying.stdin.close()
+    old, new = {"acme": 1, "globex": 1}, {"acme": 2, "globex": 2}
+    # Database, table, staging table, then a partition each, then the staging table is dropped.
+    assert found == [old, old, old, {"acme": 2, "globex": 1}, new, new]
+    run(totals_of(database, 2), manager)
+    assert stored(manager, database)[0] == new

@@ -1,0 +1,146 @@
+"""Frames in ClickHouse: replaced as a whole or by partition, by whoever comes, once or twice."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from datetime import date, datetime, timezone
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.tables.frames import STAGED, FrameTable
+from iscp_dagster.model.errors import IscpError, SchemaError
+
+NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def table(clickhouse_url):
+    return FrameTable(
+        endpoint=Endpoint.parse(clickhouse_url),
+        database=f"frames{next(NUMBERS)}",
+        name="daily sums",
+        partition="tenant",
+        order_by=("day",),
+    )
+
+
+def frame(*rows, **more):
+    tenants, days, amounts = zip(*rows, strict=True) if rows else ((), (), ())
+    return pa.table(
+        {
+            "tenant": pa.array(tenants, pa.string()),
+            "day": pa.array(days, pa.date32()),
+            "amount": pa.array(amounts, pa.int64()),
+            **more,
+        }
+    )
+
+
+def rows_of(table, what="tenant, day, amount"):
+    sql = f"SELECT {what} FROM `{table.database}`.`{table.name}` ORDER BY ALL"
+    return [tuple(row) for row in table.endpoint.client().query(sql).result_rows]
+
+
+def staged(table):
+    sql = f"SELECT name FROM system.tables WHERE database = '{table.database}'"
+    found = [name for (name,) in table.endpoint.client().query(sql).result_rows]
+    return [name for name in found if STAGED in name]
+
+
+MONDAY, TUESDAY = date(2026, 11, 23), date(2026, 11, 24)
+ACME = [("acme", MONDAY, 1), ("acme", TUESDAY, 2)]
+ODD = [("o'dd \\ `tenant`", MONDAY, 3)]
+
+
+def test_a_partition_is_replaced_and_the_others_stay(table):
+    for _ in range(2):
+        table.replace(frame(*ACME), partitions=["acme"], run_id="one")
+    table.replace(frame(*ODD), partitions=[ODD[0][0]], run_id="two")
+    assert rows_of(table) == sorted([*ACME, *ODD])
+    table.replace(frame(ACME[1]), partitions=["acme"], run_id="three")
+    assert rows_of(table) == sorted([ACME[1], *ODD])
+    table.replace(frame(), partitions=["acme"], run_id="four")
+    assert rows_of(table) == ODD
+    assert staged(table) == []
+
+
+def test_without_partitions_all_rows_and_columns_are_replaced(table):
+    whole = replace(table, partition=None)
+    whole.replace(frame(*ACME, *ODD), run_id="one")
+    assert rows_of(whole) == sorted([*ACME, *ODD])
+    whole.replace(pa.table({"day": pa.array(["x"])}), run_id="two")
+    assert rows_of(whole, "*") == [("x",)]
+    assert staged(whole) == []
+
+
+def test_partitions_of_other_types_are_named_by_text(table):
+    daily = replace(table, partition="day", order_by=())
+    daily.replace(frame(*ACME), partitions=["2026-11-23", "2026-11-24"], run_id="one")
+    daily.replace(frame(), partitions=["2026-11-24"], run_id="two")
+    assert rows_of(daily) == ACME[:1]
+
+
+def test_rows_of_another_partition_are_refused_and_change_nothing(table):
+    table.replace(frame(*ACME), partitions=["acme"], run_id="one")
+    with pytest.raises(SchemaError, match=r"a row has 'globex' in its partition column 'tenant'"):
+        table.replace(frame(("globex", MONDAY, 9)), partitions=["acme"], run_id="two")
+    assert rows_of(table) == ACME
+    assert staged(table) == []
+
+
+def test_a_column_that_is_new_is_added_and_one_of_another_type_refused(table):
+    table.replace(frame(*ACME), partitions=["acme"], run_id="one")
+    more = {"note": pa.array(["new"])}
+    table.replace(frame(*ODD, **more), partitions=[ODD[0][0]], run_id="two")
+    assert {row[-1] for row in rows_of(table, "*")} == {None, "new"}
+    other = frame(*ODD).set_column(2, "amount", pa.array(["3"]))
+    with pytest.raises(SchemaError, match=r"column 'amount' is Nullable\(Int64\) and the frame's"):
+        table.replace(other, partitions=[ODD[0][0]], run_id="three")
+    with pytest.raises(SchemaError, match="has no column 'day'"):
+        table.replace(pa.table({"tenant": ["acme"]}), partitions=["acme"], run_id="four")
+
+
+def test_every_type_comes_as_it_was(table):
+    at = datetime(2026, 11, 27, 12, 0, 0, 123456, tzinfo=timezone.utc)
+    values = {
+        "u64": pa.array([2**64 - 1], pa.uint64()),
+        "u32": pa.array([2**32 - 1], pa.uint32()),
+        "money": pa.array([Decimal("12.50")], pa.decimal128(10, 2)),
+        "at": pa.array([at], pa.timestamp("us", "UTC")),
+        "word": pa.array(["x"], pa.string()).dictionary_encode(),
+        "tags": pa.array([["a", None]], pa.list_(pa.string())),
+        "sizes": pa.array([[("s", 1)]], pa.map_(pa.string(), pa.int64())),
+        "place": pa.array([{"x": 1, "y": None}], pa.struct([("x", pa.int32()), ("y", pa.int32())])),
+        "none": pa.array([None], pa.float64()),
+    }
+    whole = replace(table, partition=None, order_by=())
+    whole.replace(pa.table(values), run_id="one")
+    (row,) = rows_of(whole, "*")
+    u64, u32, money, when, word, tags, sizes, place, none = row
+    assert (int(u64), u32, money, word, none) == (2**64 - 1, 2**32 - 1, Decimal("12.50"), "x", None)
+    assert (when.replace(tzinfo=timezone.utc), tags, sizes) == (at, ["a", None], {"s": 1})
+    assert list(place.values() if isinstance(place, dict) else place) == [1, None]
+    nanos = pa.table({"at": pa.array([1], pa.timestamp("ns"))})
+    with pytest.raises(SchemaError, match="would lose data"):
+        whole.replace(nanos, run_id="two")
+
+
+def test_what_a_dead_attempt_staged_is_dropped_a_day_later(table, monkeypatch):
+    table.replace(frame(*ACME), partitions=["acme"], run_id="one")
+    left = f"`{table.database}`.`{table.name}{STAGED}r0_0`"
+    table.endpoint.client().command(f"CREATE TABLE {left} AS `{table.database}`.`{table.name}`")
+    table.replace(frame(*ACME), partitions=["acme"], run_id="two")
+    assert len(staged(table)) == 1
+    monkeypatch.setattr("iscp_dagster.clickhouse.tables.frames.LEFT_OVER_HOURS", -1)
+    table.replace(frame(*ACME), partitions=["acme"], run_id="three")
+    assert staged(table) == []
+
+
+def test_a_server_that_is_away_is_an_error_of_its_own(table):
+    away = replace(table, endpoint=Endpoint.parse("http://127.0.0.1:9"))
+    with pytest.raises(IscpError, match="did not answer"):
+        away.replace(frame(*ACME), partitions=["acme"], run_id="one")

@@ -110,7 +110,7 @@ def _rows(number: int, rows: int, dimension: int, parts: int) -> pa.Table:
 
 @contextmanager
 def _clickhouse(folder: Path) -> Iterator[tuple[Endpoint, int]]:
-    command = [sys.executable, "-m", "iscp_dagster.local.clickhouse", "--path", str(folder / "ch")]
+    command = [sys.executable, "-m", "chdb_http", "--path", str(folder / "ch")]
     command += ["--host", "127.0.0.1", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout

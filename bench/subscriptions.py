@@ -55,7 +55,7 @@ def measure(folder: Path, report: Report) -> None:
 
 @contextmanager
 def _clickhouse(folder: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "iscp_dagster.local.clickhouse", "--path", str(folder / "ch")]
+    command = [sys.executable, "-m", "chdb_http", "--path", str(folder / "ch")]
     command += ["--host", "127.0.0.1", "--port", "0", "--max-connections", "100"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout

@@ -20,6 +20,7 @@ from keeperfixture import running_keeper
 from lanes import Lanes, give_way, own_part_first, rank
 from nearspark import near
 from objectstore import LAKE, leading_to
+from places import ROOT
 from postgresfixture import driven, running_postgres
 from servers import running_servers
 from stackfixture import Stack, clean_environment, running_stack
@@ -28,7 +29,6 @@ from together import one_for_all
 from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.spark.session import disconnect
 
-TESTS = Path(__file__).parent
 # A test that runs slowly on a busy machine has not failed.
 settings.register_profile("iscp", deadline=None)
 settings.load_profile("iscp")
@@ -44,8 +44,10 @@ def migrations_read():
 
 def pytest_configure(config):
     """Have each worker start collecting the suite at a different file."""
-    if "PYTEST_XDIST_WORKER" in os.environ and config.args == [TESTS.name]:
-        config.args = own_part_first(sorted(map(str, TESTS.rglob("test_*.py"))))
+    whole = config.getini("testpaths")
+    if "PYTEST_XDIST_WORKER" in os.environ and config.args == whole:
+        files = [file for place in whole for file in (ROOT / place).rglob("test_*.py")]
+        config.args = own_part_first(sorted(map(str, files)))
 
 
 def pytest_collection_modifyitems(items):
@@ -82,7 +84,7 @@ def pytest_terminal_summary(terminalreporter):
 def clickhouse_url(tmp_path_factory):
     """Run the embedded ClickHouse alone; it starts in about a second."""
     folder = tmp_path_factory.mktemp("clickhouse")
-    command = [sys.executable, "-m", "iscp_dagster.local.clickhouse"]
+    command = [sys.executable, "-m", "chdb_http"]
     command += ["--path", str(folder / "data"), "--host", "127.0.0.1", "--port", "0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=clean_environment(folder)

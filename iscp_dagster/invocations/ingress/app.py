@@ -16,6 +16,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Lifespan
 
+from asgi_guards.admission import Admission, Guard
+from asgi_guards.draining import Draining
 from iscp_dagster.invocations.ingress.admin import Admin, Answer
 from iscp_dagster.invocations.ingress.backend import Backend, Catalog
 from iscp_dagster.invocations.ingress.invoking import Bounds, Invoking, Waiting
@@ -30,8 +32,6 @@ from iscp_dagster.invocations.ingress.refusals import (
 )
 from iscp_dagster.invocations.ingress.tokens import Gate
 from iscp_dagster.model.errors import IscpError, UnavailableError
-from iscp_dagster.web.admission import Admission, Guard
-from iscp_dagster.web.draining import Draining
 
 R = TypeVar("R", Mount, Route)
 HEALTH = "/restate/health"

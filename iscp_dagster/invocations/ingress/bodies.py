@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 from starlette.requests import ClientDisconnect, Request
 
+from asgi_guards import strictjson
 from iscp_dagster.invocations.ingress.refusals import (
     BAD,
     TIMEOUT,
@@ -15,7 +16,6 @@ from iscp_dagster.invocations.ingress.refusals import (
     UNSUPPORTED,
     RefusedError,
 )
-from iscp_dagster.web import strictjson
 
 JSON = "application/json"
 ADMIN_BYTES = 64 * 1024

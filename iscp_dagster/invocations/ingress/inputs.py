@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from asgi_guards.sending import Sending
 from iscp_dagster.invocations.ingress.bodies import JSON, media_type, parsed
 from iscp_dagster.invocations.ingress.refusals import (
     BAD,
@@ -19,7 +20,6 @@ from iscp_dagster.invocations.ingress.refusals import (
 from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.results import Result, Value
 from iscp_dagster.invocations.runtime.store.deployments import Handler
-from iscp_dagster.web.sending import Sending
 
 ID_HEADER = "x-restate-id"
 _OWN = {

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from asgi_guards.sending import STILL_SECONDS, Sending
 from iscp_dagster.invocations.ingress.backend import Backend, Catalog
 from iscp_dagster.invocations.ingress.bodies import body
 from iscp_dagster.invocations.ingress.delays import milliseconds
@@ -28,7 +29,6 @@ from iscp_dagster.invocations.protocol.results import Result
 from iscp_dagster.invocations.runtime.store.deployments import Handler, Service
 from iscp_dagster.invocations.runtime.store.operations import Submit
 from iscp_dagster.invocations.runtime.store.outcomes import Refused, Submitted
-from iscp_dagster.web.sending import STILL_SECONDS, Sending
 
 _LONGEST_KEY = 1_024
 _ACCEPTED, _OK = 202, 200

@@ -19,6 +19,7 @@ from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
+from asgi_guards.admission import Admission, names_in
 from iscp_dagster.invocations.protocol.decoding import DEFAULT, Limits
 from iscp_dagster.invocations.protocol.versions import (
     LOWEST,
@@ -34,7 +35,7 @@ from iscp_dagster.invocations.serving.declared.services import AnyService, Handl
 from iscp_dagster.invocations.serving.draining import answered
 from iscp_dagster.invocations.serving.stream import Options, Stream
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.web.admission import Admission, allowed_hosts
+from iscp_dagster.model.variables import ALLOWED_HOSTS
 
 DISCOVERIES = frozenset({"discover", "discovery"})
 SERVER = "x-restate-server"
@@ -63,8 +64,10 @@ def service_app(
         raise ConfigError(f"there are two services named {', '.join(sorted(twice))}; rename one")
     for each in services:
         each.check()
-    allowed = allowed_hosts(os.environ) | {each.lower() for each in hosts}
-    admission = Admission(hosts=frozenset(allowed), origins=frozenset(origins))
+    allowed = names_in(os.environ.get(ALLOWED_HOSTS, "")) | {each.lower() for each in hosts}
+    admission = Admission(
+        hosts=frozenset(allowed), origins=frozenset(origins), hosts_setting=ALLOWED_HOSTS
+    )
     options = Options(limits=limits, tracebacks=tracebacks, clock=clock)
     endpoint = ServiceEndpoint({each.name: each for each in services}, options, admission)
     return Starlette(routes=[Mount("/", endpoint)])

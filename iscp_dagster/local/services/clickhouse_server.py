@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+from collections.abc import Iterator, Mapping
 
 from iscp_dagster.local.services import clickhouse_health
 from iscp_dagster.local.services.service import Service, http_probe
@@ -15,9 +17,15 @@ from iscp_dagster.local.services.settings import (
     child_environment,
     without_password,
 )
-from iscp_dagster.model.variables import LOG_URL
+from iscp_dagster.model.variables import ALLOWED_HOSTS, HOME, LOG_URL
 
 PASSWORD_VARIABLE = "ISCP_EMBEDDED_CLICKHOUSE_PASSWORD"  # noqa: S105
+_OPTIONS = {
+    ALLOWED_HOSTS: "--allowed-host",
+    "ISCP_CLICKHOUSE_ORIGINS": "--allowed-origin",
+    "ISCP_CLICKHOUSE_REMOTE_HOSTS": "--remote-host",
+}
+_PATHS = "ISCP_CLICKHOUSE_PATHS"
 
 
 def service(settings: StackSettings) -> Service:
@@ -27,7 +35,7 @@ def service(settings: StackSettings) -> Service:
         command=(
             sys.executable,
             "-m",
-            "iscp_dagster.local.clickhouse",
+            "chdb_http",
             "--path",
             str(settings.home / "clickhouse"),
             "--host",
@@ -35,6 +43,9 @@ def service(settings: StackSettings) -> Service:
             "--port",
             str(settings.clickhouse_port),
             *(("--password-env", PASSWORD_VARIABLE) if settings.secrets.password else ()),
+            # By which a stack finds its processes.
+            *("--shown-variable", HOME),
+            *_allowed(os.environ),
         ),
         address=without_password(settings.clickhouse),
         environment=_environment(settings),
@@ -44,6 +55,15 @@ def service(settings: StackSettings) -> Service:
         check=lambda _: asyncio.to_thread(clickhouse_health.problem, settings.clickhouse),
         stop_seconds=30.0,
     )
+
+
+def _allowed(environ: Mapping[str, str]) -> Iterator[str]:
+    """The options for what these variables let requests and queries reach."""
+    for variable, option in _OPTIONS.items():
+        if names := environ.get(variable):
+            yield from (option, names)
+    for folder in filter(None, environ.get(_PATHS, "").split(os.pathsep)):
+        yield from ("--allowed-path", folder)
 
 
 def _environment(settings: StackSettings) -> dict[str, str]:

@@ -15,7 +15,7 @@ from iscp_dagster.model.imports import need
 def main() -> None:
     """Run the guarded server; exit code 1 with one line if Dagster's webserver is missing."""
     try:
-        need("local", "Dagster's webserver", "dagster_webserver", "starlette")
+        need("webserver", "Dagster's webserver")
     except SetupError as problem:
         sys.exit(f"iscp: {problem}")
     from iscp_dagster.local.web.guarded import serve

@@ -16,8 +16,9 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from asgi_guards.admission import Admission, Guard, names_in
 from iscp_dagster.local.web.reading import beyond_reading
-from iscp_dagster.web.admission import Admission, Guard, allowed_hosts
+from iscp_dagster.model.variables import ALLOWED_HOSTS
 
 _NOT_ALLOWED = 405
 
@@ -27,7 +28,8 @@ class GuardedWebserver(DagsterWebserver[Any, Any]):
 
     def build_middleware(self) -> list[Middleware]:
         """The guard comes first, before anything is read."""
-        admission = Admission(hosts=allowed_hosts(os.environ), links=True)
+        hosts = names_in(os.environ.get(ALLOWED_HOSTS, ""))
+        admission = Admission(hosts=hosts, hosts_setting=ALLOWED_HOSTS, links=True)
         return [Middleware(Guard, admission=admission), *super().build_middleware()]
 
     async def execute_graphql_request(

@@ -14,13 +14,14 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from asgi_guards.admission import Admission, Guard, is_loopback, names_in
+from asgi_guards.draining import Draining
 from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.variables import ALLOWED_HOSTS
 from iscp_dagster.serve.access import Access, OpenAccess
 from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.web.graphiql import Page, wants_page
 from iscp_dagster.serve.web.graphql_http import Bounds, GraphQLOverHTTP
-from iscp_dagster.web.admission import Admission, Guard, allowed_hosts, is_loopback
-from iscp_dagster.web.draining import Draining
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -62,7 +63,8 @@ def create_app(settings: Settings) -> Starlette:
                 await running.enter_async_context(each())
             yield
 
-    admission = Admission(hosts=allowed_hosts(settings.environ))
+    hosts = names_in(settings.environ.get(ALLOWED_HOSTS, ""))
+    admission = Admission(hosts=hosts, hosts_setting=ALLOWED_HOSTS)
     guards = [Middleware(Guard, admission=admission)] if settings.access.open else []
     routes: list[BaseRoute] = [
         Route(PATH, answer, methods=["GET", "POST"]),

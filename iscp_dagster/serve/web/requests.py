@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from iscp_dagster.web import strictjson
+from asgi_guards import strictjson
 
 RESPONSE, JSON = "application/graphql-response+json", "application/json"
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from starlette.routing import WebSocketRoute
 
+from asgi_guards.connections import options
 from iscp_dagster.api.discovery import declared, declared_endpoints
 from iscp_dagster.api.environment import endpoints_of, user
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -26,7 +27,6 @@ from iscp_dagster.serve.live.service import Live
 from iscp_dagster.serve.live.transport.socket import Sockets
 from iscp_dagster.serve.web.app import PATH, Beside, Settings, check_host, create_app
 from iscp_dagster.serve.web.following import following
-from iscp_dagster.web.connections import options
 from iscp_dagster.webhooks.service import SenderService, beside
 
 if TYPE_CHECKING:

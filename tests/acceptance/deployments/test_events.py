@@ -26,7 +26,7 @@ from tables import Table
 from test_kills import halted
 from tradeflow import QUIET, Key, Sent, Told, Trades
 
-from iscp_dagster.dedup import Newest
+from idempotent_receiver import Newest
 from iscp_dagster.invocations import Context, Service, service_app
 from iscp_dagster.invocations.client.client import Client
 from iscp_dagster.local.services import credentials

@@ -1,6 +1,6 @@
 """The launcher really sets up a small project: a virtual environment, pip, and the command.
 
-The project builds with a backend of its own, so that nothing is fetched.
+The project and its one package build with a backend of their own, so that nothing is fetched.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ pathlib.Path({mark!r}).write_text(str(os.getpid()))
 time.sleep(600)
 """
 _COMMAND = """
-import json, os, sys
+import json, os, part, sys
 def main():
-    print(json.dumps({"arguments": sys.argv[1:], "cwd": os.getcwd(), "prefix": sys.prefix}))
+    told = {"arguments": sys.argv[1:], "cwd": os.getcwd(), "prefix": sys.prefix}
+    print(json.dumps(told | {"part": part.__file__}))
 """
 
 
@@ -67,6 +68,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root.mkdir()
     shutil.copy2(LAUNCHER, root / "iscp")
     (root / "small.py").write_text(_COMMAND)
+    part = root / "packages" / "part"
+    part.mkdir(parents=True)
+    (part / "part.py").touch()
+    (part / "pyproject.toml").write_text(_PYPROJECT.replace("small", "part"))
+    backend = _BACKEND.replace("small:main", "").replace("[console_scripts]\\niscp = ", "")
+    write_backend(part, backend=backend.replace("small", "part"), needs="")
     return root
 
 
@@ -85,8 +92,10 @@ def fresh(project: Path) -> Path:
     return project
 
 
-def write_backend(root: Path, pause: str = "", needs: str = "") -> None:
-    text = _BACKEND.replace("{pause}", pause).replace("{needs}", needs)
+def write_backend(
+    root: Path, pause: str = "", needs: str = "Requires-Dist: part==1\\n", backend: str = _BACKEND
+) -> None:
+    text = backend.replace("{pause}", pause).replace("{needs}", needs)
     (root / "backend.py").write_text(text.replace("{root!r}", repr(str(root))))
 
 
@@ -115,6 +124,7 @@ def test_it_sets_up_once_and_again_when_the_project_changed(fresh: Path) -> None
     assert told["arguments"] == ["status", "a b"]
     assert told["cwd"] == str(fresh.parent)
     assert Path(told["prefix"]) == fresh / ".venv"
+    assert Path(told["part"]) == fresh / "packages" / "part" / "part.py"
 
     second = run(fresh)
     assert second.returncode == 0

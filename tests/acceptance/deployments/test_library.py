@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from stackfixture import clean_environment
-from wheelfixture import install_wheel
+from wheelfixture import install_wheels
 
 from iscp_dagster.local.services.settings import repository
 from iscp_dagster.local.stack.ports import free_port
@@ -28,9 +28,9 @@ STOP_SECONDS = 60
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """Make a virtual environment with the wheel, Dagster's own tools, and no extra."""
+    """Make a virtual environment with the wheels, Dagster's own tools, and no extra."""
     folder = tmp_path_factory.mktemp("library")
-    return install_wheel(folder, beside=("dagster-webserver", "dagster-dg-cli"))
+    return install_wheels(folder, "iscp_dagster", "dagster-webserver", "dagster-dg-cli")
 
 
 def example(language, number=0):

@@ -16,7 +16,7 @@ from places import DOCS, ROOT
 from postgresfixture import driven, running_postgres
 from stackfixture import clean_environment
 from walk import Reader, blocks_of, section
-from wheelfixture import install_wheel
+from wheelfixture import install_wheels
 
 from iscp_dagster.local.stack.ports import free_port
 
@@ -45,7 +45,7 @@ def table():
 @contextmanager
 def running_clickhouse(folder):
     """Run a ClickHouse with a password; give its port."""
-    command = [sys.executable, "-m", "iscp_dagster.local.clickhouse", "--port", "0"]
+    command = [sys.executable, "-m", "chdb_http", "--port", "0"]
     command += ["--path", str(folder), "--user", "iscp", "--password-env", "PASSWORD"]
     environment = clean_environment(folder) | {"PASSWORD": PASSWORD}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
@@ -66,14 +66,14 @@ def postgres_of_its_own(tmp_path):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """Install the wheel as step 1 says."""
+    """Install the wheels as step 1 says."""
     folder = tmp_path_factory.mktemp("installed")
-    return install_wheel(folder, "postgres", beside=("dagster-webserver",))
+    return install_wheels(folder, "iscp_dagster[postgres,webserver]")
 
 
 @pytest.fixture
 def reader(tmp_path, installed, postgres_of_its_own, spark_remote):
-    """Return a reader of the document, in a folder with the wheel and no declarations."""
+    """Return a reader of the document, in a folder with the wheels and no declarations."""
     project = tmp_path / "project"
     (project / "assets").mkdir(parents=True)
     shutil.copy(ROOT / "dagster.yaml", project)

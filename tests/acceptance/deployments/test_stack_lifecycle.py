@@ -42,7 +42,7 @@ def test_no_process_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None
     """For SIGINT see test_scheduling, and for `iscp down`, which sends SIGTERM, test_quickstart."""
     home = tmp_path / "a home"
     with running_stack(home, SERVICES) as started:
-        assert_runs(home, (*PARTS, "local.clickhouse"))
+        assert_runs(home, (*PARTS, "chdb_http"))
         os.kill(started.supervisor, signal.SIGKILL)
         assert_nothing_left(home)
     log = (home / "up.log").read_text()

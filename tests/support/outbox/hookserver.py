@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import sqlalchemy as sa
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from iscp_dagster.dedup import BeingHandledError, Deduplicator, SqlStore
+from idempotent_receiver import BeingHandledError, Deduplicator, SqlStore
 
 LEASE_SECONDS = 1.0
 """A killed receiver's claims run out soon."""

@@ -154,7 +154,7 @@ def clickhouse(folder: Path, port: int, keeper: int) -> Warded:
 </clickhouse>
 """
     )
-    command = [sys.executable, "-m", "iscp_dagster.local.clickhouse"]
+    command = [sys.executable, "-m", "chdb_http"]
     command += ["--path", str(folder / "data"), "--port", str(port), "--config-file", str(config)]
     return Warded(command, folder / "clickhouse.log")
 

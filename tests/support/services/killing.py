@@ -43,7 +43,7 @@ def _forked(program: str, each: Process, *, of: bool) -> bool:
 
 KINDS: dict[str, Callable[[Process], bool]] = {
     "ward": lambda each: "ward.py" in each.command,
-    "clickhouse": _has("iscp_dagster.local.clickhouse"),
+    "clickhouse": _has("chdb_http"),
     "jvm": _has("org.apache.spark.deploy.SparkSubmit"),
     "python daemon": lambda each: _forked(_DAEMON, each, of=False),
     "python worker": lambda each: _forked(_DAEMON, each, of=True),

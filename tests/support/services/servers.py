@@ -37,7 +37,7 @@ class Server:
         return Endpoint.parse(self.url)
 
     def begin(self) -> None:
-        command = [sys.executable, "-m", "iscp_dagster.local.clickhouse"]
+        command = [sys.executable, "-m", "chdb_http"]
         command += ["--path", str(self.folder / "data"), "--port", str(self.port)]
         command += ["--remote-host", insertgate.ADDRESS]
         if self.config:

@@ -57,6 +57,7 @@ FIRST = (
     "unit/project/test_lint",
     "contract/runs/",
     "contract/",
+    "packages/",
 )
 
 

@@ -12,6 +12,7 @@ import pytest
 import xxhash
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from places import DOCS
 
 from iscp_dagster.events.ids import ALGORITHMS, FORMS, IdScheme
 from iscp_dagster.events.keys import event_key
@@ -175,3 +176,9 @@ def test_a_wrong_scheme_is_refused(said, told):
 def test_a_trigger_whose_name_would_be_ambiguous_is_refused(name):
     with pytest.raises(ConfigError, match="empty or has a colon"):
         IdScheme().event_id(name, "1", AT)
+
+
+def test_the_example_of_the_page_holds():
+    page = (DOCS / "event-ids.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    exec(block, {})

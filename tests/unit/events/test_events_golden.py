@@ -10,8 +10,8 @@ from datetime import datetime
 import pytest
 from places import GOLDEN
 
+from idempotent_receiver import Deduplicator, MemoryStore, Newest
 from iscp_dagster.clickhouse.types.typetext import parsed
-from iscp_dagster.dedup import Deduplicator, MemoryStore, Newest
 from iscp_dagster.events.changes import changes_of
 from iscp_dagster.events.hysteresis import Condition, Machine
 from iscp_dagster.events.ids import IdScheme

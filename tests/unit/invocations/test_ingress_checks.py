@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
+from asgi_guards.sending import Sending
 from iscp_dagster.invocations.ingress.addresses import service_address
 from iscp_dagster.invocations.ingress.inputs import answer, check_input, kept_headers
 from iscp_dagster.invocations.ingress.invoking import idempotency_key
@@ -16,7 +17,6 @@ from iscp_dagster.invocations.protocol.failures import Failure
 from iscp_dagster.invocations.protocol.results import EMPTY, Value
 from iscp_dagster.invocations.runtime.store.deployments import Handler
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.web.sending import Sending
 
 TOKEN = "a-token-of-sixteen"
 JSON_IN = {"required": True, "contentType": "application/json"}

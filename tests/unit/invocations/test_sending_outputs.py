@@ -7,7 +7,7 @@ import asyncio
 import anyio
 import pytest
 
-from iscp_dagster.web.sending import PIECE_BYTES, Sending
+from asgi_guards.sending import PIECE_BYTES, Sending
 
 SECONDS = 20.0
 LARGE = bytes(range(256)) * 1_024

@@ -23,7 +23,7 @@ from iscp_dagster.api.environment import endpoints_of
 from iscp_dagster.cli import main as cli
 from iscp_dagster.cli import stack as stack_commands
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.local.services import credentials, logs, state
+from iscp_dagster.local.services import clickhouse_server, credentials, logs, state
 from iscp_dagster.local.services.lock import HomeLocks
 from iscp_dagster.local.services.settings import (
     CLICKHOUSE,
@@ -185,6 +185,24 @@ def test_where_declared_tables_lie_is_asked_where_a_store_may_be_meant(
     monkeypatch.setattr(control, "up", lambda *_, paths, **__: asked.extend(paths()) or 0)
     found = CliRunner().invoke(cli.app, ["up"])
     assert (found.exit_code, asked) == (0, paths)
+
+
+def test_clickhouse_is_told_what_variables_let_it_reach(monkeypatch) -> None:
+    for name in ("ISCP_ALLOWED_HOSTS", "ISCP_CLICKHOUSE_ORIGINS", "ISCP_CLICKHOUSE_PATHS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ISCP_CLICKHOUSE_REMOTE_HOSTS", "")
+    plain = clickhouse_server.service(settings()).command
+    assert plain[-2:] == ("--shown-variable", "ISCP_HOME")
+    monkeypatch.setenv("ISCP_ALLOWED_HOSTS", "ch.example, ch.internal:8123")
+    monkeypatch.setenv("ISCP_CLICKHOUSE_ORIGINS", "https://board.example")
+    monkeypatch.setenv("ISCP_CLICKHOUSE_PATHS", "/srv/a:/srv/b")
+    monkeypatch.setenv("ISCP_CLICKHOUSE_REMOTE_HOSTS", "files.example")
+    assert clickhouse_server.service(settings()).command[len(plain) :] == (
+        *("--allowed-host", "ch.example, ch.internal:8123"),
+        *("--allowed-origin", "https://board.example"),
+        *("--remote-host", "files.example"),
+        *("--allowed-path", "/srv/a", "--allowed-path", "/srv/b"),
+    )
 
 
 def test_a_port_that_is_lost_while_jars_are_fetched_gives_way(tmp_path, monkeypatch) -> None:

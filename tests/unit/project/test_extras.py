@@ -34,7 +34,7 @@ for name in iscp_dagster.__all__:
     getattr(iscp_dagster, name)
 for each in pkgutil.walk_packages(iscp_dagster.__path__, "iscp_dagster."):
     room, within = (each.name.split(".") + [""])[1:3]
-    if room in {"local", "serve", "demo", "definitions", "web", "jobservices"}:
+    if room in {"local", "serve", "demo", "definitions", "jobservices"}:
         continue
     if (room, within) not in {("invocations", "ingress"), ("invocations", "serving")}:
         import_module(each.name)
@@ -118,7 +118,7 @@ def test_what_needs_one_says_so_in_a_line_with_the_command(told, asked, what, ex
     assert told[asked] == [1, said]
 
 
-def test_the_guarded_webserver_needs_dagsters_alone(told):
-    remedy = "pip install 'iscp_dagster[local]'"
-    needed = "dagster_webserver, starlette"
+def test_the_guarded_webserver_needs_an_extra_of_its_own(told):
+    remedy = "pip install 'iscp_dagster[webserver]'"
+    needed = "asgi_guards, dagster_webserver"
     assert told["webserver"][0] == f"iscp: Dagster's webserver needs {needed}: {remedy}"

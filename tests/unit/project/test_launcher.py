@@ -142,6 +142,17 @@ def test_it_is_ready_until_something_changes(launcher) -> None:
     assert not launcher.is_ready([])
 
 
+def test_it_is_set_up_anew_when_a_package_changes(launcher) -> None:
+    package = Path(launcher.ROOT, "packages", "small")
+    package.mkdir(parents=True)
+    (package / "pyproject.toml").write_text("[project]\nname = 'small'\n")
+    assert launcher.packages() == [str(package)]
+    launcher.write_stamp([])
+    assert launcher.is_ready([])
+    (package / "pyproject.toml").write_text("[project]\nname = 'other'\n")
+    assert not launcher.is_ready([])
+
+
 @pytest.mark.parametrize("changed", ["root", "python"])
 def test_a_moved_project_or_a_replaced_python_is_set_up_anew(launcher, changed: str) -> None:
     launcher.write_stamp([])

@@ -7,13 +7,11 @@ import fnmatch
 import re
 import subprocess
 import sys
-from collections import defaultdict
 from functools import cache
-from graphlib import TopologicalSorter
-from importlib.metadata import packages_distributions
 
 import pytest
-from places import ROOT
+from places import PACKAGES, ROOT
+from sourcetree import check_beside, find_imports, find_modules, list_brought
 
 from iscp_dagster.model import variables
 from iscp_dagster.model.imports import EXTRAS
@@ -24,13 +22,11 @@ ROOMS = (
     *(
         "model",
         "events",
-        "dedup",
         "spark",
         "delta",
         "clickhouse",
         "joblog",
         "webhooks",
-        "web",
         "invocations",
         "eventtriggers",
         "serviceconsumers",
@@ -57,10 +53,8 @@ PURE = (
     *(
         "model.*",
         "events.*",
-        "dedup",
         "planning.triggers.*",
         "sync.reading.bounds",
-        "local.clickhouse.sql.*",
     ),
     *(f"planning.{name}" for name in ("declared", "effective", "look", "news", "problems")),
     *(f"joblog.{name}" for name in ("history", "iterations", "leases", "lifecycle", "sharing")),
@@ -81,15 +75,6 @@ PURE = (
 VARIABLES = {value for name, value in vars(variables).items() if name.isupper()}
 
 OURS = {"iscp_dagster"}
-# Packages that a dependency always brings, and that modules import by name.
-WITH = {
-    "clickhouse-connect": {"lz4", "zstandard"},
-    "dagster-webserver": {"graphql"},
-    "pandas": {"numpy"},
-    "pydantic": {"pydantic_core"},
-    "pyspark": {"grpc", "py4j"},
-    "starlette": {"anyio"},
-}
 
 
 def asked_for():
@@ -100,45 +85,14 @@ def asked_for():
 
 
 @cache
-def modules_of():
-    found = defaultdict(set)
-    for top, distributions in packages_distributions().items():
-        for each in distributions:
-            found[canonical(each)].add(top)
-    return found
-
-
-def canonical(name):
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def brought(requirements):
-    """Return the top-level modules of the requirements."""
-    names = {canonical(re.match(r"[\w.-]+", each)[0]) for each in requirements}
-    return set().union(*(modules_of()[name] | WITH.get(name, set()) for name in names))
-
-
-def named(path):
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-@cache
 def modules():
-    return {named(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+    return find_modules(PACKAGE)
 
 
 @cache
 def imported(module):
-    """Return the modules that a module imports, at its top or inside functions."""
-    found = set()
-    for node in ast.walk(ast.parse(modules()[module].read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {each.name for each in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            whole = {f"{node.module}.{each.name}" for each in node.names}
-            found |= {name if name in modules() else node.module for name in whole}
-    return found
+    """Return the modules that a module imports."""
+    return find_imports(modules()[module], modules())
 
 
 def room(module):
@@ -174,24 +128,18 @@ def test_no_import_runs_upwards():
 @pytest.mark.parametrize("folder", sorted({each.parent for each in PACKAGE.rglob("*.py")}), ids=str)
 def test_what_stands_beside_each_other_makes_no_circle(folder):
     """No module or folder reaches itself through another in the same folder."""
-    prefix = f"{'.'.join(folder.relative_to(ROOT).parts)}."
-    beside = defaultdict(set)
-    for module, target in arrows():
-        if module.startswith(prefix) and target.startswith(prefix):
-            one, other = (name.removeprefix(prefix).split(".")[0] for name in (module, target))
-            if one != other:
-                beside[one].add(other)
-    TopologicalSorter(beside).prepare()
+    check_beside(".".join(folder.relative_to(ROOT).parts), arrows())
 
 
 def test_no_room_is_crowded():
     """Nor is any folder of tests; the package itself holds ROOMS."""
-    tests = {path.parent for path in (ROOT / "tests").rglob("*.py")}
+    places = (ROOT / "tests", *PACKAGES)
+    beside = {path.parent for place in places for path in place.rglob("*.py")}
     held = {
         str(folder.relative_to(ROOT)): len(
             [*folder.glob("[a-z]*.py"), *folder.glob("*/__init__.py")]
         )
-        for folder in {path.parent for path in modules().values()} - {PACKAGE} | tests
+        for folder in {path.parent for path in modules().values()} - {PACKAGE} | beside
     }
     assert {name: count for name, count in held.items() if count > MOST} == {}
 
@@ -221,7 +169,7 @@ def test_each_room_imports_what_a_deployment_installs_or_the_extra_that_it_names
     for module in set(modules()) - {"iscp_dagster"}:
         (line,) = re.findall(rf"^\| `iscp_dagster/{room(module)}/` .*", said, re.MULTILINE) or [""]
         named = re.findall(r"extra `(\w+)`", line)
-        held = brought(core).union(*(brought(extras[name]) for name in named))
+        held = list_brought(core).union(*(list_brought(extras[name]) for name in named))
         tops = {name.partition(".")[0] for name in imported(module)}
         lacking += [f"{module} -> {top}" for top in tops - held - OURS - sys.stdlib_module_names]
     assert lacking == []
@@ -230,7 +178,7 @@ def test_each_room_imports_what_a_deployment_installs_or_the_extra_that_it_names
 def test_an_extra_is_looked_for_by_what_it_alone_brings():
     core, extras = asked_for()
     for extra, looked_for in EXTRAS.items():
-        assert set(looked_for) <= brought(extras[extra]) - brought(core), extra
+        assert set(looked_for) <= list_brought(extras[extra]) - list_brought(core), extra
 
 
 def test_what_is_pure_imports_no_edge():

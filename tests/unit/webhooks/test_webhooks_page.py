@@ -9,10 +9,12 @@ import re
 from dataclasses import fields
 from datetime import datetime, timezone
 from decimal import Decimal
+from inspect import signature
 
 import pytest
 from places import DOCS
 
+from idempotent_receiver import retry_horizon
 from iscp_dagster import Endpoint
 from iscp_dagster.events.hysteresis import EventType
 from iscp_dagster.events.ids import IdScheme
@@ -34,6 +36,14 @@ def declared() -> Endpoint:
     found = names["alerts"]
     assert isinstance(found, Endpoint)
     return found
+
+
+def test_a_receiver_takes_an_endpoint_to_have_the_defaults_that_it_has():
+    options = signature(retry_horizon).parameters
+    endpoint = Endpoint("alerts", url="https://example.com", secrets=["S"])
+    assert {name: option.default for name, option in options.items()} == {
+        name: getattr(endpoint, name) for name in options
+    }
 
 
 def test_the_endpoint_is_declared_as_shown_and_its_secret_made_as_shown():

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
 
 from pydantic_core import PydanticSerializationError, ValidationError, from_json, to_json
 
+from asgi_guards import strictjson
 from iscp_dagster.invocations.serving.errors import ContextError
-from iscp_dagster.web import strictjson
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from iscp_dagster.web import strictjson
+from asgi_guards import strictjson
 
 SUBPROTOCOL = "graphql-transport-ws"
 MOST_REASON = 123

@@ -1,1 +1,0 @@
-"""The embedded ClickHouse server: chDB behind ClickHouse's HTTP interface."""

@@ -1,0 +1,78 @@
+"""Searching a text piece by piece finds the same as searching the whole."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from chdb_http.engine.reach import check_reach
+from chdb_http.sql.errors import EngineError
+from chdb_http.sql.pieces import PIECE, is_found, unescaped
+
+BEGUN = re.compile(rb"[{,.]\s*\Z")
+DOTS = re.compile(rb"file|[{,]\s*\.")
+
+
+@given(
+    st.integers(0, 3 * PIECE), st.sampled_from([b"file", b"{.", b", .", b"{" + b" " * 40 + b"."])
+)
+@example(PIECE - 2, b"file")
+@example(PIECE + 62, b"file")
+@example(2 * PIECE - 1, b"{.")
+def test_what_is_there_is_found_wherever_it_lies(before, what):
+    assert is_found(DOTS, b"x" * before + what + b"x" * 100, BEGUN)
+
+
+@given(st.integers(0, 3 * PIECE), st.integers(0, 3 * PIECE))
+def test_a_match_longer_than_a_piece_is_found(before, blanks):
+    assert is_found(DOTS, b"x" * before + b"{" + b" " * blanks + b".", BEGUN)
+
+
+@given(st.integers(0, 3 * PIECE))
+def test_what_is_not_there_is_not_found(size):
+    text = b"y" * size + b"{x"
+    assert not is_found(DOTS, text, BEGUN)
+    assert not is_found(DOTS, b"a.", BEGUN)
+    assert not is_found(DOTS, b"", BEGUN)
+
+
+@given(st.lists(st.sampled_from([b"\\", b"a", b"\\\\", b"'"])).map(b"".join))
+def test_unescaped_text_is_what_the_expression_gives(value):
+    assert unescaped(value) == re.sub(rb"\\(.)", rb"\1", value, flags=re.DOTALL)
+
+
+LONG = 1 << 17
+FOLDERS = (Path("/data/user_files"),)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        b"/" * LONG + b"data/status",
+        b"/." * LONG + b"/data/status",
+        rb"\x2f\x2E" * LONG + b"/data/status",
+        b"a" * LONG + b"/../status",
+        b"{" + b" " * LONG + b"." + b",x}{.,x}/status",
+    ],
+)
+@pytest.mark.parametrize("call", [b"file('%b')", b"deltaLakeLocal('%b')", b"`file`('%b')"])
+def test_no_long_path_leads_outside(inner, call):
+    with pytest.raises(EngineError) as refused:
+        check_reach(b"SELECT * FROM " + call % inner, FOLDERS)
+    assert refused.value.number == 291
+    assert len(str(refused.value)) < 1_000
+
+
+@pytest.mark.parametrize("call", [b"file('in.csv')", b"`file`('/data/user_files/a')"])
+def test_a_statement_that_names_a_file_inside_reads_files(call):
+    assert check_reach(b"SELECT * FROM " + call, FOLDERS)
+    assert not check_reach(b"SELECT '" + call.replace(b"'", b'"') + b"'", FOLDERS)
+
+
+@pytest.mark.parametrize("inner", [b"https://x.example/a?b=c... " * 9_000, b"0.1,0.2," * LONG])
+def test_long_data_is_data(inner):
+    check_reach(b"SELECT 'file', '" + inner + b"'", FOLDERS)

@@ -1,0 +1,270 @@
+"""The embedded server as a process: start, crash, end, memory, accounts."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from chdb_http import Account, StartError, launch
+
+# Each test starts and ends servers of its own, which takes seconds.
+pytestmark = pytest.mark.slow
+
+TOO_MANY = "TOO_MANY_SIMULTANEOUS_QUERIES"
+ACCOUNT = Account(user="ann", password="s3cret: ü")
+COMMAND = [sys.executable, "-m", "chdb_http"]
+MEGABYTE = 1 << 20
+
+
+def ask(server, text, **options):
+    response = httpx.post(server.url + "/", content=text, timeout=60, **options)
+    assert response.status_code == 200, response.text
+    return response.text
+
+
+def test_state_survives_a_restart(tmp_path):
+    with launch(tmp_path / "a b") as server:
+        ask(server, "CREATE DATABASE d")
+        ask(server, "CREATE TABLE d.t (a UInt8) ENGINE = MergeTree ORDER BY a")
+        ask(server, "INSERT INTO d.t VALUES (7)")
+        assert server.stop() == 0
+    with launch(tmp_path / "a b") as server:
+        assert ask(server, "SELECT a FROM d.t") == "7\n"
+
+
+def test_a_mutation_of_many_parts_waits_for_no_place_unless_the_configuration_says_so(tmp_path):
+    setting = "background_merges_mutations_concurrency_ratio"
+    query = f"SELECT value FROM system.server_settings WHERE name = '{setting}'"
+    with launch(tmp_path / "own") as server:
+        assert ask(server, query) == "16\n"
+    config = tmp_path / "config.xml"
+    config.write_text(f"<clickhouse><{setting}>3</{setting}></clickhouse>")
+    with launch(tmp_path / "named", config_file=config) as server:
+        assert ask(server, query) == "3\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_while_statements_run(tmp_path, number):
+    with launch(tmp_path) as server, concurrent.futures.ThreadPoolExecutor() as pool:
+        slow = "SELECT sum(sleepEachRow(1)) FROM numbers(60) SETTINGS max_block_size = 1"
+        answer = pool.submit(httpx.post, server.url + "/", content=slow, timeout=60)
+        stream = pool.submit(read_slowly, server)
+        running = "SELECT count() FROM system.processes"
+        deadline = time.monotonic() + 20
+        while int(ask(server, running)) < 3:
+            assert time.monotonic() < deadline
+        started = time.monotonic()
+        server.process.send_signal(number)
+        assert server.process.wait(15) == 0
+        assert time.monotonic() - started < 10
+        assert isinstance(answer.exception() or answer.result(), httpx.HTTPError | httpx.Response)
+        assert isinstance(stream.exception(), httpx.HTTPError)
+
+
+def read_slowly(server):
+    with httpx.stream(
+        "POST", server.url + "/", content="SELECT number FROM system.numbers", timeout=60
+    ) as response:
+        for _ in response.iter_raw(MEGABYTE):
+            threading.Event().wait(0.05)
+
+
+def test_a_second_server_on_the_same_data(tmp_path):
+    with launch(tmp_path):
+        second = subprocess.run(
+            [*COMMAND, "--path", str(tmp_path), "--port", "0"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert second.returncode == 1
+        assert second.stdout == ""
+        (line,) = second.stderr.splitlines()
+        assert str(tmp_path) in line
+        assert "in use by another server" in line
+        with pytest.raises(StartError, match="in use by another server"):
+            launch(tmp_path, log=tmp_path.parent / "second.log")
+
+
+def test_a_port_that_is_taken(tmp_path):
+    with launch(tmp_path / "one") as server, pytest.raises(StartError, match="name another --port"):
+        launch(tmp_path / "two", port=server.port, log=tmp_path / "two.log")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--user", "ann"], "add --password-env"),
+        (["--password-env", "EMPTY_PASSWORD"], "EMPTY_PASSWORD"),
+        (["--config-file", "/no/such.xml"], "such.xml is not a file; name another --config-file"),
+    ],
+)
+def test_bad_arguments(tmp_path, arguments, said):
+    done = subprocess.run(
+        [*COMMAND, "--path", str(tmp_path), "--port", "0", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_accounts(tmp_path):
+    basic = httpx.BasicAuth(ACCOUNT.user.encode(), ACCOUNT.password.encode())
+    right = {"user": ACCOUNT.user, "password": ACCOUNT.password}
+    headers = {"X-ClickHouse-User": b"ann", "X-ClickHouse-Key": ACCOUNT.password.encode()}
+    with launch(tmp_path, account=ACCOUNT) as server, httpx.Client(base_url=server.url) as http:
+        assert http.get("/ping").text == "Ok.\n"
+        assert http.post("/", content="SELECT 1", auth=basic).text == "1\n"
+        assert http.post("/", content="SELECT 1", params=right).text == "1\n"
+        assert http.post("/", content="SELECT 1", headers=headers).text == "1\n"
+        for wrong in ({**right, "password": "x"}, {**right, "user": "bob"}, {"user": "ann"}):
+            refused = http.post("/", content="SELECT 1", params=wrong)
+            assert refused.status_code == 403
+            assert refused.headers["X-ClickHouse-Exception-Code"] == "516"
+            assert "AUTHENTICATION_FAILED" in refused.text
+            assert ACCOUNT.password not in refused.text
+        nobody = http.post("/", content="SELECT 1")
+        assert nobody.status_code == 401
+        assert nobody.headers["WWW-Authenticate"].startswith("Basic ")
+        bad = http.post("/", content="SELECT 1", headers={"Authorization": "Basic ?"})
+        assert bad.status_code == 403
+
+
+def accepted(url, query):
+    """Post until the server accepts the query; return its answer."""
+    while True:
+        response = httpx.post(url, content=query, timeout=60)
+        if TOO_MANY not in response.text:
+            return response
+
+
+def test_too_many_at_once(tmp_path):
+    slow = "SELECT sum(sleepEachRow(1)) FROM numbers(60) SETTINGS max_block_size = 1"
+    with (
+        launch(tmp_path, max_connections=2) as server,
+        concurrent.futures.ThreadPoolExecutor() as pool,
+    ):
+        answers = [pool.submit(accepted, server.url + "/", slow) for _ in range(2)]
+        deadline = time.monotonic() + 20
+        while True:
+            response = httpx.post(server.url + "/", content="SELECT 1")
+            if response.status_code == 500:
+                break
+            assert time.monotonic() < deadline
+        assert TOO_MANY in response.text
+        assert httpx.get(server.url + "/ping").text == "Ok.\n"
+        ask(server, "KILL QUERY WHERE 1")
+        assert {answer.result().status_code for answer in answers} == {500}
+
+
+def test_acknowledged_inserts_survive_a_kill(tmp_path):
+    """Four clients insert until SIGKILL; then every acknowledged batch is there, whole."""
+    acknowledged: list[str] = []
+    with launch(tmp_path) as server:
+        ask(server, "CREATE TABLE t (batch String, a UInt64) ENGINE = MergeTree ORDER BY a")
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            clients = [
+                pool.submit(insert_until_it_fails, server, n, acknowledged) for n in range(4)
+            ]
+            deadline = time.monotonic() + 30
+            while len(acknowledged) < 100:
+                assert time.monotonic() < deadline
+            server.kill()
+            concurrent.futures.wait(clients)
+    with launch(tmp_path) as server:
+        rows = ask(server, "SELECT batch, count(), uniqExact(a) FROM t GROUP BY batch").splitlines()
+    found = {row.split("\t")[0]: row.split("\t")[1:] for row in rows}
+    assert set(acknowledged) <= set(found)
+    assert all(counts == ["1000", "1000"] for counts in found.values())
+
+
+def insert_until_it_fails(server, client, acknowledged):
+    with httpx.Client(base_url=server.url, timeout=30) as http:
+        for batch in range(100_000):
+            name = f"{client}-{batch}"
+            rows = "".join(f"{name}\t{i}\n" for i in range(1000))
+            try:
+                done = http.post("/", content=f"INSERT INTO t FORMAT TSV\n{rows}")
+            except httpx.HTTPError:
+                return
+            assert done.status_code == 200, done.text
+            acknowledged.append(name)
+
+
+def rss(server):
+    status = Path(f"/proc/{server.process.pid}/status")
+    if not status.exists():
+        return int(subprocess.check_output(["ps", "-o", "rss=", str(server.process.pid)])) * 1024
+    return int(status.read_text().split("VmRSS:")[1].split()[0]) * 1024
+
+
+def test_a_result_that_is_read_slowly_stays_out_of_memory(tmp_path):
+    query = "SELECT number, repeat('x', 100) FROM numbers(10000000) FORMAT TSV"
+    with launch(tmp_path) as server:
+        ask(server, "SELECT number, repeat('x', 100) FROM numbers(300000) FORMAT Null")
+        before, most, received = rss(server), 0, 0
+        with httpx.stream("POST", server.url + "/", content=query, timeout=60) as response:
+            for chunk in response.iter_raw(MEGABYTE):
+                received += len(chunk)
+                if received % (16 * MEGABYTE) < MEGABYTE:
+                    threading.Event().wait(0.02)
+                    most = max(most, rss(server))
+                if received > 200 * MEGABYTE:
+                    break
+        assert most - before < 100 * MEGABYTE
+
+
+def test_an_insert_streams_through(tmp_path):
+    block = b"".join(b"%d\t%s\n" % (i, b"x" * 100) for i in range(10_000))
+
+    def rows():
+        yield b"INSERT INTO t FORMAT TSV\n"
+        for _ in range(400):
+            yield block
+
+    # By default the engine gathers a million rows a block.
+    small = {"min_insert_block_size_rows": "10000", "max_insert_block_size": "10000"}
+    with launch(tmp_path) as server:
+        ask(server, "CREATE TABLE t (a UInt64, s String) ENGINE = Null")
+        head = b"INSERT INTO t FORMAT TSV\n"
+        # Until it has its working memory, which on a busy machine takes more than a few blocks.
+        ask(server, iter([head, *[block] * 100]), params=small)
+        before, most = rss(server), 0
+        stop = threading.Event()
+
+        def watch():
+            nonlocal most
+            while not stop.wait(0.05):
+                most = max(most, rss(server))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            ask(server, rows(), params=small)
+        finally:
+            stop.set()
+            watcher.join()
+        assert most - before < 100 * MEGABYTE, "400 MB went through"
+
+
+def test_the_password_is_not_on_the_command_line(tmp_path):
+    with launch(tmp_path, account=ACCOUNT) as server:
+        arguments = server.process.args
+        assert isinstance(arguments, list)
+        assert not any(ACCOUNT.password in str(argument) for argument in arguments)
+        assert ACCOUNT.password not in repr(ACCOUNT)
+    assert os.environ.get("CHDB_HTTP_PASSWORD") is None

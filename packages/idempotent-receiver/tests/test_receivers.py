@@ -1,0 +1,118 @@
+"""What a deduplicator refuses, how it is bounded, and what subscribers take."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idempotent_receiver import Deduplicator, MemoryStore, Newest, StoreFullError, retry_horizon
+from idempotent_receiver.receivers import HORIZON, WINDOW
+
+
+def test_the_horizon_is_that_of_an_endpoint_that_fails_until_it_is_disabled():
+    assert retry_horizon() == timedelta(days=5, hours=12, seconds=8 * 15) == HORIZON < WINDOW
+    assert retry_horizon(failing_days=1) == timedelta(seconds=5 * 36_000 + 2 * 43_200 + 8 * 15)
+    quick = retry_horizon(retries=[5, 60], jitter=0, longest_wait=10, failing_days=0.001, timeout=1)
+    assert quick == timedelta(seconds=86.4 + 60 + 3)
+
+
+@pytest.mark.parametrize("window", [timedelta(hours=24), HORIZON])
+def test_a_window_within_the_horizon_is_refused_with_the_number(window):
+    with pytest.raises(ValueError, match=r"not longer than 5 days, 12:02:00, for which"):
+        Deduplicator(MemoryStore(), window=window)
+    Deduplicator(MemoryStore(), window=window, horizon=timedelta(hours=1))
+
+
+def test_a_full_memory_refuses_and_forgets_nothing():
+    store = MemoryStore(most=2)
+    deduplicator = Deduplicator(store)
+    for event in ("a", "b"):
+        with deduplicator.claim(event):
+            pass
+    with pytest.raises(StoreFullError, match="2 events are remembered"):
+        deduplicator.claim("c")
+    assert deduplicator.claim("a").duplicate
+    assert len(store) == 2
+
+
+def test_old_events_are_forgotten_as_new_ones_come():
+    now = [0.0]
+    store = MemoryStore(clock=lambda: now[0])
+    deduplicator = Deduplicator(store, clock=lambda: now[0])
+    for day in range(20):
+        now[0] = day * 86_400.0
+        with deduplicator.claim(f"e{day}"):
+            pass
+    assert 7 <= len(store) <= 8
+
+
+def test_receivers_that_live_shortly_forget_old_events_too():
+    now = [0.0]
+    store = MemoryStore(clock=lambda: now[0])
+    for day in range(20):
+        now[0] = day * 86_400.0
+        # Each stands for a process that ends after one event.
+        with Deduplicator(store, clock=lambda: now[0]).claim(f"e{day}"):
+            pass
+    assert 7 <= len(store) <= 8
+
+
+def test_memory_forgets_nothing_though_the_time_of_day_jumps():
+    assert MemoryStore()._clock is time.monotonic
+
+
+POSITIONS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 120)), max_size=20)
+
+
+@given(POSITIONS, st.booleans())
+def test_the_newest_position_of_a_key_wins(told, as_text):
+    newest, model = Newest(), {}
+    for key, position in told:
+        taken = newest.takes(key, str(position) if as_text else position)
+        assert taken == (position > model.get(key, -1))
+        model[key] = max(position, model.get(key, -1))
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3)), max_size=12), st.data())
+def test_connecting_again_at_an_older_cursor_takes_nothing_twice(steps, data):
+    """Changes with growing timestamps are told, some of them again after each reconnection."""
+    changes = [(key, at) for at, (key, _) in enumerate(steps, start=1)]
+    newest, taken, start = Newest(), [], 0
+    while start < len(changes):
+        end = data.draw(st.integers(start + 1, len(changes)))
+        again = data.draw(st.integers(0, start))
+        taken += [each for each in changes[again:end] if newest.takes(*each)]
+        start = end
+    assert taken == changes
+
+
+def test_positions_are_compared_as_integers():
+    newest = Newest()
+    assert newest.takes("a", "9")
+    assert newest.takes("a", "10")
+    assert not newest.takes("a", "9")
+
+
+def test_a_snapshot_resets_what_is_known():
+    newest = Newest()
+    assert newest.takes("a", 10)
+    newest.reset()
+    assert newest.takes("a", 7)
+    assert not newest.takes("a", 7)
+
+
+def test_what_a_saved_cursor_settles_is_forgotten():
+    newest = Newest()
+    assert all(newest.takes(key, at) for key, at in {"a": 1, "b": 2, "c": 3}.items())
+    assert newest.settle("2") == 2
+    assert (len(newest), newest.takes("c", 3), newest.takes("c", 4)) == (1, False, True)
+
+
+@pytest.mark.parametrize("said", ["", "1.5", "-1", 1.5, None, True, "٣"])
+def test_a_position_that_is_no_integer_is_refused(said):
+    with pytest.raises(ValueError, match="not a whole number of nanoseconds"):
+        Newest().takes("a", said)

@@ -14,7 +14,14 @@ from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import EVERY, job_of, shown
 from iscp_dagster.invocations.serving.errors import TerminalError
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.jobservices.arguments import Awaited, Compared, Named, Specified, Updated
+from iscp_dagster.jobservices.arguments import (
+    Awaited,
+    Compared,
+    Named,
+    Specified,
+    SpecOfKey,
+    Updated,
+)
 from iscp_dagster.model.errors import ConfigError, IscpError, NoSuchJobError, WaitError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.specs import JobSpec
@@ -117,7 +124,7 @@ class Steps:
         return [each for each in jobs.list_jobs(EVERY) if each.name == name]
 
 
-def _change(asked: Specified) -> SpecUpdate:
+def _change(asked: SpecOfKey) -> SpecUpdate:
     """The change that is asked for. Raises ConfigError, also for code by its import path."""
     change = SpecUpdate.from_json(dict(asked.spec))
     for what, named in (("consumer", change.type), ("trigger", change.job_type)):

@@ -17,9 +17,9 @@ from dagster import (
     DagsterRunStatus,
     RunsFilter,
 )
-from dagster._core.storage.event_log import SqliteEventLogStorage
 
 from iscp_dagster.model.portions import split_into_portions
+from iscp_dagster.runs.internals import SqliteEventLogStorage
 from iscp_dagster.runs.named import DISPATCH_TAG
 
 PAGE = 500

@@ -21,18 +21,13 @@ from dagster import (
     AssetExecutionContext,
     AssetMaterialization,
     AssetObservation,
+    DagsterEvent,
     DagsterEventType,
     DagsterInstance,
     DagsterRunStatus,
     MetadataValue,
     OpExecutionContext,
     RunsFilter,
-)
-from dagster._core.definitions.data_version import DATA_VERSION_TAG
-from dagster._core.events import (
-    AssetMaterializationPlannedData,
-    DagsterEvent,
-    DagsterEventBatchMetadata,
 )
 
 from iscp_dagster.joblog.iterations import Failed
@@ -43,6 +38,11 @@ from iscp_dagster.location.assets.iterations import InStep, Iterations, Outcome
 from iscp_dagster.location.assets.metadata import events_if_known, told_metadata
 from iscp_dagster.location.assets.provenance import Provenance
 from iscp_dagster.location.assets.source_check import evaluation
+from iscp_dagster.location.internals import (
+    DATA_VERSION_TAG,
+    AssetMaterializationPlannedData,
+    DagsterEventBatchMetadata,
+)
 from iscp_dagster.location.names import job_key
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobKey

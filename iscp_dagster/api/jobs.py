@@ -30,7 +30,7 @@ from iscp_dagster.clickhouse.tables.indexes import Beginning
 from iscp_dagster.delta.checks import check_keys
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import Entry, Usage
-from iscp_dagster.joblog.protocol import Interrupted, SharedLog
+from iscp_dagster.joblog.protocol import Interrupted
 from iscp_dagster.joblog.sharing import joined
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.declared.kinds import kind_names
@@ -79,16 +79,9 @@ class Jobs:
         """The same jobs; every call joins the transaction of a SQLAlchemy connection.
 
         The connection is to the ISCP log's database. Others see nothing before the caller
-        commits; runs that a change interrupts then find out by themselves within seconds. Raises
-        ConfigError for a log that is in no database.
+        commits; runs that a change interrupts then find out by themselves within seconds.
         """
-        log = self.deployment.log
-        if not isinstance(log, SharedLog):
-            raise ConfigError(
-                "This ISCP log is in no database, so callers cannot share its transactions; call "
-                "without a connection."
-            )
-        deployment = replace(self.deployment, log=log.within(connection))
+        deployment = replace(self.deployment, log=self.deployment.log.within(connection))
         return replace(self, deployment=deployment, cancel_runs=lambda _: None)
 
     def register_job(

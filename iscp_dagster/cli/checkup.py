@@ -266,8 +266,6 @@ def endpoints(deployed: Jobs, limit: float) -> Iterator[Finding]:
     `limit` seconds.
     """
     outbox = outbox_of(deployed.deployment)
-    if outbox is None:
-        return
     states, now = outbox.endpoints(), deployed.deployment.clock()
     triggers = [each for source in deployed.sources for each in source.triggers]
     names = sorted({*states, *(name for each in triggers for name in each.endpoints)})

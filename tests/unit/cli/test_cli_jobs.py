@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 from answering import answering_server
 from deltalake import write_deltalake
-from logs import complete, fail
+from logs import complete, fail, log_in_memory
 from onetable import Clock, commit
 from places import ROOT
 
@@ -34,7 +34,6 @@ from iscp_dagster.cli.jobs.specs import moment_of
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.joblog.history import Usage
-from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.model.declared.together.attach import attached
 from iscp_dagster.model.errors import ConfigError, TableGoneError
 from iscp_dagster.model.jobs import JobID
@@ -82,7 +81,7 @@ def canceled():
 def jobs(source, clock, canceled, monkeypatch):
     deployment = Deployment(
         endpoint=Endpoint.parse("http://127.0.0.1:9"),
-        log=MemoryLog(clock=clock, who="a person"),
+        log=log_in_memory(clock=clock, who="a person"),
         spark=lambda: pytest.fail("Spark was asked for"),
         lake="/nowhere",
         clock=clock,

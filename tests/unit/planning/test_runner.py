@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from logs import carry_out, fail
+from logs import carry_out, fail, log_in_memory
 from onetable import commit, no_spark, write_commit
 
 from iscp_dagster import Mirror, SourceTable, Vector
@@ -21,7 +21,6 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.delta.log import deltalog
 from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.location.assets.iterations import register
 from iscp_dagster.model.batch import Range
@@ -1134,7 +1133,7 @@ def test_of_two_runners_on_one_log_one_looks_and_the_other_takes_over(source, cl
     now = [1_000.0]
     deployment = Deployment(
         endpoint=Endpoint.parse("http://127.0.0.1:9"),
-        log=MemoryLog(clock=clock, lease_clock=lambda: now[0]),
+        log=log_in_memory(clock=clock, lease_clock=lambda: now[0]),
         spark=no_spark,
         lake="/nowhere",
         clock=clock,

@@ -64,7 +64,7 @@ PURE = (
     ),
     *(f"planning.{name}" for name in ("declared", "effective", "look", "news", "problems")),
     *(f"joblog.{name}" for name in ("history", "iterations", "leases", "lifecycle", "sharing")),
-    *("joblog.updates", "joblog.protocol", "joblog.memory"),
+    *("joblog.updates", "joblog.protocol"),
     *(f"batches.{name}" for name in ("compare", "memory", "protocol")),
     *(f"delta.log.{name}" for name in ("commit", "mark", "tenants")),
     *(f"clickhouse.connect.{name}" for name in ("barrier", "portions", "quoting")),

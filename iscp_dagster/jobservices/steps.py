@@ -11,7 +11,7 @@ from iscp_dagster.api.chosen import chosen
 from iscp_dagster.api.facts import compared as compared_facts
 from iscp_dagster.api.facts import job as job_facts
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import EVERY, job_of, shown
+from iscp_dagster.api.names import EVERY, job_of
 from iscp_dagster.invocations.serving.errors import TerminalError
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.jobservices.arguments import (
@@ -48,7 +48,7 @@ class Steps:
             change = _change(asked)
             spec = _first(change.applied(jobs.plain_spec(job, change.type)))
             jobs.register_job(asked.tenant, job, spec)
-        return {"tenant": asked.tenant, "job": shown(job), "registered": True}
+        return {"tenant": asked.tenant, "job": str(job), "registered": True}
 
     def update(self, asked: Updated) -> dict[str, Any]:
         """Change a job's spec."""
@@ -144,7 +144,7 @@ def _first(spec: JobSpec) -> JobSpec:
 
 
 def _named(asked: Named) -> dict[str, Any]:
-    return {"tenant": asked.tenant, "job": shown(job_of(asked.job))}
+    return {"tenant": asked.tenant, "job": str(job_of(asked.job))}
 
 
 @contextmanager

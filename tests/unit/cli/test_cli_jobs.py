@@ -27,7 +27,7 @@ from iscp_dagster import FullText, Mirror, SourceTable, Trigger, View
 from iscp_dagster.api.discovery import declared as declared_in
 from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import command_for, parsed, shown
+from iscp_dagster.api.names import command_for, parsed
 from iscp_dagster.cli import main as cli
 from iscp_dagster.cli.jobs import show as job_show
 from iscp_dagster.cli.jobs.specs import moment_of
@@ -985,7 +985,7 @@ def test_a_time_is_a_length_back_from_now_or_an_iso_time(text, wanted):
 
 @pytest.mark.parametrize("text", ["", "shop/x", "shop.orders", "shop.orders/", ".orders/x"])
 def test_a_job_is_named_as_it_is_shown(text):
-    assert parsed(shown(MIRROR)) == MIRROR
+    assert parsed(str(MIRROR)) == MIRROR
     with pytest.raises(ConfigError, match=r"database\.table/job"):
         parsed(text)
 
@@ -1101,8 +1101,8 @@ def test_verify_takes_an_index_that_only_its_job_names(iscp, lake, source):
     own = replace(consumer, type="my.own:Consumer", job="own")
     own_spec = JobSpec(detail=IterationDetail(consumer=own))
     lake.log.register("eu", replace(name, job="own"), table_id, own_spec)
-    code, said = iscp("verify", "--index", shown(name))
-    assert (code, said.strip()) == (2, f"{shown(name)}, tenant eu: not built yet")
+    code, said = iscp("verify", "--index", str(name))
+    assert (code, said.strip()) == (2, f"{name}, tenant eu: not built yet")
     # A job with a user's own consumer has no index to compare.
     assert "No index 'own' is declared or registered" in iscp("verify", "--index", "own")[1]
     shutil.rmtree(source.path)
@@ -1124,7 +1124,7 @@ def test_collect_says_what_would_go_and_then_lets_it_go(iscp, jobs, clock):
 
 
 def test_flush_says_how_many_watermarks_moved(iscp, jobs, source, clock):
-    assert iscp("job", "register", shown(MIRROR), "--tenant", "*")[0] == 0
+    assert iscp("job", "register", str(MIRROR), "--tenant", "*")[0] == 0
     for tenant in ("eu", TENANT):
         finish(jobs, source, tenant, clock=clock)
     commit(source, TENANT)

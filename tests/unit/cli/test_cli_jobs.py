@@ -18,6 +18,7 @@ import onetable
 import pyarrow as pa
 import pytest
 from answering import answering_server
+from commands import found, printed, run_command
 from deltalake import write_deltalake
 from logs import complete, fail, log_in_memory
 from onetable import Clock, commit
@@ -28,7 +29,6 @@ from iscp_dagster.api.discovery import declared as declared_in
 from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import command_for, parsed
-from iscp_dagster.cli import main as cli
 from iscp_dagster.cli.jobs import show as job_show
 from iscp_dagster.cli.jobs.specs import moment_of
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -95,29 +95,7 @@ def jobs(source, clock, canceled, monkeypatch):
 def iscp(jobs, capsys, monkeypatch):
     """Give a function that runs a command line and returns exit code and output."""
 
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["iscp", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out + err
-
-    return run
-
-
-def printed(iscp, *arguments):
-    """Return the output of a command that must succeed and fit 80 columns."""
-    code, said = iscp(*arguments)
-    assert code == 0, said
-    assert max(map(len, said.splitlines())) <= 80
-    return said
-
-
-def found(iscp, *arguments):
-    """Return the JSON output of a command that must succeed."""
-    code, said = iscp(*arguments, "--json")
-    assert code == 0, said
-    return json.loads(said)
+    return partial(run_command, capsys, monkeypatch)
 
 
 NAME = "warehouse.order_lines/mirror"

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import QueuePool
 
 from iscp_dagster.joblog.iterations import Claim, Done, Failed, Iteration
 from iscp_dagster.joblog.protocol import JobLog
@@ -44,8 +44,10 @@ class Hand:
 
 
 def log_in_memory(**options: Any) -> SqlLog:
-    """Return an empty ISCP log that is gone with the test; one thread at a time may use it."""
-    log = SqlLog(sa.create_engine("sqlite://", poolclass=StaticPool), **options)
+    """Return an empty ISCP log that is gone with the test; its threads take turns."""
+    one = {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0}
+    engine = sa.create_engine("sqlite://", connect_args={"check_same_thread": False}, **one)
+    log = SqlLog(engine, **options)
     log.ensure()
     return log
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
+from iscp_dagster.api.facts import is_building
 from iscp_dagster.api.names import EVERY
-from iscp_dagster.cli.jobs.json import is_building
 from iscp_dagster.cli.jobs.options import BUILDING, STATES
 from iscp_dagster.cli.parts.counting import (
     ROWS,

@@ -9,7 +9,6 @@ from logs import T0, add, key, name
 
 from iscp_dagster.joblog.sql.active import ActiveSet, active_keys, active_sets, keep
 
-pytestmark = pytest.mark.parametrize("make_log", ["sqlite", "postgresql"], indirect=True)
 JOB = key("alerts")
 OTHER = key("alerts", tenant="globex")
 HELD = ActiveSet(registration=1, definition="d", number=2, upto=7)

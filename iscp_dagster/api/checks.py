@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
 
-from iscp_dagster.api.names import shown
 from iscp_dagster.clickhouse.types.asked import check_types
 from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.model.declared.eventtriggers import TRIGGER
@@ -81,7 +80,7 @@ def check_names(job: JobID, consumer: ConsumerInfo) -> None:
     named = JobID(db=consumer.db, table=consumer.table, job=consumer.job)
     if named != job:
         raise ConfigError(
-            f"The spec's consumer belongs to another job, {shown(named)}; name the same database, "
+            f"The spec's consumer belongs to another job, {named}; name the same database, "
             "table and job in both."
         )
 
@@ -107,7 +106,7 @@ def check_view_free(
     }
     others |= {each for each in _owners(near, view) if _has_jobs(deployment.log, each)}
     others -= {JobID(db=source.database, table=source.table, job=mine.shown)}
-    taken = [f"index {each}" for each in sorted(map(shown, others))]
+    taken = [f"index {each}" for each in sorted(map(str, others))]
     taken += [f"source table {each.name}" for each in sources if each.name == asset]
     taken += sorted(_others(sources, asset))
     if taken:

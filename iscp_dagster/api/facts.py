@@ -10,7 +10,6 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from iscp_dagster.api.names import shown
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobStatus
 from iscp_dagster.model.moment import START, Moment
@@ -29,7 +28,7 @@ def job(each: Job) -> dict[str, Any]:
     """Everything about a job."""
     return {
         "tenant": each.key.tenant,
-        "job": shown(each.name),
+        "job": str(each.name),
         "table_id": each.key.table_id,
         "state": each.state.label,
         "building": is_building(each),

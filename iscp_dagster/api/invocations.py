@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from iscp_dagster.invocations.ingress import facts
+from iscp_dagster.invocations.protocol.failures import sayable
 from iscp_dagster.invocations.runtime.sql.store import SqlStore
 from iscp_dagster.invocations.runtime.store.protocol import Store
 from iscp_dagster.invocations.runtime.store.views import Chosen
@@ -33,23 +34,18 @@ def chosen(
     """The invocations that the names choose. Raises ConfigError for a status that is none."""
     return replace(
         Chosen() if status is None else facts.named(status),
-        service=_encodable(service or ""),
-        handler=_encodable(handler or ""),
-        key=None if key is None else _encodable(key),
+        service=sayable(service or ""),
+        handler=sayable(handler or ""),
+        key=None if key is None else sayable(key),
         limit=limit,
     )
 
 
 def whole(store: Store, id_: str) -> dict[str, Any]:
     """An invocation with its journal, as JSON. Raises ConfigError if it is unknown."""
-    found = store.invocation(_encodable(id_))
+    found = store.invocation(sayable(id_))
     if found is None:
         raise ConfigError(
             f"There is no invocation {id_!r}; `iscp invocations list` shows those kept."
         )
     return facts.whole(found, store.journal(id_))
-
-
-def _encodable(text: str) -> str:
-    """The text as a database takes it: what is no UTF-8 is none of its names."""
-    return text.encode(errors="backslashreplace").decode()

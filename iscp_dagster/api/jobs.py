@@ -22,7 +22,6 @@ from iscp_dagster.api.names import (
     listed,
     narrowed,
     no_such,
-    shown,
     whose,
 )
 from iscp_dagster.api.waiting import Wait
@@ -30,7 +29,7 @@ from iscp_dagster.clickhouse.tables.indexes import Beginning
 from iscp_dagster.delta.checks import check_keys
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import Entry, Usage
-from iscp_dagster.joblog.protocol import Interrupted, SharedLog
+from iscp_dagster.joblog.protocol import Interrupted
 from iscp_dagster.joblog.sharing import joined
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.declared.kinds import kind_names
@@ -79,16 +78,9 @@ class Jobs:
         """The same jobs; every call joins the transaction of a SQLAlchemy connection.
 
         The connection is to the ISCP log's database. Others see nothing before the caller
-        commits; runs that a change interrupts then find out by themselves within seconds. Raises
-        ConfigError for a log that is in no database.
+        commits; runs that a change interrupts then find out by themselves within seconds.
         """
-        log = self.deployment.log
-        if not isinstance(log, SharedLog):
-            raise ConfigError(
-                "This ISCP log is in no database, so callers cannot share its transactions; call "
-                "without a connection."
-            )
-        deployment = replace(self.deployment, log=log.within(connection))
+        deployment = replace(self.deployment, log=self.deployment.log.within(connection))
         return replace(self, deployment=deployment, cancel_runs=lambda _: None)
 
     def register_job(
@@ -222,7 +214,7 @@ class Jobs:
         repaired = self.deployment.log.repair([each.key for each in broken if each not in stranded])
         if stranded and not repaired:
             raise ConfigError(
-                f"Job {shown(job)} of {whose(tenant)}: its table was dropped or recreated, "
+                f"Job {job} of {whose(tenant)}: its table was dropped or recreated, "
                 f"which a repair cannot undo. Register it again "
                 f"({command('register', tenant, job)})."
             )
@@ -370,7 +362,7 @@ class Jobs:
         checked_tenant(tenant)
         if source.tenant is None and tenant not in {EVERY, DEFAULT_TENANT}:
             raise ConfigError(
-                f"Job {shown(job)}: table {source.name} has no tenants, so no tenant {tenant!r}; "
+                f"Job {job}: table {source.name} has no tenants, so no tenant {tenant!r}; "
                 f"register it for {DEFAULT_TENANT!r}."
             )
         return delta_log, placed(source, spec)
@@ -505,11 +497,11 @@ class Jobs:
         known = sorted({each.name.job for each in self.list_jobs(tenant, table)})
         if others := {each.key.tenant for each in self._rows(EVERY, job)}:
             return NoSuchJobError(
-                f"There is no job {shown(job)} of {whose(tenant)}; its tenants are: "
+                f"There is no job {job} of {whose(tenant)}; its tenants are: "
                 f"{listed(others, tenant)}. Name one with --tenant, or all with --tenant '*'."
             )
         return NoSuchJobError(
-            f"There is no job {shown(job)} of {whose(tenant)}; its jobs on that table: "
+            f"There is no job {job} of {whose(tenant)}; its jobs on that table: "
             f"{', '.join(known) or 'none'}. Correct the name (`iscp job list`), or register it "
             f"({command('register', tenant, job)})."
         )

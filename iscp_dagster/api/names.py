@@ -27,13 +27,8 @@ _VERBS = {TableGoneError.code: "register", UntimedError.code: "rebuild"}
 _TOLD = re.compile(r"`iscp job (register|repair|rebuild)\b([^`]*)`")
 
 
-def shown(job: JobID) -> str:
-    """The job as the command line names it."""
-    return f"{job.db}.{job.table}/{job.job}"
-
-
 def parsed(text: str, what: str = "job") -> JobID:
-    """Read the name of a job or an index, as `shown` writes it. Raises ConfigError."""
+    """Read the name of a job or an index, as `str` writes it. Raises ConfigError."""
     place, slash, job = text.partition("/")
     db, dot, table = place.partition(".")
     if not (slash and dot and db and table and job):
@@ -98,7 +93,7 @@ def titled(name: str, tenant: str) -> str:
 
 def about(job: JobID, error: IscpError) -> ConfigError:
     """The error with the job's name before it, unless it is there already."""
-    head = f"Job {shown(job)}: "
+    head = f"Job {job}: "
     return ConfigError(head + str(error).removeprefix(head))
 
 
@@ -127,4 +122,4 @@ def command_for(verb: str, tenants: Sequence[str], job: JobID) -> str:
 
 def command(verb: str, tenant: str, job: JobID) -> str:
     """The shell command that does this to the job, as a message shows it."""
-    return f"`iscp job {verb} {shown(job)} --tenant {quote(tenant)}`"
+    return f"`iscp job {verb} {job} --tenant {quote(tenant)}`"

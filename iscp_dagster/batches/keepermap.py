@@ -17,11 +17,11 @@ from iscp_dagster.batches.compare import (
     state_id,
     to_text,
 )
-from iscp_dagster.batches.portions import ids_at_once, writes_at_once
 from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, StateWrite
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.model.errors import FenceError, IscpError, SetupError, UnavailableError
+from iscp_dagster.model.portions import split_into_portions
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
@@ -61,7 +61,7 @@ class KeeperMapStates(StateStore):
 
     def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
         wanted, found = by_id(keys), dict[StateKey, Held]()
-        for ids in ids_at_once(list(wanted)):
+        for ids in split_into_portions(wanted, most=keepersql.MOST_ROWS):
             with self._asking("read states") as client:
                 rows = client.query(self._sql.read, {"ids": ids}, keepersql.PATIENCE).result_rows
             found |= {wanted[one]: from_text(text) for one, text in rows}
@@ -69,8 +69,8 @@ class KeeperMapStates(StateStore):
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
         due = checked(writes)
-        fresh = list(writes_at_once([write for write in due if write.seen is None]))
-        later = list(writes_at_once([write for write in due if write.seen is not None]))
+        fresh = list(keepersql.split_writes(write for write in due if write.seen is None))
+        later = list(keepersql.split_writes(write for write in due if write.seen is not None))
         outcomes: dict[StateKey, Held | FenceError] = {}
         for some in fresh:
             outcomes |= self._written(some, self._insert)
@@ -80,7 +80,7 @@ class KeeperMapStates(StateStore):
 
     def forget(self, keys: Collection[StateKey]) -> int:
         there = by_id(self.read(keys))
-        for ids in ids_at_once(list(there)):
+        for ids in split_into_portions(there, most=keepersql.MOST_ROWS):
             with self._asking("forget states") as client:
                 client.raw_query(self._sql.forget, {"ids": ids}, keepersql.PATIENCE)
         return len(there)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from iscp_dagster.batches.compare import state_id, to_text
 from iscp_dagster.batches.protocol import StateWrite
 from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.portions import split_into_portions
 
 TABLE = "iscp_states"
 COLUMNS = ("state_id", "account_id", "table_id", "job_name", "job_id", "held")
 LINES = "JSONCompactEachRow"
+MOST_ROWS = 200
+"""Rows per statement; one that fails is settled row by row."""
+MOST_CHARACTERS = 60_000
+"""States' length per statement; Keeper takes 1 MB in one, ClickHouse 128 KiB per parameter."""
 
 PATIENCE = {
     # Retry for about a second when Keeper fails; after that the next iteration retries.
@@ -63,6 +69,26 @@ def statements(database: str, path: str) -> Statements:
         update=_UPDATE.replace(":table", table),
         forget=_FORGET.replace(":table", table),
     )
+
+
+def split_writes(writes: Iterable[StateWrite]) -> Iterator[Sequence[StateWrite]]:
+    """Yield the writes in order, as many at a time as a statement takes.
+
+    Raises ConfigError for one that is too long by itself.
+    """
+    return split_into_portions(writes, most=MOST_ROWS, size=_size, most_size=MOST_CHARACTERS)
+
+
+def _size(write: StateWrite) -> int:
+    states = [held for held in (write.held, write.seen) if held is not None]
+    # A backslash is escaped for the parameter, and perhaps again on its way.
+    size = max(len(text) + 3 * text.count("\\") for text in map(to_text, states))
+    if size > MOST_CHARACTERS:
+        raise ConfigError(
+            f"State of job {write.key}: {size} characters with its layout, but KeeperMap takes "
+            f"at most {MOST_CHARACTERS}; keep states in sql."
+        )
+    return size
 
 
 def lines(writes: Iterable[StateWrite]) -> bytes:

@@ -19,7 +19,6 @@ from iscp_dagster.api.names import (
     has_remedy,
     listed,
     mending_verb,
-    shown,
     titled,
 )
 from iscp_dagster.cli.parts.counting import count_nouns
@@ -266,8 +265,6 @@ def endpoints(deployed: Jobs, limit: float) -> Iterator[Finding]:
     `limit` seconds.
     """
     outbox = outbox_of(deployed.deployment)
-    if outbox is None:
-        return
     states, now = outbox.endpoints(), deployed.deployment.clock()
     triggers = [each for source in deployed.sources for each in source.triggers]
     names = sorted({*states, *(name for each in triggers for name in each.endpoints)})
@@ -350,7 +347,7 @@ def _in_error(found: Collection[Job]) -> Iterator[Finding]:
         mend = command_for(verb, tenants, name) if verb else ""
         whose = "tenant" if len(tenants) == 1 else "tenants"
         yield Finding(
-            what=f"job {shown(name)}",
+            what=f"job {name}",
             problem=f"in error for {whose} {listed(tenants)}: {_messages(held)}",
             code=code,
             then=mend if remedied else f"remove the cause, then {mend}",
@@ -375,7 +372,7 @@ def _behind(what: str, found: Collection[Position], limit: float, now: float) ->
     over = sorted((each for each in found if late[each] > limit), key=lambda each: -late[each])
     if not over:
         return Finding(what=what)
-    said = [f"{titled(shown(each.job.name), each.tenant)} by {late[each]:,.0f} s" for each in over]
+    said = [f"{titled(str(each.job.name), each.tenant)} by {late[each]:,.0f} s" for each in over]
     worst = over[0].job
     return Finding(
         what=what,

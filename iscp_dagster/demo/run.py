@@ -32,7 +32,6 @@ from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.outbox import outbox_of
 from iscp_dagster.upkeep.position import Position, positions
 from iscp_dagster.upkeep.verify import Verdict, verify
-from iscp_dagster.webhooks.outbox import Outbox
 
 LOAD_SECONDS = 900
 SYNC_SECONDS = 900
@@ -105,7 +104,7 @@ class Demo:
 
     def _delivered(self, what: str) -> int:
         """Wait until no event of the demo's trigger is pending; returns how many came in all."""
-        outbox = _outbox(self.deployment)
+        outbox = outbox_of(self.deployment)
         with self._step(what):
             deadline = time.monotonic() + DELIVERY_SECONDS
             while outbox.numbers(alerts.TRIGGER, [alerts.RECEIVER]).events["pending"]:
@@ -170,7 +169,7 @@ def run(*, keep: bool) -> int:
         deployment = deployment_of(environ)
         with Receiver(alerts.port_of(environ), environ.get(WEBHOOK_SECRET, "")) as receiver:
             # What an earlier demo left for its receiver comes to this one.
-            _outbox(deployment).resume(alerts.RECEIVER)
+            outbox_of(deployment).resume(alerts.RECEIVER)
             demo = Demo(
                 deployment=deployment,
                 source=_symbols(declared(environ)),
@@ -190,14 +189,6 @@ def run(*, keep: bool) -> int:
         if started_here and not keep:
             control.down()
     return 0
-
-
-def _outbox(deployment: Deployment) -> Outbox:
-    """The outbox, in the stack's log. Raises SetupError if that is in no database."""
-    found = outbox_of(deployment)
-    if found is None:
-        raise SetupError("the ISCP log is in no database, so there is no outbox; set ISCP_LOG_URL")
-    return found
 
 
 def _symbols(tables: Iterable[SourceTable]) -> SourceTable:

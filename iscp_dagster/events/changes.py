@@ -21,31 +21,10 @@ from iscp_dagster.model.declared.images import (
     MATCH,
     ORDINAL,
     UNMATCH,
+    ChangeKind,
 )
-from iscp_dagster.model.declared.images import ChangeKind as Operation
 from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION
 from iscp_dagster.model.errors import IscpError
-
-__all__ = [
-    "AFTER",
-    "BEFORE",
-    "CHANGE",
-    "FIELDS",
-    "IMAGE",
-    "MATCH",
-    "ORDINAL",
-    "TIMESTAMP",
-    "UNMATCH",
-    "VERSION",
-    "Change",
-    "HalfChangeError",
-    "Operation",
-    "Row",
-    "Stamped",
-    "Truth",
-    "changes_of",
-    "in_order",
-]
 
 SYSTEM = frozenset({*IMAGE_COLUMNS, *CONDITION_COLUMNS, VERSION, TIMESTAMP, DELETED})
 """The columns of an image row that are no column of its view."""
@@ -82,7 +61,7 @@ class Change:
 
     tenant: str | None
     key: str
-    operation: Operation
+    operation: ChangeKind
     before: Row | None
     after: Row | None
     fields: tuple[str, ...] = ()
@@ -110,8 +89,8 @@ def changes_of(
     """
     halves: dict[Hashable, Row] = {}
     for row in rows:
-        if row[CHANGE] != Operation.UPDATE:
-            if row[CHANGE] != Operation.BEGIN:
+        if row[CHANGE] != ChangeKind.UPDATE:
+            if row[CHANGE] != ChangeKind.BEGIN:
                 yield _single(row, keys, tenant)
             continue
         place = (row[tenant] if tenant else None, row[VERSION], row[ORDINAL])
@@ -133,7 +112,7 @@ def in_order(changes: Iterable[Stamped]) -> list[Stamped]:
 
 def _single(row: Row, keys: Sequence[str], tenant: str | None) -> Stamped:
     """A change of one image: which one it is follows from the operation."""
-    gone = row[CHANGE] == Operation.DELETE
+    gone = row[CHANGE] == ChangeKind.DELETE
     before, after = (row, None) if gone else (None, row)
     return _change(before, after, row, keys, tenant), _timestamp(row)
 
@@ -150,7 +129,7 @@ def _change(
     return Change(
         tenant=owner,
         key=event_key(owner, [row[name] for name in keys]),
-        operation=Operation(row[CHANGE]),
+        operation=ChangeKind(row[CHANGE]),
         before=_columns(before),
         after=_columns(after),
         fields=tuple(row[FIELDS] or ()),

@@ -70,11 +70,7 @@ class TriggerConsumer:
                 f"Job {source.name}/{info.job}: the location declares no trigger of that name on "
                 f"{source.name}. Declare it again, or unregister the job."
             )
-        if not isinstance(log, SqlLog):
-            raise ConfigError(
-                f"Job {source.name}/{info.job}: a trigger's events commit with its watermark, and "
-                "this ISCP log is in no database; give ISCP_LOG_URL."
-            )
+        assert isinstance(log, SqlLog)
         if unknown := [each for each in trigger.columns if each not in columns]:
             raise ConfigError(
                 f"Trigger {trigger.name!r}: columns=[...] names {unknown[0]!r}, which "

@@ -10,7 +10,11 @@ import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.write.fitting import refuse_nulls
 from iscp_dagster.clickhouse.write.tenantwise import named, parted
-from iscp_dagster.events.changes import (
+from iscp_dagster.events.changes import SYSTEM, Stamped, changes_of, in_order
+from iscp_dagster.events.hysteresis import Condition
+from iscp_dagster.eventtriggers.still import moving
+from iscp_dagster.model.consumers import DataRetriever
+from iscp_dagster.model.declared.images import (
     AFTER,
     BEFORE,
     CHANGE,
@@ -18,17 +22,10 @@ from iscp_dagster.events.changes import (
     IMAGE,
     MATCH,
     ORDINAL,
-    SYSTEM,
     UNMATCH,
-    VERSION,
-    Operation,
-    Stamped,
-    changes_of,
-    in_order,
+    ChangeKind,
 )
-from iscp_dagster.events.hysteresis import Condition
-from iscp_dagster.eventtriggers.still import moving
-from iscp_dagster.model.consumers import DataRetriever
+from iscp_dagster.model.declared.schema import VERSION
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
 
@@ -67,7 +64,7 @@ def gathered(
 
 def _may_be_active(rows: pa.Table, condition: Condition) -> pa.ChunkedArray:
     """All but the rows of a snapshot that are not active whatever they were before."""
-    kept = pc.not_equal(rows[CHANGE], int(Operation.BASE))
+    kept = pc.not_equal(rows[CHANGE], int(ChangeKind.BASE))
     active = _is(rows, MATCH)
     if condition.unmatch:
         active = pc.or_(active, pc.invert(_is(rows, UNMATCH)))
@@ -148,7 +145,7 @@ def _has_bytes(values: pa.ChunkedArray) -> bool:
 
 def _transitions(rows: pa.Table) -> pa.Table:
     """The rows without changes that match neither before nor after, or both."""
-    updates = pc.equal(rows[CHANGE], int(Operation.UPDATE))
+    updates = pc.equal(rows[CHANGE], int(ChangeKind.UPDATE))
     single = rows.filter(pc.and_(pc.invert(updates), _is(rows, MATCH)))
     before, after = (_ordered(rows, updates, image) for image in (BEFORE, AFTER))
     if before.num_rows != after.num_rows:

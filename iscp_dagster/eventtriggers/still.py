@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.write.tenantwise import named
-from iscp_dagster.events.changes import (
+from iscp_dagster.events.hysteresis import Condition
+from iscp_dagster.model.declared.images import (
     AFTER,
     BEFORE,
     CHANGE,
@@ -17,10 +18,9 @@ from iscp_dagster.events.changes import (
     MATCH,
     ORDINAL,
     UNMATCH,
-    VERSION,
-    Operation,
+    ChangeKind,
 )
-from iscp_dagster.events.hysteresis import Condition
+from iscp_dagster.model.declared.schema import VERSION
 
 
 def moving(rows: pa.Table, tenant: str | None, condition: Condition) -> pa.Table:
@@ -33,7 +33,7 @@ def moving(rows: pa.Table, tenant: str | None, condition: Condition) -> pa.Table
     if rows.num_rows < 2:  # noqa: PLR2004 - the images of an update
         return rows
     change, image = (_numbers(rows, name) for name in (CHANGE, IMAGE))
-    updates = change == Operation.UPDATE
+    updates = change == ChangeKind.UPDATE
     pairs = updates[:-1] & updates[1:] & (image[:-1] == BEFORE) & (image[1:] == AFTER)
     for name in (VERSION, ORDINAL):
         values = _numbers(rows, name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -136,25 +135,3 @@ class Usage:
     deleted: int = 0
     bytes: int = 0
     seconds: float = 0.0
-
-
-def usage_of(entries: Iterable[Entry]) -> list[Usage]:
-    """Sum the iterations that ended, ordered by tenant and job."""
-    found: dict[tuple[str, JobID], list[Entry]] = {}
-    for each in entries:
-        if each.event in ENDS or each.cut:
-            found.setdefault((each.key.tenant, each.name), []).append(each)
-    return [
-        Usage(
-            tenant=tenant,
-            name=name,
-            iterations=sum(each.event is Event.COMPLETE for each in ended),
-            failed=sum(each.event in ENDS - {Event.COMPLETE} for each in ended),
-            canceled=sum(each.cut for each in ended),
-            inserted=sum(each.inserted for each in ended),
-            deleted=sum(each.deleted for each in ended),
-            bytes=sum(each.bytes for each in ended),
-            seconds=sum(each.seconds for each in ended),
-        )
-        for (tenant, name), ended in sorted(found.items())
-    ]

@@ -47,7 +47,7 @@ class SharedLog(Protocol):
         """The log, with every method in the caller's transaction."""
 
 
-class JobLog(Protocol):
+class JobLog(SharedLog, Protocol):
     """The one durable record of jobs. Each method is one transaction.
 
     Safe to call from several threads and processes. A row that another writer moved

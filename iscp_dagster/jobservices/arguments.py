@@ -26,55 +26,11 @@ class _Argument:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named(_Argument):
-    """A job: `database.table/job`, of one tenant or of all (`*`)."""
-
-    job: str
-    tenant: str = DEFAULT_TENANT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Specified(Named):
-    """A job, and what its spec says otherwise than its declaration, or than now."""
+class SpecOfKey(_Argument):
+    """What the spec of the key's job says otherwise than its declaration, or than now."""
 
     spec: Mapping[str, Any] = field(default_factory=dict)
     """As in a file of `iscp job register --file`; fields that are left out keep their values."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Updated(Specified):
-    interrupt: bool = False
-    """Whether to end the iteration that is under way."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Awaited(_Argument):
-    """A commit to wait for: the table's latest, unless its version is said."""
-
-    table: str
-    version: int | None = None
-    tenant: str | None = None
-    """One tenant; else all."""
-    index: str | None = None
-    """One index, or consumer of a job; else all."""
-    timeout: Timeout = SECONDS
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compared(_Argument):
-    """Indexes to compare with their sources: all, unless some are named."""
-
-    index: tuple[str, ...] = ()
-    """Each `index`, `table/index`, `database.table/index` or `database.table`."""
-    tenant: str | None = None
-    """One tenant; else all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpecOfKey(_Argument):
-    """What the spec of the key's job says otherwise."""
-
-    spec: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +41,46 @@ class ChangeOfKey(SpecOfKey):
 
 @dataclass(frozen=True, kw_only=True)
 class VersionOfKey(_Argument):
-    """A commit to wait for in the key's index."""
+    """A commit to wait for in the key's index: the table's latest, unless its version is said."""
 
     version: int | None = None
     timeout: Timeout = SECONDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(_Argument):
+    """A job: `database.table/job`, of one tenant or of all (`*`)."""
+
+    job: str
+    tenant: str = DEFAULT_TENANT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specified(SpecOfKey, Named):
+    """A job, and what its spec says otherwise than its declaration, or than now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Updated(ChangeOfKey, Named):
+    """A job, what its spec says otherwise than now, and when that counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Awaited(VersionOfKey):
+    """A commit to wait for: the table's latest, unless its version is said."""
+
+    table: str
+    tenant: str | None = None
+    """One tenant; else all."""
+    index: str | None = None
+    """One index, or consumer of a job; else all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared(_Argument):
+    """Indexes to compare with their sources: all, unless some are named."""
+
+    index: tuple[str, ...] = ()
+    """Each `index`, `table/index`, `database.table/index` or `database.table`."""
+    tenant: str | None = None
+    """One tenant; else all."""

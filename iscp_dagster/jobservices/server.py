@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ from iscp_dagster.invocations.runtime.timers import SteadyClock
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.model.variables import ALLOWED_HOSTS, INVOCATIONS_TOKEN, LOG_URL
-from iscp_dagster.serve.web.following import following
+from iscp_dagster.serve.web.following import end_when_changed
 from iscp_dagster.serve.web.server import listening
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def serve(
             timeout_graceful_shutdown=_END_SECONDS,
         )
         server = uvicorn.Server(config)
-        with _following(settings, server) if follow else nullcontext():
+        with end_when_changed(settings.environ, server) if follow else nullcontext():
             server.run(sockets=[place])
 
 
@@ -189,14 +189,6 @@ def _store(settings: Settings, clock: SteadyClock) -> SqlStore:
         lead=clock.lead,
         retention=settings.retention,
     )
-
-
-def _following(settings: Settings, server: uvicorn.Server) -> AbstractContextManager[None]:
-    def end() -> None:
-        _LOGGER.warning("The declarations have changed; the server ends, to be started anew.")
-        server.should_exit = True
-
-    return following(settings.environ, end)
 
 
 def _reached(address: str) -> str:

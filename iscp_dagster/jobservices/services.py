@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from iscp_dagster.api.names import EVERY
 from iscp_dagster.invocations.serving.context import Context
@@ -22,6 +23,7 @@ from iscp_dagster.jobservices.steps import BAD, Steps
 from iscp_dagster.jobservices.waits import waited
 
 _PARTS = 3
+JobArgument = TypeVar("JobArgument", bound=Named)
 
 
 def iscp_service(steps: Steps) -> Service:
@@ -31,22 +33,22 @@ def iscp_service(steps: Steps) -> Service:
     @iscp.handler
     async def register(ctx: Context, asked: Specified) -> dict[str, Any]:
         """Register a job, or those of every tenant."""
-        return await _ran(ctx, "register", steps.register, asked)
+        return await _ran(ctx, steps.register, asked)
 
     @iscp.handler
     async def update(ctx: Context, asked: Updated) -> dict[str, Any]:
         """Change a job's spec."""
-        return await _ran(ctx, "update", steps.update, asked)
+        return await _ran(ctx, steps.update, asked)
 
     @iscp.handler
     async def pause(ctx: Context, asked: Named) -> dict[str, Any]:
         """Plan no more iterations of a job."""
-        return await _ran(ctx, "pause", steps.pause, asked)
+        return await _ran(ctx, steps.pause, asked)
 
     @iscp.handler
     async def resume(ctx: Context, asked: Named) -> dict[str, Any]:
         """Plan a paused job again."""
-        return await _ran(ctx, "resume", steps.resume, asked)
+        return await _ran(ctx, steps.resume, asked)
 
     @iscp.handler
     async def status(ctx: Context, asked: Named) -> list[dict[str, Any]]:
@@ -74,58 +76,47 @@ def index_object(steps: Steps) -> VirtualObject:
     @index.handler
     async def register(ctx: Context, asked: SpecOfKey | None = None) -> dict[str, Any]:
         """Register the job."""
-        spec = (asked or SpecOfKey()).spec
-        wanted = Specified(job=_job(ctx.key), tenant=_tenant(ctx.key), spec=spec)
-        return await _ran(ctx, "register", steps.register, wanted)
+        return await _ran(ctx, steps.register, _of_key(ctx, Specified, asked))
 
     @index.handler
     async def update(ctx: Context, asked: ChangeOfKey) -> dict[str, Any]:
         """Change the job's spec."""
-        named = {"job": _job(ctx.key), "tenant": _tenant(ctx.key)}
-        wanted = Updated(**named, spec=asked.spec, interrupt=asked.interrupt)
-        return await _ran(ctx, "update", steps.update, wanted)
+        return await _ran(ctx, steps.update, _of_key(ctx, Updated, asked))
 
     @index.handler
     async def pause(ctx: Context) -> dict[str, Any]:
         """Plan no more iterations of the job."""
-        return await _ran(ctx, "pause", steps.pause, _named(ctx.key))
+        return await _ran(ctx, steps.pause, _of_key(ctx, Named))
 
     @index.handler
     async def resume(ctx: Context) -> dict[str, Any]:
         """Plan the paused job again."""
-        return await _ran(ctx, "resume", steps.resume, _named(ctx.key))
+        return await _ran(ctx, steps.resume, _of_key(ctx, Named))
 
     @index.shared
     async def status(ctx: Context) -> dict[str, Any]:
         """Everything about the job."""
-        found: list[dict[str, Any]] = await ctx.run("status", steps.status, _named(ctx.key))
+        found: list[dict[str, Any]] = await ctx.run("status", steps.status, _of_key(ctx, Named))
         return found[0]
 
     @index.shared
     async def wait(ctx: Context, asked: VersionOfKey | None = None) -> int:
         """The version once the tenant's commit is searchable in this index."""
-        asked = asked or VersionOfKey()
         table, name, tenant = _parts(ctx.key)
-        goal = Awaited(
-            table=table,
-            version=asked.version,
-            tenant=tenant,
-            index=name,
-            timeout=asked.timeout,
-        )
+        goal = Awaited(table=table, tenant=tenant, index=name, **vars(asked or VersionOfKey()))
         return await waited(ctx, steps, goal)
 
     @index.shared
     async def verify(ctx: Context) -> dict[str, Any]:
         """Compare the tenant's rows in the index with the source's."""
-        wanted = Compared(index=(_job(ctx.key),), tenant=_tenant(ctx.key))
-        return await _verified(ctx, steps, wanted)
+        named = _of_key(ctx, Named)
+        return await _verified(ctx, steps, Compared(index=(named.job,), tenant=named.tenant))
 
     return index
 
 
-async def _ran(ctx: Context, name: str, step: Any, asked: Any) -> dict[str, Any]:
-    found: dict[str, Any] = await ctx.run(name, step, asked)
+async def _ran(ctx: Context, step: Callable[[Any], Any], asked: Any) -> dict[str, Any]:
+    found: dict[str, Any] = await ctx.run(step.__name__, step, asked)
     return found
 
 
@@ -138,17 +129,10 @@ async def _verified(ctx: Context, steps: Steps, asked: Compared) -> dict[str, An
     return {"agrees": bool(found) and all(each["agrees"] for each in found), "indexes": found}
 
 
-def _named(key: str) -> Named:
-    return Named(job=_job(key), tenant=_tenant(key))
-
-
-def _job(key: str) -> str:
-    table, name, _ = _parts(key)
-    return f"{table}/{name}"
-
-
-def _tenant(key: str) -> str:
-    return _parts(key)[2]
+def _of_key(ctx: Context, kind: type[JobArgument], asked: SpecOfKey | None = None) -> JobArgument:
+    """What `Iscp` is asked for the key's job."""
+    table, name, tenant = _parts(ctx.key)
+    return kind(job=f"{table}/{name}", tenant=tenant, **vars(asked) if asked else {})
 
 
 def _parts(key: str) -> tuple[str, str, str]:

@@ -11,10 +11,17 @@ from iscp_dagster.api.chosen import chosen
 from iscp_dagster.api.facts import compared as compared_facts
 from iscp_dagster.api.facts import job as job_facts
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import EVERY, job_of, shown
+from iscp_dagster.api.names import EVERY, job_of
 from iscp_dagster.invocations.serving.errors import TerminalError
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.jobservices.arguments import Awaited, Compared, Named, Specified, Updated
+from iscp_dagster.jobservices.arguments import (
+    Awaited,
+    Compared,
+    Named,
+    Specified,
+    SpecOfKey,
+    Updated,
+)
 from iscp_dagster.model.errors import ConfigError, IscpError, NoSuchJobError, WaitError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.specs import JobSpec
@@ -41,7 +48,7 @@ class Steps:
             change = _change(asked)
             spec = _first(change.applied(jobs.plain_spec(job, change.type)))
             jobs.register_job(asked.tenant, job, spec)
-        return {"tenant": asked.tenant, "job": shown(job), "registered": True}
+        return {"tenant": asked.tenant, "job": str(job), "registered": True}
 
     def update(self, asked: Updated) -> dict[str, Any]:
         """Change a job's spec."""
@@ -117,7 +124,7 @@ class Steps:
         return [each for each in jobs.list_jobs(EVERY) if each.name == name]
 
 
-def _change(asked: Specified) -> SpecUpdate:
+def _change(asked: SpecOfKey) -> SpecUpdate:
     """The change that is asked for. Raises ConfigError, also for code by its import path."""
     change = SpecUpdate.from_json(dict(asked.spec))
     for what, named in (("consumer", change.type), ("trigger", change.job_type)):
@@ -137,7 +144,7 @@ def _first(spec: JobSpec) -> JobSpec:
 
 
 def _named(asked: Named) -> dict[str, Any]:
-    return {"tenant": asked.tenant, "job": shown(job_of(asked.job))}
+    return {"tenant": asked.tenant, "job": str(job_of(asked.job))}
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dagster import AssetsDefinition, AssetSpec, Definitions
-from dagster._core.definitions.metadata.metadata_value import ObjectMetadataValue
 
 from iscp_dagster.api.discovery import TABLES, stands
 from iscp_dagster.api.environment import databases_of, number_of, runs_kept_of, shards_of
@@ -20,6 +19,7 @@ from iscp_dagster.location.assets.maintenance import hourly, maintenance_jobs
 from iscp_dagster.location.assets.source_asset import source_asset, source_spec
 from iscp_dagster.location.assets.source_check import source_check
 from iscp_dagster.location.executor import named_in_process
+from iscp_dagster.location.internals import ObjectMetadataValue
 from iscp_dagster.location.names import EVENTS, INVOCATIONS, clickhouse_pool
 from iscp_dagster.location.sensor.lookout import SCAN_SECONDS, Lookout
 from iscp_dagster.location.sensor.news import news_sensor

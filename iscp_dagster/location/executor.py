@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
-from dagster import Executor, ExecutorDefinition, Failure, InitExecutorContext, in_process_executor
-from dagster._core.storage.tags import ASSET_PARTITION_RANGE_START_TAG, PARTITION_NAME_TAG
+from dagster import (
+    DagsterEvent,
+    Executor,
+    ExecutorDefinition,
+    Failure,
+    InitExecutorContext,
+    in_process_executor,
+)
 
-if TYPE_CHECKING:
-    from dagster import DagsterEvent
-    from dagster._core.execution.context.system import PlanOrchestrationContext
-    from dagster._core.execution.plan.plan import ExecutionPlan
-    from dagster._core.execution.retries import RetryMode
-    from dagster._core.execution.step_dependency_config import StepDependencyConfig
+from iscp_dagster.location.internals import ASSET_PARTITION_RANGE_START_TAG, PARTITION_NAME_TAG
 
 
 def nameless(of: str) -> str:
@@ -34,22 +35,20 @@ class Named(Executor):
         self._inner = inner
 
     @property
-    def retries(self) -> RetryMode:
+    def retries(self) -> Any:
         return self._inner.retries
 
     @property
-    def step_dependency_config(self) -> StepDependencyConfig:
+    def step_dependency_config(self) -> Any:
         return self._inner.step_dependency_config
 
-    def execute(
-        self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan
-    ) -> Iterator[DagsterEvent]:
+    def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[DagsterEvent]:
         if unnamed := _without_partition(plan_context):
             raise Failure(nameless(", ".join(unnamed)), allow_retries=False)
         yield from self._inner.execute(plan_context, execution_plan)
 
 
-def _without_partition(context: PlanOrchestrationContext) -> list[str]:
+def _without_partition(context: Any) -> list[str]:
     """The run's assets that have partitions, if the run has none."""
     if {PARTITION_NAME_TAG, ASSET_PARTITION_RANGE_START_TAG} & set(context.dagster_run.tags):
         return []

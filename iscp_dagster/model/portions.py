@@ -8,21 +8,24 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def portioned(
-    items: Iterable[T], size: Callable[[T], int], *, most: int, most_size: int
+def split_into_portions(
+    items: Iterable[T], *, most: int, size: Callable[[T], int] | None = None, most_size: int = 0
 ) -> Iterator[list[T]]:
     """Yield the items in order, at most `most` of them and `most_size` in all at a time.
 
-    An item larger than `most_size` comes alone.
+    An item larger than `most_size` comes alone; without `size` their number alone counts.
     """
-    some: list[T] = []
+    portion: list[T] = []
     total = 0
-    for each in items:
-        its = size(each)
-        if some and (len(some) == most or total + its > most_size):
-            yield some
-            some, total = [], 0
-        some.append(each)
-        total += its
-    if some:
-        yield some
+    for item in items:
+        added = size(item) if size else 0
+        if portion and total + added > most_size:
+            yield portion
+            portion, total = [], 0
+        portion.append(item)
+        total += added
+        if len(portion) == most:
+            yield portion
+            portion, total = [], 0
+    if portion:
+        yield portion

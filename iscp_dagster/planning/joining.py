@@ -20,7 +20,7 @@ from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.model.portions import portioned
+from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.planning.effective import flush_jobs
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.reader import SMALL_BYTES
@@ -127,8 +127,11 @@ def parts(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration]:
     ordered = sorted(by_tenant)
     return [
         iteration.only(key for tenant in tenants for key in by_tenant[tenant])
-        for tenants in portioned(
-            ordered, lambda tenant: sizes.get(tenant, 0), most=MOST_TENANTS, most_size=MOST_BYTES
+        for tenants in split_into_portions(
+            ordered,
+            most=MOST_TENANTS,
+            size=lambda tenant: sizes.get(tenant, 0),
+            most_size=MOST_BYTES,
         )
     ]
 
@@ -175,7 +178,7 @@ def _packed(members: Sequence[Due], start: Moment, delta_log: DeltaLog) -> Itera
 
     ordered = sorted(members, key=attrgetter("began"))
     most, most_size = PARTS * MOST_TENANTS, PARTS * MOST_BYTES
-    yield from portioned(ordered, size, most=most, most_size=most_size)
+    yield from split_into_portions(ordered, most=most, size=size, most_size=most_size)
 
 
 def _sizes(

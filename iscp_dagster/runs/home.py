@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from dagster import Field, StringSource
-from dagster._serdes import ConfigurableClassData
 
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import DAGSTER_HOME
@@ -26,9 +25,7 @@ class InDagsterHome:
         return {"base_dir": Field(StringSource, is_required=False)}
 
     @classmethod
-    def from_config_value(
-        cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
-    ) -> Self:
+    def from_config_value(cls, inst_data: Any, config_value: Mapping[str, Any]) -> Self:
         """Raises ConfigError where neither a folder nor Dagster's home is given."""
         made: Callable[..., Self] = cls
         return made(base_dir=config_value.get("base_dir") or cls._in_home(), inst_data=inst_data)

@@ -8,18 +8,22 @@ import sys
 import threading
 from contextlib import suppress
 
-from dagster import DagsterError, DagsterRun, DagsterRunStatus, RunsFilter
-from dagster import _check as check
-from dagster._core.errors import DagsterUserCodeUnreachableError
-from dagster._core.launcher.base import (
+from dagster import (
+    DagsterError,
+    DagsterRun,
+    DagsterRunStatus,
+    DefaultRunLauncher,
+    RunsFilter,
+    serialize_value,
+)
+
+from iscp_dagster.runs.internals import (
     CheckRunHealthResult,
+    DagsterUserCodeUnreachableError,
+    ExecuteRunArgs,
     LaunchRunContext,
     WorkerStatus,
 )
-from dagster._core.launcher.default_run_launcher import DefaultRunLauncher
-from dagster._grpc.types import ExecuteRunArgs
-from dagster._serdes import serialize_value
-
 from iscp_dagster.runs.named import is_iteration
 from iscp_dagster.runs.place import SERVER_TAG, Place
 from iscp_dagster.runs.server import (
@@ -74,8 +78,9 @@ class WarmRunLauncher(DefaultRunLauncher):
     def _forked(self, socket: str, context: LaunchRunContext) -> bool:
         """Start the run on the run server; False if there is none."""
         run = context.dagster_run
+        assert run.job_code_origin is not None
         arguments = ExecuteRunArgs(
-            job_origin=check.not_none(run.job_code_origin),
+            job_origin=run.job_code_origin,
             run_id=run.run_id,
             instance_ref=self._instance.get_ref(),
         )

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from functools import cache
 
-from dagster._core.storage.event_log.sqlite import sqlite_event_log
-from dagster._core.storage.runs.sqlite import sqlite_run_storage
-from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
-from dagster._core.storage.sql import (  # type: ignore[attr-defined]
+from iscp_dagster.runs.internals import (
     ScriptDirectory,
     get_alembic_config,
+    sqlite_event_log,
+    sqlite_run_storage,
+    sqlite_schedule_storage,
 )
 
 _STORAGES = (sqlite_event_log, sqlite_run_storage, sqlite_schedule_storage)

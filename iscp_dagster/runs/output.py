@@ -7,14 +7,14 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dagster._core.execution.compute_logs import redirect_to_file
-from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeIOType
-from dagster._core.storage.local_compute_log_manager import (
-    IO_TYPE_EXTENSION,
-    LocalComputeLogManager,
-)
-
 from iscp_dagster.runs.home import InDagsterHome
+from iscp_dagster.runs.internals import (
+    IO_TYPE_EXTENSION,
+    CapturedLogContext,
+    ComputeIOType,
+    LocalComputeLogManager,
+    redirect_to_file,
+)
 
 
 class OutputInFiles(InDagsterHome, LocalComputeLogManager):

@@ -17,8 +17,9 @@ from dagster import (
     DagsterRunStatus,
     RunsFilter,
 )
-from dagster._core.storage.event_log import SqliteEventLogStorage
 
+from iscp_dagster.model.portions import split_into_portions
+from iscp_dagster.runs.internals import SqliteEventLogStorage
 from iscp_dagster.runs.named import DISPATCH_TAG
 
 PAGE = 500
@@ -71,7 +72,7 @@ def _holders(
     return frozenset(
         run_id
         for asset, kind in assets.items()
-        for some in _pages(_latest(instance, asset, kind))
+        for some in split_into_portions(_latest(instance, asset, kind), most=PAGE)
         for run_id in _runs_of(instance, asset, kind, some)
     )
 
@@ -79,10 +80,6 @@ def _holders(
 def _latest(instance: DagsterInstance, asset: AssetKey, kind: DagsterEventType) -> Sequence[int]:
     found = instance.event_log_storage.get_latest_storage_id_by_partition(asset, kind)
     return sorted(found.values())
-
-
-def _pages(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    return (ids[start : start + PAGE] for start in range(0, len(ids), PAGE))
 
 
 def _runs_of(

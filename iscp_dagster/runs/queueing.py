@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dagster._core.run_coordinator.queued_run_coordinator import QueuedRunCoordinator
+from dagster import QueuedRunCoordinator
 
 DEQUEUE_SECONDS = 0.5
 """Dagster's daemon pauses for as long at least, whatever it is told."""

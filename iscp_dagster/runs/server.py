@@ -281,7 +281,7 @@ def _begin(parent: int) -> None:
 
 def _execute(arguments: str) -> None:
     """Execute the run as `dagster api execute_run` does."""
-    from dagster._cli.api import execute_run_command
+    from iscp_dagster.runs.internals import execute_run_command
 
     execute_run_command.main([arguments], standalone_mode=False)
 

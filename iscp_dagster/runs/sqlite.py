@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from dagster import AssetKey, DagsterEventType, EventLogEntry
-from dagster._core.storage.event_log import SqliteEventLogStorage
-from dagster._core.storage.event_log.schema import AssetKeyTable, SqlEventLogStorageTable
-from dagster._core.storage.runs import SqliteRunStorage
-from dagster._core.storage.schedules import SqliteScheduleStorage
-from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS
-from dagster._core.storage.sqlite_storage import (
-    DagsterSqliteStorage,
-    _event_logs_directory,
-    _runs_directory,
-    _schedule_directory,
-)
-from dagster._serdes import ConfigurableClassData
 from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import LRUCache
 
 from iscp_dagster.runs.home import InDagsterHome
+from iscp_dagster.runs.internals import (
+    SQLITE_BUSY_TIMEOUT_SECONDS,
+    AssetKeyTable,
+    DagsterSqliteStorage,
+    SqlEventLogStorageTable,
+    SqliteEventLogStorage,
+    SqliteRunStorage,
+    SqliteScheduleStorage,
+    _event_logs_directory,
+    _runs_directory,
+    _schedule_directory,
+)
 
 _MOST_ENGINES, _MOST_STATEMENTS = 50, 500
 _TOGETHER = ({DagsterEventType.ASSET_MATERIALIZATION}, {DagsterEventType.ASSET_OBSERVATION})
@@ -41,7 +41,7 @@ class SqliteStorage(InDagsterHome, DagsterSqliteStorage):
 
     folder = ""
 
-    def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
+    def __init__(self, base_dir: str, inst_data: Any = None) -> None:
         self.base_dir = base_dir
         with _one_process_at_a_time(base_dir):
             self._run_storage = Runs.from_local(_runs_directory(base_dir))
@@ -95,7 +95,7 @@ class Events(SqliteEventLogStorage):
     stores one at a time here too.
     """
 
-    def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
+    def __init__(self, base_dir: str, inst_data: Any = None) -> None:
         self._engines: dict[str, Engine] = {}
         self._statements = LRUCache[Any, Any](_MOST_STATEMENTS)
         self._there: set[str] = set()

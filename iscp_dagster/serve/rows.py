@@ -88,11 +88,6 @@ def rows(
     ]
 
 
-def row_settings(limits: Limits) -> dict[str, int | float | str]:
-    """Return the settings of a query whose rows are shown."""
-    return {**JSON_FORM, **limits.settings}
-
-
 def _shape(column: Column) -> Any:
     if column.scalar is scalars.FLOAT64:
         return _float

@@ -32,8 +32,7 @@ def history(deployment: Deployment, source: SourceTable, job: Job) -> Beginning 
 
 
 def _of_trigger(deployment: Deployment, job: Job) -> Beginning | None:
-    if not isinstance(deployment.log, SqlLog):
-        return None
+    assert isinstance(deployment.log, SqlLog)
     with deployment.log.reading() as connection:
         held = active_sets(connection, [job.key]).get(job.key)
     if held is None or held.registration != job.registration:

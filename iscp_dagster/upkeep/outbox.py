@@ -14,10 +14,10 @@ EVENTS = timedelta(days=30)
 """How long events that were delivered or became dead letters are kept, and attempts."""
 
 
-def outbox_of(deployment: Deployment) -> Outbox | None:
-    """The deployment's outbox; None if its ISCP log is in no database."""
-    log = deployment.log
-    return Outbox(log.engine, clock=deployment.clock) if isinstance(log, SqlLog) else None
+def outbox_of(deployment: Deployment) -> Outbox:
+    """The deployment's outbox, in the database of its ISCP log."""
+    assert isinstance(deployment.log, SqlLog)
+    return Outbox(deployment.log.engine, clock=deployment.clock)
 
 
 def prune_events(deployment: Deployment, kept: timedelta = EVENTS) -> int:
@@ -25,19 +25,17 @@ def prune_events(deployment: Deployment, kept: timedelta = EVENTS) -> int:
 
     What is pending stays. Idempotent.
     """
-    outbox = outbox_of(deployment)
-    return 0 if outbox is None else outbox.prune(deployment.clock() - kept)
+    return outbox_of(deployment).prune(deployment.clock() - kept)
 
 
 def numbers_of(deployment: Deployment, trigger: Trigger) -> dict[str, Any]:
     """What is shown of a trigger's events: how many by state, the oldest, the endpoints' states.
 
-    Times are aware; empty without an outbox.
+    Times are aware; empty without endpoints.
     """
-    outbox = outbox_of(deployment)
-    if outbox is None or not trigger.endpoints:
+    if not trigger.endpoints:
         return {}
-    found = outbox.numbers(trigger.name, trigger.endpoints)
+    found = outbox_of(deployment).numbers(trigger.name, trigger.endpoints)
     return {
         **{f"events_{state}": number for state, number in found.events.items()},
         "oldest_pending": found.oldest,

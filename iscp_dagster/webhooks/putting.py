@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from iscp_dagster.joblog.sql.given import given, insert_into, without_nul
+from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.webhooks.pending import OutboxFullError, PendingEvent
 from iscp_dagster.webhooks.tables import (
     HAS_ENDED,
@@ -105,20 +106,6 @@ def numbers(connection: sa.Connection, chosen: Iterable[int]) -> sa.Select[Any]:
     return sa.select(given(connection.dialect, [OUTBOX.number], rows))
 
 
-def portions(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The rows, as many at a time as a statement takes."""
-    some: list[dict[str, Any]] = []
-    size = 0
-    for row in rows:
-        size += len(row["body"])
-        if some and (len(some) == ROWS_PER_STATEMENT or size > BODIES_PER_STATEMENT):
-            yield some
-            some, size = [], len(row["body"])
-        some.append(row)
-    if some:
-        yield some
-
-
 def _listed(connection: sa.Connection, lanes: Collection[Lane]) -> sa.FromClause:
     rows = [{"endpoint": endpoint, "lane": lane} for endpoint, lane in sorted(lanes)]
     return given(connection.dialect, [OUTBOX.endpoint, OUTBOX.lane], rows)
@@ -126,7 +113,12 @@ def _listed(connection: sa.Connection, lanes: Collection[Lane]) -> sa.FromClause
 
 def _insert(connection: sa.Connection, rows: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """Insert the rows that are not there; yields trigger and endpoint of each new one."""
-    for some in portions(rows):
+    for some in split_into_portions(
+        rows,
+        most=ROWS_PER_STATEMENT,
+        size=lambda row: len(row["body"]),
+        most_size=BODIES_PER_STATEMENT,
+    ):
         placed = [row | {_PLACE.name: place} for place, row in enumerate(some)]
         columns = [OUTBOX[name] for name in _NAMES]
         new = given(connection.dialect, [*columns, _PLACE], placed)

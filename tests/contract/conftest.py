@@ -1,4 +1,4 @@
-"""The ISCP logs that one suite runs over: in memory, on SQLite, on PostgreSQL."""
+"""The ISCP logs that one suite runs over: on SQLite, on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from itertools import count
 import pytest
 from logs import Advancing, Hand
 
-from iscp_dagster.joblog.memory import MemoryLog
-from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import METADATA
 
@@ -20,20 +18,16 @@ def hand() -> Hand:
     return Hand()
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
-def make_log(request, tmp_path, hand) -> Iterator[Callable[[], JobLog]]:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def make_log(request, tmp_path, hand) -> Iterator[Callable[[], SqlLog]]:
     """Give a function that opens a log over one shared, empty store, as each process would."""
     clock, ids = Advancing(), count(1)
-    if request.param == "memory":
-        log = MemoryLog(clock=clock, new_id=lambda: next(ids), who="tester", lease_clock=hand)
-        yield lambda: log
-        return
     url = f"sqlite:///{tmp_path}/log.db"
     if request.param == "postgresql":
         url = request.getfixturevalue("postgres")
     engines = []
 
-    def make() -> JobLog:
+    def make() -> SqlLog:
         log = SqlLog(url, clock=clock, new_id=lambda: next(ids), who="tester", lease_clock=hand)
         engines.append(log.engine)
         log.ensure()
@@ -46,13 +40,5 @@ def make_log(request, tmp_path, hand) -> Iterator[Callable[[], JobLog]]:
 
 
 @pytest.fixture
-def sql_log(make_log) -> SqlLog:
-    log = make_log()
-    if not isinstance(log, SqlLog):
-        pytest.skip("one process and one lock: nothing interleaves")
-    return log
-
-
-@pytest.fixture
-def log(make_log) -> JobLog:
+def log(make_log) -> SqlLog:
     return make_log()

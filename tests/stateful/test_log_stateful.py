@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from itertools import count
@@ -13,10 +11,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from logs import advance, complete, fail, span
+from logs import advance, complete, fail, log_in_memory, span
 
 from iscp_dagster.joblog.iterations import Claim, Iteration
-from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.joblog.protocol import Interrupted, JobLog
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import METADATA
@@ -99,7 +96,7 @@ class LogMachine(RuleBasedStateMachine):
         self.heard = 0
 
     def open(self) -> JobLog:
-        return MemoryLog(
+        return log_in_memory(
             clock=self.clock, new_id=lambda: next(self.numbers), lease_clock=self.lease_clock
         )
 
@@ -461,35 +458,8 @@ class LogMachine(RuleBasedStateMachine):
             assert ends == sorted(ends)
 
 
-class SqlMachine(LogMachine):
-    folder: str
-
-    def open(self) -> JobLog:
-        self.folder = tempfile.mkdtemp()
-        url = f"sqlite:///{self.folder}/log.db"
-        return SqlLog(
-            url,
-            clock=self.clock,
-            new_id=lambda: next(self.numbers),
-            lease_clock=self.lease_clock,
-        )
-
-    def teardown(self) -> None:
-        shutil.rmtree(self.folder)
-
-
-class TestMemoryLog(LogMachine.TestCase):
+class TestLogOnSqlite(LogMachine.TestCase):
     settings: ClassVar = settings(max_examples=60, stateful_step_count=40, deadline=None)
-
-
-@pytest.mark.slow
-class TestSqlLog(SqlMachine.TestCase):
-    settings: ClassVar = settings(
-        max_examples=15,
-        stateful_step_count=25,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
 
 
 class PostgresMachine(LogMachine):

@@ -15,13 +15,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from logs import advance, complete, fail
+from logs import advance, complete, fail, log_in_memory
 from onetable import write_commit
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.iterations import Claim
-from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.errors import FenceError
@@ -84,7 +83,6 @@ class RunnerMachine(RuleBasedStateMachine):
             clock=lambda: self.now,
             bounds=Bounds(versions=3),
         )
-        self.deployment.log.ensure()
         # Another Dagster on the same log, whose clock is wrong.
         self.other = replace(self.deployment, log=self.beside(), clock=lambda: self.now + self.skew)
         self.runners = [self.runner(who) for who in (0, 1)]
@@ -95,16 +93,17 @@ class RunnerMachine(RuleBasedStateMachine):
         self.running: list[tuple[str, list[Claim]]] = []
         self.gone: dict[JobKey, bool] = {}
 
+    @property
+    def log_options(self):
+        return {"new_id": lambda: next(self.ids), "lease_clock": lambda: self.leases_at}
+
     def open(self):
-        return MemoryLog(
-            clock=lambda: self.now,
-            new_id=lambda: next(self.ids),
-            lease_clock=lambda: self.leases_at,
-        )
+        return log_in_memory(clock=lambda: self.now, **self.log_options)
 
     def beside(self):
         """The log as the other Dagster opened it."""
-        return self.deployment.log
+        engine = self.deployment.log.engine
+        return SqlLog(engine, clock=lambda: self.now + self.skew, **self.log_options)
 
     def runner(self, who):
         deployment = (self.deployment, self.other)[who]
@@ -367,22 +366,6 @@ def job(name: str) -> JobID:
     return JobID(db="m", table="t", job=name)
 
 
-class SqlRunnerMachine(RunnerMachine):
-    def open(self):
-        return self.opened(lambda: self.now)
-
-    def beside(self):
-        return self.opened(lambda: self.now + self.skew)
-
-    def opened(self, clock):
-        return SqlLog(
-            f"sqlite:///{self.folder / 'log.sqlite'}",
-            clock=clock,
-            new_id=lambda: next(self.ids),
-            lease_clock=lambda: self.leases_at,
-        )
-
-
 @pytest.fixture(scope="module")
 def real(clickhouse_url):
     """Garbage is dropped from a real ClickHouse."""
@@ -399,9 +382,8 @@ def _rules_fire(real):
     assert all(RunnerMachine.fired[name] for name in ("unregistered", "stood by"))
 
 
-@pytest.mark.parametrize("machine", [RunnerMachine, SqlRunnerMachine])
-def test_what_is_canceled_goes_on_and_what_is_unregistered_is_collected_once(real, machine):
-    world = machine()
+def test_what_is_canceled_goes_on_and_what_is_unregistered_is_collected_once(real):
+    world = RunnerMachine()
     try:
         world.fired.clear()
         world.begin()
@@ -425,9 +407,8 @@ def test_what_is_canceled_goes_on_and_what_is_unregistered_is_collected_once(rea
         world.teardown()
 
 
-@pytest.mark.parametrize("machine", [RunnerMachine, SqlRunnerMachine])
-def test_what_is_kept_stays_and_what_is_not_is_freed_and_goes_on(machine):
-    world = machine()
+def test_what_is_kept_stays_and_what_is_not_is_freed_and_goes_on():
+    world = RunnerMachine()
     try:
         world.fired.clear()
         world.begin()
@@ -442,21 +423,10 @@ def test_what_is_kept_stays_and_what_is_not_is_freed_and_goes_on(machine):
 
 
 @pytest.mark.usefixtures("_rules_fire")
-class TestRunnerInMemory(RunnerMachine.TestCase):
+class TestRunner(RunnerMachine.TestCase):
     settings: ClassVar = settings(
         max_examples=60,
         stateful_step_count=30,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("real")
-class TestRunnerOnSql(SqlRunnerMachine.TestCase):
-    settings: ClassVar = settings(
-        max_examples=10,
-        stateful_step_count=25,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],
     )

@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import sqlalchemy as sa
+from sqlalchemy.pool import QueuePool
+
 from iscp_dagster.joblog.iterations import Claim, Done, Failed, Iteration
 from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import JobID, JobKey
@@ -37,6 +41,15 @@ class Hand:
 
     def __call__(self) -> float:
         return self.now
+
+
+def log_in_memory(**options: Any) -> SqlLog:
+    """Return an empty ISCP log that is gone with the test; its threads take turns."""
+    one = {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0}
+    engine = sa.create_engine("sqlite://", connect_args={"check_same_thread": False}, **one)
+    log = SqlLog(engine, **options)
+    log.ensure()
+    return log
 
 
 def name(job: str = "mirror") -> JobID:

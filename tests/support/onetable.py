@@ -12,13 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from logs import complete
+from logs import complete, log_in_memory
 
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.iterations import Claim, Iteration
-from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.sync.deployment import Deployment
 
@@ -68,7 +67,7 @@ def in_memory(clock: Clock) -> Deployment:
     """Make a deployment with an ISCP log in memory, where nothing else answers."""
     return Deployment(
         endpoint=Endpoint.parse("http://127.0.0.1:9"),
-        log=MemoryLog(clock=clock),
+        log=log_in_memory(clock=clock),
         spark=no_spark,
         lake="/nowhere",
         clock=clock,

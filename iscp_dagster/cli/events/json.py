@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
+from iscp_dagster.api.facts import at
 from iscp_dagster.api.outbox import Standing
 from iscp_dagster.webhooks.pending import Attempt, Delivery
 
@@ -24,9 +24,9 @@ def delivery(each: Delivery) -> dict[str, Any]:
         "state": each.state.label,
         "attempts": each.attempts,
         "recorded": each.recorded.isoformat(),
-        "next_at": _time(each.next_at) if each.pending else None,
-        "failed_at": _time(each.failed_at),
-        "ended_at": _time(each.ended_at),
+        "next_at": at(each.next_at) if each.pending else None,
+        "failed_at": at(each.failed_at),
+        "ended_at": at(each.ended_at),
         "batch_id": each.batch_id,
     }
 
@@ -48,12 +48,12 @@ def endpoint(each: Standing) -> dict[str, Any]:
         "declared": each.declared,
         "state": each.state.state,
         "reason": each.state.reason,
-        "changed_at": _time(each.state.changed_at),
-        "failing_since": _time(each.state.health.failing_since),
+        "changed_at": at(each.state.changed_at),
+        "failing_since": at(each.state.health.failing_since),
         "refused_in_a_row": each.state.health.in_a_row,
-        "delivered_at": _time(each.state.delivered_at),
+        "delivered_at": at(each.state.delivered_at),
         "pending": each.pending,
-        "oldest_pending": _time(each.oldest),
+        "oldest_pending": at(each.oldest),
         "delivered": each.delivered,
         "dead": each.dead,
     }
@@ -69,9 +69,5 @@ def _attempt(each: Attempt) -> dict[str, Any]:
         "status": each.status,
         "answer": each.answer,
         "verdict": each.verdict,
-        "next_at": _time(each.next_at),
+        "next_at": at(each.next_at),
     }
-
-
-def _time(at: datetime | None) -> str | None:
-    return None if at is None else at.isoformat()

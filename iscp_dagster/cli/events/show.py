@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 
 from iscp_dagster.api.outbox import Standing
 from iscp_dagster.cli.jobs.show import line
 from iscp_dagster.cli.parts.counting import print_counts
-from iscp_dagster.cli.parts.tables import Listing, print_facts, print_listing
+from iscp_dagster.cli.parts.tables import Listing, print_facts, print_listing, time_text
 from iscp_dagster.webhooks.pending import Attempt, Delivery
 
 _FULL = "%Y-%m-%d %H:%M:%S UTC"
@@ -29,7 +28,7 @@ def deliveries(found: Sequence[Delivery], limit: int, counts: Mapping[str, int])
             (each.event_id, f"{each.trigger} {each.key}"),
             *(each.event_type, each.endpoint),
             (each.state.label, str(each.attempts or "")),
-            (_time(each.recorded, _SHORT), _next(each, _SHORT)),
+            (time_text(each.recorded, _SHORT), _next(each, _SHORT)),
         )
         for each in found
     ]
@@ -47,9 +46,9 @@ def whole(found: Sequence[Delivery], attempts: Sequence[Attempt]) -> None:
         "type": first.event_type,
         "tenant": first.tenant,
         "key": first.key,
-        "changed": f"{_time(first.source_timestamp.at, _FULL)}, version "
+        "changed": f"{time_text(first.source_timestamp.at, _FULL)}, version "
         f"{first.source_timestamp.version}",
-        "recorded": _time(first.recorded, _FULL),
+        "recorded": time_text(first.recorded, _FULL),
         "body": json.dumps(json.loads(first.body), indent=2, ensure_ascii=False),
     }
     print_facts(facts)
@@ -65,10 +64,10 @@ def endpoints(found: Sequence[Standing]) -> None:
     rows = [
         (
             (each.state.name, each.state.state),
-            (f"{each.pending:,}", _time(each.oldest, _SHORT)),
-            (f"{each.delivered:,}", _time(each.state.delivered_at, _SHORT)),
+            (f"{each.pending:,}", time_text(each.oldest, _SHORT)),
+            (f"{each.delivered:,}", time_text(each.state.delivered_at, _SHORT)),
             f"{each.dead:,}",
-            _time(each.state.health.failing_since, _SHORT),
+            time_text(each.state.health.failing_since, _SHORT),
         )
         for each in found
     ]
@@ -87,9 +86,9 @@ def _delivery(each: Delivery) -> dict[str, str]:
     if each.pending:
         facts["next try"] = _next(each, _FULL)
     if each.failed_at:
-        facts["failed first"] = _time(each.failed_at, _FULL)
+        facts["failed first"] = time_text(each.failed_at, _FULL)
     if each.ended_at:
-        facts["ended"] = _time(each.ended_at, _FULL)
+        facts["ended"] = time_text(each.ended_at, _FULL)
     if each.batch_id:
         facts["batch"] = each.batch_id
     return facts
@@ -103,14 +102,10 @@ def _attempts(found: Sequence[Attempt]) -> None:
 def _attempt(each: Attempt) -> tuple[str, ...]:
     follows = each.verdict
     if each.next_at is not None:
-        follows = f"{each.verdict}, {_time(each.next_at, _SHORT)}"
+        follows = f"{each.verdict}, {time_text(each.next_at, _SHORT)}"
     status = "none" if each.status is None else str(each.status)
-    return (_time(each.at, _SHORT), f"{each.seconds:.2f}", status, each.answer, follows)
+    return (time_text(each.at, _SHORT), f"{each.seconds:.2f}", status, each.answer, follows)
 
 
 def _next(each: Delivery, form: str) -> str:
-    return _time(each.next_at, form) if each.pending else ""
-
-
-def _time(at: datetime | None, form: str) -> str:
-    return "" if at is None else at.strftime(form)
+    return time_text(each.next_at, form) if each.pending else ""

@@ -202,16 +202,16 @@ def _jobs() -> Jobs:
 
 def _change(name: str, tenant: str, verb: Verb, said: Mapping[bool, str], *, as_json: bool) -> None:
     """Apply `verb` to the job, and print whether it changed anything."""
-    from iscp_dagster.api.names import parsed, shown, titled
+    from iscp_dagster.api.names import parsed, titled
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
 
     wanted = parsed(name)
     changed = verb(_jobs())(tenant, wanted)
     if as_json:
-        job_json.write({"tenant": tenant, "job": shown(wanted), "changed": changed})
+        job_json.write({"tenant": tenant, "job": str(wanted), "changed": changed})
     else:
-        job_show.line(f"{titled(shown(wanted), tenant)}: {said[changed]}")
+        job_show.line(f"{titled(str(wanted), tenant)}: {said[changed]}")
 
 
 job.command()(job_look.status)

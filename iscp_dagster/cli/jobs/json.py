@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from iscp_dagster.api.facts import is_building, job, moment, status
-from iscp_dagster.api.names import EVERY, shown
+from iscp_dagster.api.facts import moment, status
+from iscp_dagster.api.names import EVERY
 from iscp_dagster.clickhouse.tables.indexes import Beginning
 from iscp_dagster.joblog.history import Entry, Usage
 from iscp_dagster.model.jobs import JobID, JobStatus
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.upkeep.progress import Progress
-
-__all__ = ["is_building", "job", "status"]
 
 
 def write(value: Any) -> None:
@@ -27,7 +25,7 @@ def write(value: Any) -> None:
 
 def standing(name: JobID, spec: JobSpec) -> dict[str, Any]:
     """A standing registration, which is for every tenant."""
-    return {"tenant": EVERY, "job": shown(name), "state": None, "spec": spec.to_json()}
+    return {"tenant": EVERY, "job": str(name), "state": None, "spec": spec.to_json()}
 
 
 def progress(found: Progress | None) -> dict[str, Any]:
@@ -44,7 +42,7 @@ def history(found: Beginning | None) -> dict[str, Any]:
 
 def counted(tenant: str, name: JobID, each: JobStatus) -> dict[str, Any]:
     """A job with its latest iteration."""
-    return {"tenant": tenant, "job": shown(name), "status": status(each)}
+    return {"tenant": tenant, "job": str(name), "status": status(each)}
 
 
 def entry(each: Entry) -> dict[str, Any]:
@@ -53,7 +51,7 @@ def entry(each: Entry) -> dict[str, Any]:
         "number": each.number,
         "at": each.at.isoformat(),
         "tenant": each.key.tenant,
-        "job": shown(each.name),
+        "job": str(each.name),
         # Too large for the integers of many JSON readers.
         "registration": str(each.registration),
         "event": each.event.value,
@@ -75,7 +73,7 @@ def usage(each: Usage) -> dict[str, Any]:
     """Everything about a job's usage."""
     return {
         "tenant": each.tenant,
-        "job": shown(each.name),
+        "job": str(each.name),
         "iterations": each.iterations,
         "failed": each.failed,
         "canceled": each.canceled,

@@ -38,6 +38,7 @@ def status(
     For many tenants, `iscp job list` shows a table with one line each.
     """
     from iscp_dagster.api import jobs as api
+    from iscp_dagster.api.facts import job as job_facts
     from iscp_dagster.api.names import EVERY, parsed
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
@@ -58,7 +59,7 @@ def status(
     if as_json:
         job_json.write(
             [
-                job_json.job(each)
+                job_facts(each)
                 | {"lag": lags.get(each.key), "served": each.name not in waiting}
                 | job_json.progress(built.get(each.key))
                 | job_json.history(begun.get(each.key))
@@ -85,6 +86,7 @@ def list_jobs(
     Those registered for every tenant (`*`) come first, then those in error.
     """
     from iscp_dagster.api import jobs as api
+    from iscp_dagster.api.facts import job as job_facts
     from iscp_dagster.api.names import EVERY
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
@@ -106,7 +108,7 @@ def list_jobs(
     lags = {key: lag for each in tenants.items() for key, lag in _lags(jobs, *each).items()}
     if as_json:
         all_ = [job_json.standing(*each) for each in standing.items()]
-        job_json.write(all_ + [job_json.job(e) | {"lag": lags.get(e.key)} for e in found])
+        job_json.write(all_ + [job_facts(e) | {"lag": lags.get(e.key)} for e in found])
         return
     if every:
         job_show.count_states(every, len(standing))
@@ -181,7 +183,7 @@ def _in_state(
     jobs: Jobs, label: str | None, tenant: str | None = None, table: str | None = None
 ) -> list[Job]:
     """The jobs in a state of `STATES`; None for any. Raises ConfigError for an unknown one."""
-    from iscp_dagster.cli.jobs.json import is_building
+    from iscp_dagster.api.facts import is_building
     from iscp_dagster.model.errors import ConfigError
 
     if label is not None and label.lower() not in STATES:
@@ -193,7 +195,7 @@ def _in_state(
 
 def _progress(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Progress | None]:
     """How far each building job has come; left out if a service does not answer."""
-    from iscp_dagster.cli.jobs.json import is_building
+    from iscp_dagster.api.facts import is_building
     from iscp_dagster.model.errors import IscpError
 
     found: dict[JobKey, Progress | None] = {}

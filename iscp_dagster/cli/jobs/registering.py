@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import EVERY, command, shown, titled, whose
+from iscp_dagster.api.names import EVERY, command, titled, whose
 from iscp_dagster.cli.jobs.specs import Wish
 from iscp_dagster.delta.log.tenants import tenants_in
 from iscp_dagster.model.specs import JobSpec
@@ -27,12 +27,12 @@ class Registered:
     def __str__(self) -> str:
         done = "registered" if self.created else "already exists"
         mark = (", " if self.differs and self.wish.tenant != EVERY else "; ") if self.note else ""
-        return f"{titled(shown(self.wish.job), self.wish.tenant)}: {done}{mark}{self.note}"
+        return f"{titled(str(self.wish.job), self.wish.tenant)}: {done}{mark}{self.note}"
 
     def to_json(self) -> Mapping[str, Any]:
         told = {"note": self.note} if self.note else {}
         wish = self.wish
-        return {"tenant": wish.tenant, "job": shown(wish.job), "created": self.created} | told
+        return {"tenant": wish.tenant, "job": str(wish.job), "created": self.created} | told
 
 
 def registered(jobs: Jobs, wish: Wish) -> Registered:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from rich.console import Console
 
-from iscp_dagster.api.names import EVERY, shown
-from iscp_dagster.cli.jobs.json import is_building
+from iscp_dagster.api.facts import is_building
+from iscp_dagster.api.names import EVERY
 from iscp_dagster.cli.jobs.options import BUILDING, STATES
 from iscp_dagster.cli.parts.counting import (
     ROWS,
@@ -27,6 +26,7 @@ from iscp_dagster.cli.parts.tables import (
     print_line,
     print_listing,
     table_of,
+    time_text,
 )
 from iscp_dagster.clickhouse.tables.indexes import Beginning
 from iscp_dagster.joblog.history import Entry, Usage
@@ -98,9 +98,9 @@ def jobs(
     """Print one line per standing registration, then one per job."""
     rows = []
     for name, spec in standing.items():
-        rows.append(((shown(name), EVERY), "", ("", ""), _kind_and_trigger(spec), ""))
+        rows.append(((str(name), EVERY), "", ("", ""), _kind_and_trigger(spec), ""))
     for job in found:
-        names = (shown(job.name), job.key.tenant)
+        names = (str(job.name), job.key.tenant)
         place = (_version(job.watermark), _seconds(lags.get(job.key)))
         code = str(job.status.code or "")
         rows.append((names, state_of(job), place, _kind_and_trigger(job.spec), code))
@@ -129,9 +129,9 @@ def statuses(found: Sequence[tuple[str, JobID, JobStatus]], limit: int | None = 
     print_counts(len(found), "job", {})
     rows = [
         (
-            (shown(name), tenant),
+            (str(name), tenant),
             (_range(each.from_, each.to), str(each.code)),
-            (_time(each.end_at, _DAY), _time(each.end_at, _CLOCK)),
+            (time_text(each.end_at, _DAY), time_text(each.end_at, _CLOCK)),
             each.message,
         )
         for tenant, name, each in found[: limit or ROWS]
@@ -146,8 +146,8 @@ def history(found: Sequence[Entry]) -> None:
     heads = ("at\nUTC", "job\ntenant", "event\nstates", "range\ncode", "who")
     rows = [
         (
-            (_time(each.at, _DAY), _time(each.at, _CLOCK)),
-            (shown(each.name), each.key.tenant),
+            (time_text(each.at, _DAY), time_text(each.at, _CLOCK)),
+            (str(each.name), each.key.tenant),
             (each.event.value, _states(each)),
             (_range(each.from_, each.to), str(each.code or "")),
             _UUID.sub(r"\1", each.who),
@@ -189,7 +189,7 @@ def _usage_wide(found: Sequence[Usage]) -> Listing:
     counts = [name for name in _COUNTS if name not in _RARE or name in rare]
     rows = [
         (
-            *(shown(each.name), each.tenant, *(f"{getattr(each, name):,}" for name in counts)),
+            *(str(each.name), each.tenant, *(f"{getattr(each, name):,}" for name in counts)),
             f"{each.seconds:,.1f}",
         )
         for each in found
@@ -202,7 +202,7 @@ def _usage_narrow(found: Sequence[Usage]) -> Listing:
     heads = ("iterations", "failed\ncanceled", "inserted\ndeleted", "bytes", "seconds")
     rows = [
         (
-            (shown(each.name), each.tenant),
+            (str(each.name), each.tenant),
             f"{each.iterations:,}",
             (f"{each.failed:,}", f"{each.canceled:,}"),
             (f"{each.inserted:,}", f"{each.deleted:,}"),
@@ -217,7 +217,7 @@ def _usage_narrow(found: Sequence[Usage]) -> Listing:
 def _facts(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
     status = job.status
     return {
-        "job": shown(job.name),
+        "job": str(job.name),
         "tenant": job.key.tenant,
         "state": state_of(job) + _for_what(job) + _of_rows(built),
         "watermark": _place(job.watermark),
@@ -226,8 +226,8 @@ def _facts(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
         "trigger": _trigger(job),
         "priority": str(job.priority),
         "last range": _range(status.from_, status.to),
-        "started": _time(status.start_at, _FULL),
-        "ended": _time(status.end_at, _FULL),
+        "started": time_text(status.start_at, _FULL),
+        "ended": time_text(status.end_at, _FULL),
         "code": str(status.code),
         "message": status.message,
         "counts": ", ".join(
@@ -294,7 +294,7 @@ def _trigger(job: Job) -> str:
 def _place(watermark: Moment) -> str:
     if watermark == START:
         return "before the first version"
-    return f"{watermark.version} of {_time(watermark.at, _FULL)}"
+    return f"{watermark.version} of {time_text(watermark.at, _FULL)}"
 
 
 def _version(watermark: Moment) -> str:
@@ -305,7 +305,3 @@ def _range(from_: Moment | None, to: Moment | None) -> str:
     if from_ is None or to is None:
         return ""
     return f"all to {to.version}" if from_ == START else f"{from_.version} to {to.version}"
-
-
-def _time(at: datetime | None, form: str) -> str:
-    return "" if at is None else at.strftime(form)

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iscp_dagster.api.names import about, parsed, shown
+from iscp_dagster.api.names import about, parsed
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.clock import DURATION, duration
 from iscp_dagster.model.declared.kinds import kind_names
@@ -170,7 +170,7 @@ def _check_alike(where: str, wish: Wish, first: Wish) -> None:
     consumers = [each.spec.detail.consumer for each in (first, wish)]
     if consumers[0] != consumers[1] and {each.type for each in consumers} & set(kind_names()):
         raise ConfigError(
-            f"{where}: index {shown(wish.job)} differs from an earlier entry; it has one table for "
+            f"{where}: index {wish.job} differs from an earlier entry; it has one table for "
             "all its tenants, so give it the same type, columns and options in every entry."
         )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import shown, titled
+from iscp_dagster.api.names import titled
 from iscp_dagster.cli.jobs.specs import scheduled
 from iscp_dagster.cli.parts.counting import count_nouns
 from iscp_dagster.joblog.protocol import Interrupted
@@ -28,13 +28,13 @@ class Updated:
 
     def __str__(self) -> str:
         then = f"; {self._interrupted}" if self.interrupt else ""
-        return f"{titled(shown(self.job), self.tenant)}: {self._changed}{then}"
+        return f"{titled(str(self.job), self.tenant)}: {self._changed}{then}"
 
     def to_json(self) -> dict[str, Any]:
         """Return what was changed; with --interrupt, of how many jobs iterations were canceled."""
         number = {"interrupted": len(self.done.keys)} if self.interrupt else {}
         changed = self.done.changed or bool(self.done.keys)
-        return {"tenant": self.tenant, "job": shown(self.job), "changed": changed, **number}
+        return {"tenant": self.tenant, "job": str(self.job), "changed": changed, **number}
 
     @property
     def _changed(self) -> str:

@@ -44,7 +44,7 @@ def collect(
     from datetime import timedelta
 
     from iscp_dagster.api import jobs as api
-    from iscp_dagster.api.names import shown, titled
+    from iscp_dagster.api.names import titled
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
     from iscp_dagster.cli.parts.counting import ROWS, print_rest
@@ -55,7 +55,7 @@ def collect(
     if not dry_run:
         maintenance.collect(jobs.deployment, jobs.sources, found)
     rows = [
-        {"tenant": each.job.key.tenant, "job": shown(each.job.name), "drops": each.drops}
+        {"tenant": each.job.key.tenant, "job": str(each.job.name), "drops": each.drops}
         for each in found
     ]
     if as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from iscp_dagster.api.names import EVERY, check_table, no_such, parsed, shown
+from iscp_dagster.api.names import EVERY, check_table, no_such, parsed
 from iscp_dagster.delta.log.tenants import tenants_in
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def check_known(
         for called in (each.name, each.shown)
     }
     if name is not None:
-        _check(what, shown(parsed(name, what)), declared | {shown(each.name) for each in held})
+        _check(what, str(parsed(name, what)), declared | {str(each.name) for each in held})
     if tenant is not None and tenant != EVERY:
         where = table or (_table(parsed(name, what)) if name else None)
         check_tenant(jobs.deployment, jobs.sources, held, tenant, where)

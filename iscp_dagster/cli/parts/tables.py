@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from rich.console import Console
 from rich.table import Table
@@ -40,6 +41,11 @@ class Listing:
 def is_terminal() -> bool:
     """Whether a person's terminal shows what is printed."""
     return sys.stdout.isatty()
+
+
+def time_text(at: datetime | None, form: str) -> str:
+    """Return the time in that form of `strftime`; empty if there is none."""
+    return "" if at is None else at.strftime(form)
 
 
 def print_facts(facts: Mapping[str, str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote
 
-from iscp_dagster.model.portions import portioned
+from iscp_dagster.model.portions import split_into_portions
 
 MOST_NAMES = 100
 MOST_CHARACTERS = 12_000
@@ -14,8 +14,9 @@ MOST_CHARACTERS = 12_000
 
 def portions(names: Iterable[str]) -> Iterator[list[str]]:
     """Yield the names in order, in portions; a name above the limit goes alone."""
-    return portioned(names, _length, most=MOST_NAMES, most_size=MOST_CHARACTERS)
-
-
-def _length(name: str) -> int:
-    return len(quote(name, safe=""))
+    return split_into_portions(
+        names,
+        most=MOST_NAMES,
+        size=lambda name: len(quote(name, safe="")),
+        most_size=MOST_CHARACTERS,
+    )

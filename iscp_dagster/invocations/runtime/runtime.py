@@ -13,6 +13,7 @@ import anyio
 
 from iscp_dagster.invocations.protocol.results import Result
 from iscp_dagster.invocations.runtime.claims import Claims
+from iscp_dagster.invocations.runtime.driving.course import take_error
 from iscp_dagster.invocations.runtime.driving.drives import Drives
 from iscp_dagster.invocations.runtime.driving.tools import Tools
 from iscp_dagster.invocations.runtime.http.client import HttpClient
@@ -162,7 +163,7 @@ class Runtime:
 
     def _release(self) -> None:
         owner = self._settings.owner
-        self._put(Release(owner=owner, held=self._drives.held)).add_done_callback(_ignored)
+        self._put(Release(owner=owner, held=self._drives.held)).add_done_callback(take_error)
 
     # What goes on for ever.
 
@@ -240,8 +241,3 @@ async def _for_ever(step: Callable[[], Awaitable[None]]) -> None:
 async def _within(waited: Awaitable[Any], seconds: float | None) -> None:
     with anyio.move_on_after(seconds):
         await waited
-
-
-def _ignored(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()

@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from iscp_dagster.joblog.sql.given import given, insert_into, without_nul
-from iscp_dagster.joblog.sql.statements import portions
+from iscp_dagster.joblog.sql.statements import key_columns, portions
 from iscp_dagster.joblog.sql.tables import METADATA
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import START, Moment
@@ -111,7 +111,9 @@ def keep(
         gone = _ROWS.digest.in_(sa.select(digests))
         connection.execute(sa.delete(ISCP_ACTIVE).where(*_is(ISCP_ACTIVE, job), gone))
     for some in portions(sorted(added)):
-        rows = [_columns(job) | {"digest": _digest(k), "event_key": without_nul(k)} for k in some]
+        rows = [
+            key_columns(job) | {"digest": _digest(k), "event_key": without_nul(k)} for k in some
+        ]
         _put(connection, ISCP_ACTIVE, rows)
     keep_sets(connection, {job: held})
 
@@ -119,7 +121,7 @@ def keep(
 def keep_sets(connection: sa.Connection, sets: Mapping[JobKey, ActiveSet]) -> None:
     """Put the sets of jobs whose active rows did not move. Idempotent."""
     for some in portions(sorted(sets)):
-        _put(connection, ISCP_ACTIVE_SETS, [_columns(job) | _values(sets[job]) for job in some])
+        _put(connection, ISCP_ACTIVE_SETS, [key_columns(job) | _values(sets[job]) for job in some])
 
 
 def forget(connection: sa.Connection, registrations: Mapping[JobKey, int]) -> None:
@@ -146,19 +148,15 @@ def _values(held: ActiveSet) -> dict[str, Any]:
     }
 
 
-def _columns(job: JobKey) -> dict[str, str]:
-    return {"tenant": job.tenant, "table_id": job.table_id, "job_name": job.job_name}
-
-
 def _is(table: sa.Table, job: JobKey) -> list[sa.ColumnElement[bool]]:
-    return [table.c[name] == value for name, value in _columns(job).items()]
+    return [table.c[name] == value for name, value in key_columns(job).items()]
 
 
 def _of(
     connection: sa.Connection, table: sa.Table, jobs: Iterable[JobKey]
 ) -> sa.ColumnElement[bool]:
     key = [table.c.tenant, table.c.table_id, table.c.job_name]
-    chosen = given(connection.dialect, key, map(_columns, jobs))
+    chosen = given(connection.dialect, key, map(key_columns, jobs))
     return sa.tuple_(*key).in_(sa.select(chosen))
 
 

@@ -141,6 +141,15 @@ class SqlLog:
                 for index in sorted(table.indexes, key=lambda index: str(index.name)):
                     connection.execute(CreateIndex(index, if_not_exists=True))
 
+    def fill(self, jobs: Iterable[Job], standing: Mapping[JobID, JobSpec]) -> None:
+        """Insert jobs of another log as they are into this empty one, without their history."""
+        rows = [to_row(job) for job in jobs]
+        with self._transaction(writes=True) as connection:
+            if rows:
+                connection.execute(sa.insert(ISCP_LOG), rows)
+            for name, spec in standing.items():
+                put_standing(connection, name, spec, self._clock())
+
     def register(self, tenant: str, name: JobID, table_id: str, spec: JobSpec) -> bool:
         row = NewJob(tenant=tenant, name=name, table_id=table_id, spec=spec)
         return self.register_many([row]) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,6 +13,7 @@ from iscp_dagster.joblog.sql.given import given, insert_into
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, ISCP_LOG_EVENTS, entry_to_row, from_row, to_row
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
+from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.model.states import ACTIVE
 
 EntryOf = Callable[[Job | None, Job], Entry | None]
@@ -164,6 +164,4 @@ def equal(column: sa.ColumnElement[Any], value: Any) -> tuple[sa.ColumnElement[b
 
 def portions(items: Sequence[Any]) -> Iterator[list[Any]]:
     """Yield the items, as many at a time as a statement takes."""
-    rest = iter(items)
-    while portion := list(islice(rest, KEYS_PER_STATEMENT)):
-        yield portion
+    return split_into_portions(items, most=KEYS_PER_STATEMENT)

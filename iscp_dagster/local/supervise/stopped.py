@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 
 from iscp_dagster.local.supervise.ward import below, processes
 
@@ -33,7 +34,9 @@ async def keep_going() -> None:
         looks = {pid: looks.get(pid, 0) + 1 for pid in stopped_below(os.getpid())}
         for pid, times in looks.items():
             if 1 < times <= 1 + RESUMED:
-                resume(pid)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+                    _LOGGER.warning("process %s was stopped; resumed it", pid)
 
 
 def stopped_below(pid: int) -> set[int]:
@@ -41,12 +44,3 @@ def stopped_below(pid: int) -> set[int]:
     found = processes()
     stopped = {each for each, _, _, state in found if state == _STOPPED}
     return stopped & set(below(pid, found)) if stopped else set()
-
-
-def resume(pid: int) -> None:
-    """Resume a process."""
-    try:
-        os.kill(pid, signal.SIGCONT)
-    except ProcessLookupError:
-        return
-    _LOGGER.warning("process %s was stopped; resumed it", pid)

@@ -15,7 +15,9 @@ from dagster import (
     PartitionsDefinition,
     RunsFilter,
 )
-from dagster._core.storage.tags import (
+
+from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.location.internals import (
     ASSET_PARTITION_RANGE_END_TAG,
     ASSET_PARTITION_RANGE_START_TAG,
     BACKFILL_ID_TAG,
@@ -23,8 +25,6 @@ from dagster._core.storage.tags import (
     PARTITION_NAME_TAG,
     ROOT_RUN_ID_TAG,
 )
-
-from iscp_dagster.joblog.protocol import JobLog
 
 TAKEN_TAG = "iscp/taken_by"
 """On a canceled run: the run that processes its partitions instead."""

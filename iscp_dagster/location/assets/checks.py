@@ -20,11 +20,9 @@ from dagster import (
     TableRecord,
     multi_asset_check,
 )
-from dagster._core.definitions.asset_checks.asset_check_evaluation import (
-    AssetCheckEvaluationTargetMaterializationData as Target,
-)
 
 from iscp_dagster.location.assets.backfills import taken
+from iscp_dagster.location.internals import Target
 from iscp_dagster.location.names import index_key, partitions_of, verify_op_name
 from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import Index, SourceTable

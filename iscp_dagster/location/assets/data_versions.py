@@ -18,11 +18,11 @@ from dagster import (
     DagsterEventType,
     DagsterInstance,
 )
-from dagster._core.definitions.data_version import DATA_VERSION_TAG
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.sql.statements import portions
 from iscp_dagster.location.assets.metadata import facts_if_known
+from iscp_dagster.location.internals import DATA_VERSION_TAG
 from iscp_dagster.location.names import source_key
 from iscp_dagster.model.declared.tables import SourceTable
 

@@ -20,12 +20,11 @@ from dagster import (
     job,
     op,
 )
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
-from dagster._core.execution.build_resources import wrap_resources_for_execution
 
 from iscp_dagster.location.assets.io_manager import Outcomes, needed, writer_of
 from iscp_dagster.location.assets.iterations import InStep, Iterations, report
 from iscp_dagster.location.assets.reporting import Success, iterated, unreported
+from iscp_dagster.location.internals import UnresolvedAssetJobDefinition
 from iscp_dagster.location.names import (
     TENANT_TAG,
     io_manager_key,
@@ -91,7 +90,7 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
     @job(
         name=tenants_job_name(source),
         # Bound here, or Dagster copies the sensor to bind them, and warns about its own copy.
-        resource_defs=wrap_resources_for_execution(resources),
+        resource_defs=resources,
         executor_def=in_process_executor,
         description=f"Brings indexes of `{source.name}` in step, for all due tenants in one run, "
         "and runs the jobs that no index declares. Start it without a tag for all tenants.",

@@ -10,12 +10,12 @@ from itertools import groupby
 from typing import Any
 
 from dagster import AssetExecutionContext, DagsterInstance, DagsterRun, Failure
-from dagster._core.storage.tags import PARENT_RUN_ID_TAG, ROOT_RUN_ID_TAG
 
 from iscp_dagster.delta.feed import Feed
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Failed, Iteration
 from iscp_dagster.location.executor import nameless
+from iscp_dagster.location.internals import PARENT_RUN_ID_TAG, ROOT_RUN_ID_TAG
 from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.declared.tables import Consuming, SourceTable
 from iscp_dagster.model.errors import FenceError

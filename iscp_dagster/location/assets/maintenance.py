@@ -20,7 +20,6 @@ from dagster import (
     job,
     op,
 )
-from dagster._core.execution.build_resources import wrap_resources_for_execution
 from pydantic import Field
 
 from iscp_dagster.location.assets.data_versions import event_type
@@ -85,7 +84,6 @@ def maintenance_jobs(
     sources: Sequence[SourceTable], resources: Mapping[str, Any], runs_kept: timedelta
 ) -> list[JobDefinition]:
     """The flush of watermarks, the collection of garbage, the pruning of runs, and the report."""
-    bound = wrap_resources_for_execution(resources)
 
     @op(name=f"{FLUSH}_op", required_resource_keys={"iscp"})
     def flush(context: OpExecutionContext) -> None:
@@ -143,7 +141,7 @@ def maintenance_jobs(
 
     @job(
         name=FLUSH,
-        resource_defs=bound,
+        resource_defs=resources,
         executor_def=in_process_executor,
         description="Saves the watermarks of idle jobs, which move in memory, to the ISCP log.",
     )
@@ -152,7 +150,7 @@ def maintenance_jobs(
 
     @job(
         name=COLLECT,
-        resource_defs=bound,
+        resource_defs=resources,
         executor_def=in_process_executor,
         description="Deletes expired unregistered jobs and their index data.",
     )
@@ -161,7 +159,7 @@ def maintenance_jobs(
 
     @job(
         name=PRUNE,
-        resource_defs=bound,
+        resource_defs=resources,
         executor_def=in_process_executor,
         description="Deletes old successful runs that the runner started. Keeps a run that made "
         "some partition's latest materialization or data version.",
@@ -169,7 +167,7 @@ def maintenance_jobs(
     def prune_job() -> None:
         prune()
 
-    return [flush_job, collect_job, prune_job, _report_job(sources, bound)]
+    return [flush_job, collect_job, prune_job, _report_job(sources, resources)]
 
 
 @contextmanager
@@ -181,7 +179,7 @@ def _noted(problems: list[str]) -> Iterator[None]:
         problems.append(str(as_ours(error)))
 
 
-def _report_job(sources: Sequence[SourceTable], bound: Mapping[str, Any]) -> JobDefinition:
+def _report_job(sources: Sequence[SourceTable], resources: Mapping[str, Any]) -> JobDefinition:
     @op(name=f"{REPORT}_op", required_resource_keys={"iscp"})
     def report(context: OpExecutionContext) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
@@ -193,7 +191,7 @@ def _report_job(sources: Sequence[SourceTable], bound: Mapping[str, Any]) -> Job
 
     @job(
         name=REPORT,
-        resource_defs=bound,
+        resource_defs=resources,
         executor_def=in_process_executor,
         description="Reports to Dagster the materializations that runs ended without reporting, "
         "though their rows are served.",

@@ -9,7 +9,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from dagster import AssetKey, DagsterInstance
-from dagster._core.definitions.data_version import (
+
+from iscp_dagster.joblog.sql.statements import portions
+from iscp_dagster.location.assets.data_versions import event_type, reported
+from iscp_dagster.location.internals import (
     CODE_VERSION_TAG,
     DATA_VERSION_IS_USER_PROVIDED_TAG,
     DEFAULT_DATA_VERSION,
@@ -17,9 +20,6 @@ from dagster._core.definitions.data_version import (
     get_input_data_version_tag,
     get_input_event_pointer_tag,
 )
-
-from iscp_dagster.joblog.sql.statements import portions
-from iscp_dagster.location.assets.data_versions import event_type, reported
 from iscp_dagster.location.names import job_key, source_key
 from iscp_dagster.model.declared.lineage import parents
 from iscp_dagster.model.declared.tables import SourceTable

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache, partial
-from itertools import groupby, islice, takewhile
+from itertools import groupby, takewhile
 from operator import attrgetter
 from typing import Any
 from uuid import uuid4
@@ -21,18 +21,13 @@ from dagster import (
     AssetExecutionContext,
     AssetMaterialization,
     AssetObservation,
+    DagsterEvent,
     DagsterEventType,
     DagsterInstance,
     DagsterRunStatus,
     MetadataValue,
     OpExecutionContext,
     RunsFilter,
-)
-from dagster._core.definitions.data_version import DATA_VERSION_TAG
-from dagster._core.events import (
-    AssetMaterializationPlannedData,
-    DagsterEvent,
-    DagsterEventBatchMetadata,
 )
 
 from iscp_dagster.joblog.iterations import Failed
@@ -43,10 +38,16 @@ from iscp_dagster.location.assets.iterations import InStep, Iterations, Outcome
 from iscp_dagster.location.assets.metadata import events_if_known, told_metadata
 from iscp_dagster.location.assets.provenance import Provenance
 from iscp_dagster.location.assets.source_check import evaluation
+from iscp_dagster.location.internals import (
+    DATA_VERSION_TAG,
+    AssetMaterializationPlannedData,
+    DagsterEventBatchMetadata,
+)
 from iscp_dagster.location.names import job_key
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobKey
 from iscp_dagster.model.moment import START
+from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.effective import effective
 from iscp_dagster.planning.problems import problem_of
@@ -138,8 +139,7 @@ def store_events(context: Context, events: Iterable[Reported]) -> None:
 
     Dagster writes a batch's events of an asset together if DAGSTER_EVENT_BATCH_SIZE allows it.
     """
-    left = iter(events)
-    while some := list(islice(left, BATCH)):
+    for some in split_into_portions(events, most=BATCH):
         for _, mine in groupby(sorted(some, key=_series), key=_series):
             _store(context, list(mine))
 

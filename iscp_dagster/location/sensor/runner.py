@@ -13,10 +13,10 @@ from dagster import (
     SensorResult,
     sensor,
 )
-from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from iscp_dagster.joblog.sql.statements import portions
 from iscp_dagster.location.assets.iteration_job import Startable
+from iscp_dagster.location.internals import MAX_RETRIES_TAG
 from iscp_dagster.location.names import (
     PRIORITY_TAG,
     RUNNER,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 
 from dagster import (
     AddDynamicPartitionsRequest,
@@ -17,7 +18,7 @@ from dagster import (
     SensorEvaluationContext,
 )
 
-from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.location.names import partitions_name
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.look import Dispatch, Look
@@ -39,8 +40,11 @@ def is_trial(context: SensorEvaluationContext) -> bool:
 
 def trial_look(deployment: Deployment, sources: Sequence[SourceTable], cursor: str | None) -> Look:
     """What the runner would find now; reads only."""
-    log = MemoryLog.copy_of(deployment.log, clock=deployment.clock)
-    return Runner(replace(deployment, log=log), sources).look(cursor)
+    with TemporaryDirectory() as folder:
+        log = SqlLog(f"sqlite:///{folder}/log.sqlite", clock=deployment.clock)
+        log.ensure()
+        log.fill(deployment.log.jobs(include_dropped=True), deployment.log.standing())
+        return Runner(replace(deployment, log=log), sources).look(cursor)
 
 
 def by_hand(request: RunRequest) -> RunRequest:

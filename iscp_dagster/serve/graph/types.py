@@ -7,7 +7,6 @@ from typing import Any
 
 from graphql import (
     FloatValueNode,
-    GraphQLArgument,
     GraphQLBoolean,
     GraphQLEnumType,
     GraphQLEnumValue,
@@ -31,7 +30,6 @@ from iscp_dagster.serve.comparing import OPERATORS
 from iscp_dagster.serve.scalars import BadValueError, Scalar
 from iscp_dagster.serve.served import BUILT_IN, COMPARISON, Served
 
-Arguments = Mapping[str, GraphQLArgument]
 ORDERS = {
     f"{way}{suffix}": (way == "desc", nulls_first)
     for way in ("asc", "desc")

@@ -13,8 +13,9 @@ from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.tables.ddl import table_name
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.types.typetext import FLOATS, ChType, parsed
-from iscp_dagster.events.changes import Change, Operation, Stamped
+from iscp_dagster.events.changes import Change, Stamped
 from iscp_dagster.events.timestamps import SourceTimestamp
+from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.serve.columns import BINARY, Column, column
 from iscp_dagster.serve.live.positions import START, Position, Positions
 from iscp_dagster.serve.rows import Limits, rows
@@ -22,7 +23,7 @@ from iscp_dagster.serve.sql import Parameters, condition
 from iscp_dagster.serve.where import EVERYTHING, Expression
 
 LIMITS = Limits(rows=100_000)
-BEGIN = int(Operation.BEGIN)
+BEGIN = int(ChangeKind.BEGIN)
 _TOO_LARGE = {158, 307, 396}
 """ClickHouse's codes for answers beyond the limits."""
 Result = TypeVar("Result")
@@ -172,7 +173,7 @@ class Images:
             f"{condition(where, bound)} ORDER BY {self._sorted}"
         )
         found = self._read(query, bound, self._all)
-        rows = [(tuple(each["_row"]), self._single(each, Operation.BASE)) for each in found]
+        rows = [(tuple(each["_row"]), self._single(each, ChangeKind.BASE)) for each in found]
         return Standing(rows=tuple(rows), upto=upto)
 
     def _end_of_page(
@@ -300,8 +301,8 @@ class Images:
         """Changes of image rows in order; the half of one that a limit cut off is left out."""
         before: dict[str, Any] | None = None
         for row in found:
-            operation = Operation(row["_change"])
-            if operation != Operation.UPDATE:
+            operation = ChangeKind(row["_change"])
+            if operation != ChangeKind.UPDATE:
                 yield self._single(row, operation)
             elif before is None:
                 before = row
@@ -309,14 +310,14 @@ class Images:
                 yield self._change(row, operation, before, row)
                 before = None
 
-    def _single(self, row: dict[str, Any], operation: Operation) -> Stamped:
-        gone = operation == Operation.DELETE
+    def _single(self, row: dict[str, Any], operation: ChangeKind) -> Stamped:
+        gone = operation == ChangeKind.DELETE
         return self._change(row, operation, row if gone else None, None if gone else row)
 
     def _change(
         self,
         row: dict[str, Any],
-        operation: Operation,
+        operation: ChangeKind,
         before: dict[str, Any] | None,
         after: dict[str, Any] | None,
     ) -> Stamped:

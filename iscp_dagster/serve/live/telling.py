@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from iscp_dagster.events.changes import Change, Operation, Row, Stamped
+from iscp_dagster.events.changes import Change, Row, Stamped
 from iscp_dagster.events.timestamps import SourceTimestamp
+from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.serve.where import EVERYTHING, Expression, predicate
 
 INSERT, UPDATE, DELETE, PROGRESS = "INSERT", "UPDATE", "DELETE", "PROGRESS"
@@ -80,5 +81,5 @@ class Wanted:
         after = change.after if change.after is not None and meets(change.after) else None
         if after is None:
             return None if before is None else (DELETE, before)
-        updates = change.operation == Operation.UPDATE and before is not None
+        updates = change.operation == ChangeKind.UPDATE and before is not None
         return (UPDATE if updates else INSERT), after

@@ -9,12 +9,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from iscp_dagster.api.discovery import DEFAULT
 from iscp_dagster.model.imports import ASSETS
+
+if TYPE_CHECKING:
+    import uvicorn
 
 SECONDS = 1.0
 """Between two looks at the files."""
@@ -48,6 +52,18 @@ def marks(environ: Mapping[str, str]) -> Marks:
         files.append(Path(spec.origin))
     found = ((str(file), _stat(file)) for file in files)
     return {name: stat for name, stat in found if stat is not None}
+
+
+def end_when_changed(
+    environ: Mapping[str, str], server: uvicorn.Server
+) -> AbstractContextManager[None]:
+    """End the server once the declarations have changed, while the context is open."""
+
+    def end() -> None:
+        _LOGGER.warning("The declarations have changed; the server ends, to be started anew.")
+        server.should_exit = True
+
+    return following(environ, end)
 
 
 @contextmanager

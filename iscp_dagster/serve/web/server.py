@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from iscp_dagster.serve.graph.schemas import Loader, Schemas
 from iscp_dagster.serve.live.service import Live
 from iscp_dagster.serve.live.transport.socket import Sockets
 from iscp_dagster.serve.web.app import PATH, Beside, Settings, check_host, create_app
-from iscp_dagster.serve.web.following import following
+from iscp_dagster.serve.web.following import end_when_changed
 from iscp_dagster.webhooks.service import SenderService, beside
 
 if TYPE_CHECKING:
@@ -136,16 +136,8 @@ def serve(
             timeout_graceful_shutdown=_END_SECONDS,
         )
         server = uvicorn.Server(config)
-        with _following(settings, server) if follow else nullcontext():
+        with end_when_changed(settings.environ, server) if follow else nullcontext():
             server.run(sockets=[place])
-
-
-def _following(settings: Settings, server: uvicorn.Server) -> AbstractContextManager[None]:
-    def end() -> None:
-        _LOGGER.warning("The declarations have changed; the server ends, to be started anew.")
-        server.should_exit = True
-
-    return following(settings.environ, end)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""How much of a request's head a server takes, whichever parser uvicorn has."""
+"""How much of a request's head a server takes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from urllib.parse import urlsplit
 import pytest
 from uvicornserver import uvicorn_of
 
-from asgi_guards.heads import MOST_HEAD, bounded
+from asgi_guards.connections import MOST_HEAD, options
 
 PIECE = b"y" * 16_384
-LIMIT = {"h11_max_incomplete_event_size": MOST_HEAD}
-LIMITS = pytest.mark.parametrize("http", [bounded(), "h11"], ids=["httptools", "h11"])
 
 
 async def size(scope, receive, send):
@@ -45,7 +43,6 @@ HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
-@LIMITS
 @pytest.mark.parametrize(
     "parts",
     [
@@ -58,18 +55,17 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
     ],
     ids=["value", "name", "headers", "path", "extension", "trailers"],
 )
-def test_a_head_without_end_is_refused(http, parts):
-    with uvicorn_of(size, http=http, **LIMIT) as served:
+def test_a_head_without_end_is_refused(parts):
+    with uvicorn_of(size, **options()) as served:
         answer = asked(served, *parts)
         assert b" 200 " not in answer
         assert b"1 bytes" in asked(served, HEAD, b"Content-Length: 1\r\n\r\nx")
 
 
-@LIMITS
-def test_a_head_within_the_bounds_and_any_body_are_taken(http):
+def test_a_head_within_the_bounds_and_any_body_are_taken():
     large = b"x: " + b"y" * (MOST_HEAD - 1_000) + b"\r\n"
     body = b"%x\r\n" % len(PIECE) + PIECE + b"\r\n"
-    with uvicorn_of(size, http=http, **LIMIT) as served:
+    with uvicorn_of(size, **options()) as served:
         answer = asked(served, HEAD, large, b"Content-Length: 1000000\r\n\r\n", b"z" * 1_000_000)
         assert b"1000000 bytes" in answer
         answer = asked(served, CHUNKED, *[body] * 100, b"0\r\n\r\n")

@@ -13,7 +13,7 @@ import pytest
 from faultproxy import LATE, FaultyClickHouse
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from logs import advance, complete
+from logs import advance, complete, log_in_memory
 from shipping import check_staged, put_in_place
 
 from iscp_dagster import Mirror, SourceTable
@@ -25,7 +25,6 @@ from iscp_dagster.clickhouse.tables.staging import new_attempt
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.model.batch import Action
 from iscp_dagster.model.consumers import DataType
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, DeltaField, Primitive
@@ -79,7 +78,7 @@ class OneJob:
         shape = IndexTable(source=source, index=index, fields=FIELDS)
         self.store = IndexStore(endpoint=endpoint, shape=shape)
         self.store.ensure()
-        self.log, self.written, self.runs = MemoryLog(), 0, itertools.count()
+        self.log, self.written, self.runs = log_in_memory(), 0, itertools.count()
         info = ConsumerInfo(type="mirror", db=name.db, table=name.table, job=name.job)
         spec = JobSpec(detail=IterationDetail(consumer=info))
         self.log.register(KEY.tenant, name, KEY.table_id, spec)

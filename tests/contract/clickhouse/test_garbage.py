@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from logs import log_in_memory
 from shipping import ANYWAY
 
 from iscp_dagster import Mirror, SourceTable
@@ -16,7 +17,6 @@ from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.planning.declared import declared
@@ -43,7 +43,7 @@ class TwoTenants:
         write_deltalake(path, rows, partition_by=["tenant"])
         self.deployment = Deployment(
             endpoint=Endpoint.parse(url),
-            log=MemoryLog(clock=lambda: self.now),
+            log=log_in_memory(clock=lambda: self.now),
             spark=lambda: pytest.fail("Spark was asked for"),
             lake="/nowhere",
             clock=lambda: self.now,

@@ -57,16 +57,16 @@ def test_the_columns_are_those_of_the_design_note_and_some_more():
     assert [each.name for each in ISCP_LOG.primary_key] == ["account_id", "table_id", "job_name"]
 
 
-def test_the_database_has_these_columns(sql_log):
-    found = sa.inspect(sql_log.engine).get_columns("iscp_log")
+def test_the_database_has_these_columns(log):
+    found = sa.inspect(log.engine).get_columns("iscp_log")
     wanted = {name: nullable for name, (_, _, nullable) in (NOTED | OURS).items()}
     assert {each["name"]: each["nullable"] for each in found} == wanted
 
 
 @pytest.mark.parametrize("name", [name for name, (*_, null) in (NOTED | OURS).items() if not null])
-def test_the_database_refuses_null(sql_log, name):
-    add(sql_log, key())
-    with pytest.raises(sa.exc.IntegrityError), sql_log.engine.begin() as connection:
+def test_the_database_refuses_null(log, name):
+    add(log, key())
+    with pytest.raises(sa.exc.IntegrityError), log.engine.begin() as connection:
         connection.exec_driver_sql(f"UPDATE iscp_log SET {name} = NULL")
 
 

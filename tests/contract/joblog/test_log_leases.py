@@ -9,7 +9,6 @@ import pytest
 from logs import LAYOUT, T0, add, advance, complete, key, moment, over
 
 from iscp_dagster.joblog.leases import Leases
-from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import FenceError, RunGoneError, SourceError, UnavailableError
 from iscp_dagster.planning.triggers.backoff import backoff, waits
@@ -133,8 +132,6 @@ def test_a_run_that_stood_still_and_wakes_up_has_lost_what_was_taken_meanwhile(l
 def test_a_clock_that_goes_wrong_takes_no_lease_away(make_log):
     """The clocks of workers and runners only date events; leases go by the log's clock."""
     log = make_log()
-    if isinstance(log, MemoryLog):
-        pytest.skip("there is one clock")
     ahead = SqlLog(log.engine, clock=lambda: T0 + timedelta(days=365))
     behind = SqlLog(log.engine, clock=lambda: T0 - timedelta(days=365))
     add(ahead, key("a"), key("b"))
@@ -146,8 +143,6 @@ def test_a_clock_that_goes_wrong_takes_no_lease_away(make_log):
 
 def test_the_databases_clock_runs(make_log):
     log = make_log()
-    if isinstance(log, MemoryLog):
-        pytest.skip("there is one clock")
     real = SqlLog(log.engine, leases=Leases(run=0.2))
     add(real, key("left"), key("kept"))
     real.begin(over(key("left")), "run-1", LAYOUT)
@@ -163,8 +158,6 @@ def test_the_databases_clock_runs(make_log):
 def test_who_begins_while_a_lease_is_found_run_out_keeps_the_job(make_log, hand, monkeypatch):
     """The queued run begins between the look at leases and the lock of the rows."""
     log, other = make_log(), make_log()
-    if isinstance(log, MemoryLog):
-        pytest.skip("one lock: nothing interleaves")
     add(log, key())
     log.enqueue(over(key()), "ticket")
     hand.now += log.leases.queued + 1

@@ -46,16 +46,16 @@ class Meanwhile:
         return found
 
 
-def test_a_flush_that_waits_for_an_unregistration_leaves_the_row_dropped(sql_log):
-    at(sql_log, 5, key("a"), key("b"))
-    meanwhile = Meanwhile(lambda: sql_log.flush({key("a"): span(5, 9), key("b"): span(5, 9)}))
-    with transaction(sql_log.engine, writes=True) as connection:
+def test_a_flush_that_waits_for_an_unregistration_leaves_the_row_dropped(log):
+    at(log, 5, key("a"), key("b"))
+    meanwhile = Meanwhile(lambda: log.flush({key("a"): span(5, 9), key("b"): span(5, 9)}))
+    with transaction(log.engine, writes=True) as connection:
         rows = statements.locked(connection, [key("a")])
         gone = lifecycle.unregistered(rows[key("a")], T0)
         statements.write_back(connection, rows, [gone], entry_of=lambda *_: None)
         meanwhile.starts()
     assert meanwhile.result() == 1
-    (dropped, kept) = sql_log.jobs(include_dropped=True)
+    (dropped, kept) = log.jobs(include_dropped=True)
     assert (dropped.drop_at, dropped.watermark) == (T0, moment(5))
     assert (kept.drop_at, kept.watermark) == (None, moment(9))
 
@@ -69,29 +69,29 @@ def test_a_flush_that_waits_for_an_unregistration_leaves_the_row_dropped(sql_log
         (lambda log: not log.register("acme", name("a"), "t-1", spec("a")), "completed"),
     ],
 )
-def test_who_waits_for_a_flush_finds_the_row_that_it_wrote(sql_log, act, state):
-    at(sql_log, 5, key("a"), key("b"))
-    meanwhile = Meanwhile(lambda: act(sql_log))
-    with transaction(sql_log.engine, writes=True) as connection:
+def test_who_waits_for_a_flush_finds_the_row_that_it_wrote(log, act, state):
+    at(log, 5, key("a"), key("b"))
+    meanwhile = Meanwhile(lambda: act(log))
+    with transaction(log.engine, writes=True) as connection:
         assert flush(connection, [(key(job), span(5, 9)) for job in "ab"]) == 2
         meanwhile.starts()
     assert meanwhile.result()
-    job = sql_log.jobs(include_dropped=True)[0]
+    job = log.jobs(include_dropped=True)[0]
     assert job.watermark == moment(9)
     found = "dropped" if job.drop_at else "paused" if job.paused_at else job.state.label
     assert found == state
 
 
-def test_a_flush_is_split_into_delete_and_insert_in_one_transaction(sql_log):
-    at(sql_log, 5, key("a"), key("b"))
+def test_a_flush_is_split_into_delete_and_insert_in_one_transaction(log):
+    at(log, 5, key("a"), key("b"))
     said = []
 
     def hear(connection, cursor, statement, parameters, context, executemany):
         said.append(statement)
 
-    sa.event.listen(sql_log.engine, "after_cursor_execute", hear)
-    sa.event.listen(sql_log.engine, "commit", lambda connection: said.append("COMMIT"))
-    assert sql_log.flush({key("a"): span(5, 9), key("b"): span(5, 9)}) == 2
+    sa.event.listen(log.engine, "after_cursor_execute", hear)
+    sa.event.listen(log.engine, "commit", lambda connection: said.append("COMMIT"))
+    assert log.flush({key("a"): span(5, 9), key("b"): span(5, 9)}) == 2
     changed = [each for each in said if "iscp_log" in each or each == "COMMIT"]
     text = " ; ".join(changed)
     delete, insert = text.index("DELETE FROM iscp_log"), text.index("INSERT INTO iscp_log")
@@ -190,57 +190,57 @@ def test_sqlite_readers_and_the_writer_work_side_by_side(tmp_path):
 # --- what happened since, and the caller's transaction
 
 
-def test_what_a_skewed_clock_wrote_is_touched(sql_log):
-    start = sql_log.touched(None)
-    late = SqlLog(sql_log.engine, clock=lambda: T0 - timedelta(days=1))
+def test_what_a_skewed_clock_wrote_is_touched(log):
+    start = log.touched(None)
+    late = SqlLog(log.engine, clock=lambda: T0 - timedelta(days=1))
     add(late, key())
     assert [entry.at for entry in late.history()] == [T0 - timedelta(days=1)]
-    assert sql_log.touched(start.upto).tenants == {("t-1", "acme")}
+    assert log.touched(start.upto).tenants == {("t-1", "acme")}
 
 
-def test_what_commits_late_is_touched(sql_log):
+def test_what_commits_late_is_touched(log):
     """A transaction that takes the first number commits after the one that takes the next."""
-    if sql_log.engine.dialect.name == "sqlite":
+    if log.engine.dialect.name == "sqlite":
         pytest.skip("one writes at a time")
-    since = sql_log.touched(None).upto
-    with transaction(sql_log.engine, writes=True) as connection:
-        add(sql_log.within(connection), key("a", "late"))
-        add(sql_log, key("b", "early"))
-        found = sql_log.touched(since)
+    since = log.touched(None).upto
+    with transaction(log.engine, writes=True) as connection:
+        add(log.within(connection), key("a", "late"))
+        add(log, key("b", "early"))
+        found = log.touched(since)
         assert found.tenants == {("t-1", "early")}
-        found = sql_log.touched(found.upto)
-    numbers = {entry.key.tenant: entry.number for entry in sql_log.history()}
+        found = log.touched(found.upto)
+    numbers = {entry.key.tenant: entry.number for entry in log.history()}
     assert numbers["late"] < numbers["early"]
-    found = sql_log.touched(found.upto)
+    found = log.touched(found.upto)
     assert ("t-1", "late") in found.tenants
-    assert sql_log.touched(found.upto).tenants == frozenset()
+    assert log.touched(found.upto).tenants == frozenset()
 
 
-def test_what_is_done_within_a_callers_transaction_is_all_or_nothing(sql_log):
-    add(sql_log, key("old"), key("other"))
-    before = sql_log.jobs(include_dropped=True)
+def test_what_is_done_within_a_callers_transaction_is_all_or_nothing(log):
+    add(log, key("old"), key("other"))
+    before = log.jobs(include_dropped=True)
 
     def change(connection: sa.Connection) -> None:
-        log = sql_log.within(connection)
-        assert log.register("acme", name("new"), "t-1", spec("new"))
-        assert log.unregister("acme", name("old"))
-        done = log.update("acme", name("other"), SpecUpdate(priority=7))
+        joined = log.within(connection)
+        assert joined.register("acme", name("new"), "t-1", spec("new"))
+        assert joined.unregister("acme", name("old"))
+        done = joined.update("acme", name("other"), SpecUpdate(priority=7))
         assert done is not None
         assert done.changed
-        assert [job.key.job_name for job in log.jobs()] == ["new", "other"]
+        assert [job.key.job_name for job in joined.jobs()] == ["new", "other"]
 
     class ChangedMindError(Exception):
         pass
 
     def think_better() -> None:
-        with transaction(sql_log.engine, writes=True) as connection:
+        with transaction(log.engine, writes=True) as connection:
             change(connection)
             raise ChangedMindError
 
     with pytest.raises(ChangedMindError):
         think_better()
-    assert sql_log.jobs(include_dropped=True) == before
-    with transaction(sql_log.engine, writes=True) as connection:
+    assert log.jobs(include_dropped=True) == before
+    with transaction(log.engine, writes=True) as connection:
         change(connection)
-        assert sql_log.jobs(include_dropped=True) == before
-    assert {job.key.job_name: job.priority for job in sql_log.jobs()} == {"new": 0, "other": 7}
+        assert log.jobs(include_dropped=True) == before
+    assert {job.key.job_name: job.priority for job in log.jobs()} == {"new": 0, "other": 7}

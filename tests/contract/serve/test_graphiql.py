@@ -11,8 +11,8 @@ from stackfixture import wait_for
 from starlette.testclient import TestClient
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.events.changes import Operation
 from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.serve.access import FileAccess
 from iscp_dagster.serve.web import graphiql
 from iscp_dagster.serve.web.app import create_app
@@ -81,7 +81,7 @@ def test_the_editor_asks_and_subscribes(clickhouse_url, log, browser):
         write(browser, SUBSCRIPTION)
         browser.evaluate(ASK)
         browser.wait(lambda text: '"INSERT"' in text)
-        images.write("acme", [(11, 0, 1, Operation.UPDATE, 25, 26)])
+        images.write("acme", [(11, 0, 1, ChangeKind.UPDATE, 25, 26)])
         reach(log, 11, "acme")
         browser.wait(lambda text: '"UPDATE"' in text)
     assert browser.errors == []

@@ -12,8 +12,8 @@ from liveserver import BIG, client, serving
 from websockets.asyncio.client import connect
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.events.changes import Operation
 from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.serve.access import FileAccess
 from iscp_dagster.serve.live.transport.socket import SocketBounds
 from iscp_dagster.serve.web.app import PATH
@@ -24,7 +24,7 @@ QUERY = f"""subscription($where: {BIG}_bool_exp, $after: String, $snapshot: Bool
   }}
 }}
 fragment rest on {BIG}_change {{ data {{ __typename number: id value tenant }} fields }}"""
-INSERT, UPDATE, DELETE = Operation.INSERT, Operation.UPDATE, Operation.DELETE
+INSERT, UPDATE, DELETE = ChangeKind.INSERT, ChangeKind.UPDATE, ChangeKind.DELETE
 
 
 class Table:

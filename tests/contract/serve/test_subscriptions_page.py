@@ -12,8 +12,8 @@ from liveserver import BIG, client, serving
 from places import DOCS
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.events.changes import Operation
 from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.serve.live import errors
 from iscp_dagster.serve.live.hub import EVERY
 from iscp_dagster.serve.live.ring import MOST_ENTRIES, PATIENCE
@@ -42,7 +42,7 @@ def test_the_examples_are_told_as_they_say(clickhouse_url, tmp_path):
             await one.subscribe(query)
             found = [await one.told() for _ in range(2)]
             changes = [
-                (11, place, key, Operation.UPDATE, before, after)
+                (11, place, key, ChangeKind.UPDATE, before, after)
                 for place, (key, before, after) in enumerate(updates)
             ]
             images.write("acme", changes)

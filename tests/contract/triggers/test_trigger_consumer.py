@@ -19,7 +19,6 @@ from iscp_dagster.upkeep.histories import history
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.pending import OutboxFullError
 
-pytestmark = pytest.mark.parametrize("make_log", ["sqlite", "postgresql"], indirect=True)
 A1, B1 = '["acme","1"]', '["globex","1"]'
 RISING = [
     {("acme", 1): 100, ("acme", 2): 900, ("globex", 1): 100},
@@ -31,9 +30,9 @@ RISING = [
 
 
 @pytest.fixture
-def alerts(sql_log):
+def alerts(log):
     """A trigger with hysteresis whose jobs are at version 0."""
-    found = Alerts(sql_log, Trades(RISING))
+    found = Alerts(log, Trades(RISING))
     found.register("acme", "globex")
     found.iterate(0)
     return found
@@ -67,8 +66,8 @@ def test_a_row_that_matched_before_the_trigger_was_there_is_active_without_an_ev
     assert (alerts.held("acme").number, alerts.held("globex").number) == (1, 0)
 
 
-def test_with_initial_fire_it_gives_an_event_and_only_once(sql_log):
-    alerts = Alerts(sql_log, Trades(RISING), initial="fire")
+def test_with_initial_fire_it_gives_an_event_and_only_once(log):
+    alerts = Alerts(log, Trades(RISING), initial="fire")
     alerts.register("acme", "globex")
     alerts.iterate(0)
     alerts.iterate(1)
@@ -98,8 +97,8 @@ def test_a_row_that_leaves_tells_what_it_was(alerts):
     assert (body["event_type"], body["data"]["amount"]) == ("UNMATCH", 900)
 
 
-def test_a_table_without_tenants_has_the_plain_key_in_its_ids(sql_log):
-    alerts = Alerts(sql_log, Trades([{("", 1): 100}, {("", 1): 501}]), tenanted=False)
+def test_a_table_without_tenants_has_the_plain_key_in_its_ids(log):
+    alerts = Alerts(log, Trades([{("", 1): 100}, {("", 1): 501}]), tenanted=False)
     alerts.register("default")
     alerts.iterate(0)
     alerts.iterate(1)
@@ -274,8 +273,8 @@ def test_commits_that_were_looked_at_do_not_fire_again(alerts):
     assert alerts.events() == before
 
 
-def test_without_hysteresis_no_active_row_is_kept_but_counted(sql_log):
-    alerts = Alerts(sql_log, Trades(RISING, hysteresis=False))
+def test_without_hysteresis_no_active_row_is_kept_but_counted(log):
+    alerts = Alerts(log, Trades(RISING, hysteresis=False))
     alerts.register("acme", "globex")
     alerts.iterate(0)
     assert alerts.held("acme").number == 1

@@ -69,8 +69,8 @@ def killed(alerts, point):
     ],
     ids=" ".join,
 )
-def test_the_next_run_tells_what_the_dead_one_did_not(sql_log, point):
-    alerts = Alerts(sql_log, Trades(COMMITS))
+def test_the_next_run_tells_what_the_dead_one_did_not(log, point):
+    alerts = Alerts(log, Trades(COMMITS))
     alerts.register("acme", "globex")
     alerts.iterate(0)
     killed(alerts, point)

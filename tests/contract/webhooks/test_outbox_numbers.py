@@ -10,7 +10,6 @@ from events import NOON, event
 from test_outbox import DEAD, DELIVERED, again, claimed, end, put
 
 from iscp_dagster import Changes, Endpoint, SourceTable, Trigger
-from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.location.assets.metadata import events_if_known
 from iscp_dagster.model.errors import UnavailableError
@@ -83,9 +82,3 @@ def test_what_ended_a_month_ago_is_pruned_and_what_waits_stays(outbox, deploymen
     (_, attempts) = outbox.show("alarm-4")
     assert len(attempts) == 1
     assert prune_events(deployment) == 0
-
-
-def test_a_log_in_memory_has_no_events(watch):
-    deployment = SimpleNamespace(log=MemoryLog(), clock=watch)
-    assert prune_events(deployment) == 0
-    assert shown(deployment) == {}

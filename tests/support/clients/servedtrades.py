@@ -19,9 +19,9 @@ from served import Served
 from stackfixture import clean_environment
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.events.changes import Operation
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.model.declared.images import ChangeKind
 
 DATABASE, FIELD = "clients", "clients_big"
 TENANTS = ("acme", "globex")
@@ -81,14 +81,14 @@ class ServedTrades:
         self.images.write(tenant, made)
         reach(self.log, self.version, tenant, name=name_of(DATABASE))
 
-    def _change(self, tenant: str, key: int) -> tuple[Operation, int | None, int | None]:
+    def _change(self, tenant: str, key: int) -> tuple[ChangeKind, int | None, int | None]:
         rows = self.rows[tenant]
         before, after = rows.pop(key, None), self._next()
         if before is not None and self.chance.random() < 0.25:
             self.changes[tenant].append(("DELETE", key, before))
-            return Operation.DELETE, before, None
+            return ChangeKind.DELETE, before, None
         rows[key] = after
-        operation = Operation.INSERT if before is None else Operation.UPDATE
+        operation = ChangeKind.INSERT if before is None else ChangeKind.UPDATE
         self.changes[tenant].append((operation.name, key, after))
         return operation, before, after
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ JOURNEY_ENTRIES = 17
 ERRAND_ENTRIES = 14
 NAMES = [f"n{number}" for number in range(6)]
 NEW = itertools.count()
-Judge = Callable[[Peer, Path, Plan], Awaitable[Invocation]]
 
 
 def once_after_ack(lines: Iterable[str]) -> dict[str, int]:

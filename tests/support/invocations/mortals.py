@@ -164,7 +164,6 @@ class Mortal:
     given: tuple[Any, ...] = ()
     port: int = field(default_factory=free_port)
     process: Any = None
-    deaths: int = 0
 
     @property
     def url(self) -> str:
@@ -192,4 +191,3 @@ class Mortal:
         """Kill it with SIGKILL."""
         self.process.kill()
         self.process.join()
-        self.deaths += 1

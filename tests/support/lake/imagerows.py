@@ -16,7 +16,6 @@ import sqlalchemy as sa
 from logs import T0
 
 from iscp_dagster import Endpoint, SourceTable, Trigger
-from iscp_dagster.events.changes import Operation
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.eventtriggers.consumer import TriggerConsumer
 from iscp_dagster.eventtriggers.evaluation import Rule
@@ -24,6 +23,7 @@ from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.sql.active import ISCP_ACTIVE, active_sets
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.consumers import DataType
+from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.model.jobs import JobID, JobKey, NewJob
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
@@ -81,7 +81,7 @@ class Trades:
 
     def snapshot(self, version: int) -> list[dict[str, Any]]:
         held = self.state(version)
-        return [self._row(key, held[key], Operation.BASE, 1, version, 0) for key in sorted(held)]
+        return [self._row(key, held[key], ChangeKind.BASE, 1, version, 0) for key in sorted(held)]
 
     def _changed(self, version: int) -> Iterator[dict[str, Any]]:
         before, after = self.state(version - 1), self.state(version)
@@ -90,15 +90,15 @@ class Trades:
             there = [image for image, held in enumerate((before, after)) if key in held]
             if not there or (len(there) == 2 and before[key] == after[key]):
                 continue
-            kind = {(0,): Operation.DELETE, (1,): Operation.INSERT}.get(
-                tuple(there), Operation.UPDATE
+            kind = {(0,): ChangeKind.DELETE, (1,): ChangeKind.INSERT}.get(
+                tuple(there), ChangeKind.UPDATE
             )
             ordinal = ordinals[key[0]] = ordinals.get(key[0], -1) + 1
             for image in there:
                 yield self._row(key, (before, after)[image][key], kind, image, version, ordinal)
 
     def _row(
-        self, key: tuple[str, int], amount: Any, kind: Operation, image: int, version: int, at: int
+        self, key: tuple[str, int], amount: Any, kind: ChangeKind, image: int, version: int, at: int
     ) -> dict[str, Any]:
         match = amount is not None and amount > HIGH
         low = amount is not None and amount < LOW

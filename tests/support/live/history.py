@@ -6,9 +6,10 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from iscp_dagster.events.changes import Change, Operation
+from iscp_dagster.events.changes import Change
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.joblog.sql.reached import Reached
+from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.serve.live.feed import Feed
 from iscp_dagster.serve.live.images import Found, Standing
@@ -55,9 +56,9 @@ class FakeIndex:
             else:
                 its.rows[key] = after
             operation = (
-                Operation.DELETE if after is None
-                else Operation.INSERT if before is None
-                else Operation.UPDATE
+                ChangeKind.DELETE if after is None
+                else ChangeKind.INSERT if before is None
+                else ChangeKind.UPDATE
             )  # fmt: skip
             its.changes.append((self.version, ordinal, key, operation, before, after))
 
@@ -111,7 +112,7 @@ class FakeIndex:
         its = self.tenants[tenant]
         rows = its.base if its.begin == version else []
         found = [
-            stamped(tenant, version, 0, key, Operation.BASE, None, value)
+            stamped(tenant, version, 0, key, ChangeKind.BASE, None, value)
             for key, value in rows[told : told + most]
         ]
         return Found(stamped=tuple(found), whole=len(found) < most)
@@ -136,7 +137,7 @@ class FakeIndex:
         for tenant, position in at.items():
             for key, value in self.as_of(tenant, position).items():
                 if not row or (tenant, str(key).zfill(3)) > row:
-                    told = stamped(tenant, 0, 0, key, Operation.BASE, None, value)
+                    told = stamped(tenant, 0, 0, key, ChangeKind.BASE, None, value)
                     found.append(((tenant, str(key).zfill(3)), told))
         page = sorted(found, key=lambda each: each[0])[:most]
         meets = Wanted(where=where).__dict__["_meets"]
@@ -167,7 +168,7 @@ def stamped(tenant, version, ordinal, key, operation, before, after):
     def row(value):
         return None if value is None else {"tenant": tenant, "id": key, "value": value}
 
-    fields = ("value",) if operation == Operation.UPDATE else ()
+    fields = ("value",) if operation == ChangeKind.UPDATE else ()
     change = Change(
         tenant=tenant,
         key=str(key),

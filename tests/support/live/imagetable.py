@@ -10,9 +10,8 @@ from iscp_dagster.clickhouse.connect.quoting import text
 from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.events.changes import Operation
 from iscp_dagster.joblog.iterations import Done, Iteration
-from iscp_dagster.model.declared.images import IMAGE_FIELDS
+from iscp_dagster.model.declared.images import IMAGE_FIELDS, ChangeKind
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.model.moment import Moment
@@ -96,7 +95,7 @@ class ImageTable:
 
 
 def rows_of(tenant, version, ordinal, key, operation, before, after):
-    fields = ["value"] if operation == Operation.UPDATE else []
+    fields = ["value"] if operation == ChangeKind.UPDATE else []
     for image, value in ((0, before), (1, after)):
         if value is not None:
             yield (tenant, key, value, int(operation), image, fields, ordinal, version)

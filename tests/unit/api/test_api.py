@@ -31,7 +31,6 @@ from iscp_dagster.api.jobs import Jobs, open_jobs, stated
 from iscp_dagster.api.names import command
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.delta.log.commits import commit_name
-from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -67,10 +66,8 @@ def source(tmp_path):
     )
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def log(request, tmp_path, clock):
-    if request.param == "memory":
-        return MemoryLog(clock=clock)
+@pytest.fixture
+def log(tmp_path, clock):
     log = SqlLog(f"sqlite:///{tmp_path / 'log.sqlite'}", clock=clock)
     log.ensure()
     return log
@@ -1366,8 +1363,6 @@ def test_a_run_of_other_jobs_too_is_canceled_only_when_all_of_them_are_interrupt
 def own_table(jobs, tmp_path):
     """Create a user's table in the database of the ISCP log."""
     engine = open_engine(f"sqlite:///{tmp_path / 'log.sqlite'}")
-    if isinstance(jobs.deployment.log, MemoryLog):
-        pytest.skip("a log in memory is in no database")
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE mine (what TEXT)")
     return jobs.deployment.log.engine
@@ -1411,15 +1406,3 @@ def test_jobs_and_a_users_rows_are_written_in_one_transaction(
     }
     assert list(jobs.deployment.log.standing()) == [OTHER]
     assert {each.priority for each in jobs.list_jobs() if each.name == MIRROR} == {3}
-
-
-def test_a_log_in_memory_shares_no_transaction(source, clock):
-    deployment = Deployment(
-        endpoint=Endpoint.parse("http://127.0.0.1:9"),
-        log=MemoryLog(clock=clock),
-        spark=lambda: pytest.fail("Spark was asked for"),
-        lake="/nowhere",
-    )
-    jobs = Jobs(deployment=deployment, sources=[source], cancel_runs=lambda _: None)
-    with pytest.raises(ConfigError, match="callers cannot share its transactions"):
-        jobs.unregister_job("eu", MIRROR, connection=object())

@@ -7,9 +7,11 @@ import shutil
 import sys
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from commands import found, printed, run_command
 from events import NOON, Watch, event
 
 from iscp_dagster.api.outbox import Deliveries
@@ -78,28 +80,9 @@ def iscp(assets, outbox, tmp_path, capsys, monkeypatch):
     deliveries = Deliveries(environ, outbox)
     monkeypatch.setattr("iscp_dagster.api.outbox.open_deliveries", lambda _: deliveries)
 
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["iscp", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out + err
-
+    run = partial(run_command, capsys, monkeypatch)
     run.environ = environ
     return run
-
-
-def printed(iscp, *arguments):
-    code, said = iscp(*arguments)
-    assert code == 0, said
-    assert max(map(len, said.splitlines())) <= 80, said
-    return said
-
-
-def found(iscp, *arguments):
-    code, said = iscp(*arguments, "--json")
-    assert code == 0, said
-    return json.loads(said)
 
 
 def put(outbox, *events):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from datetime import timedelta
+from functools import partial
 
 import httpx
 import pytest
 from byhand import SERVICES, URL, ByHand
+from commands import found, printed, run_command
 from starlette.testclient import TestClient
 
-from iscp_dagster.cli import main as cli
 from iscp_dagster.invocations.client.client import Client
 from iscp_dagster.invocations.ingress.app import Settings, create_app
 from iscp_dagster.invocations.protocol import ids
@@ -44,13 +43,6 @@ def iscp(hand, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv(INVOCATIONS_URL, "http://127.0.0.1:4080")
     app = create_app(Settings(backend=hand))
 
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["iscp", "invocations", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out + err
-
     with TestClient(app, "http://127.0.0.1:4080", client=("127.0.0.1", 5)) as http:
 
         def carried(request):
@@ -66,20 +58,7 @@ def iscp(hand, tmp_path, capsys, monkeypatch):
             return Client(environ[INVOCATIONS_URL], transport=httpx.MockTransport(carried))
 
         monkeypatch.setattr(Client, "of", reached)
-        yield run
-
-
-def printed(iscp, *arguments):
-    code, said = iscp(*arguments)
-    assert code == 0, said
-    assert max(map(len, said.splitlines())) <= 80, said
-    return said
-
-
-def found(iscp, *arguments):
-    code, said = iscp(*arguments, "--json")
-    assert code == 0, said
-    return json.loads(said)
+        yield partial(run_command, capsys, monkeypatch, "invocations")
 
 
 def submitted(hand, service="Greeter", handler="greet", key="", argument=b'"Ada"', **more):

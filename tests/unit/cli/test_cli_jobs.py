@@ -18,8 +18,9 @@ import onetable
 import pyarrow as pa
 import pytest
 from answering import answering_server
+from commands import found, printed, run_command
 from deltalake import write_deltalake
-from logs import complete, fail
+from logs import complete, fail, log_in_memory
 from onetable import Clock, commit
 from places import ROOT
 
@@ -27,14 +28,12 @@ from iscp_dagster import FullText, Mirror, SourceTable, Trigger, View
 from iscp_dagster.api.discovery import declared as declared_in
 from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import command_for, parsed, shown
-from iscp_dagster.cli import main as cli
+from iscp_dagster.api.names import command_for, parsed
 from iscp_dagster.cli.jobs import show as job_show
 from iscp_dagster.cli.jobs.specs import moment_of
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.joblog.history import Usage
-from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.model.declared.together.attach import attached
 from iscp_dagster.model.errors import ConfigError, TableGoneError
 from iscp_dagster.model.jobs import JobID
@@ -82,7 +81,7 @@ def canceled():
 def jobs(source, clock, canceled, monkeypatch):
     deployment = Deployment(
         endpoint=Endpoint.parse("http://127.0.0.1:9"),
-        log=MemoryLog(clock=clock, who="a person"),
+        log=log_in_memory(clock=clock, who="a person"),
         spark=lambda: pytest.fail("Spark was asked for"),
         lake="/nowhere",
         clock=clock,
@@ -96,29 +95,7 @@ def jobs(source, clock, canceled, monkeypatch):
 def iscp(jobs, capsys, monkeypatch):
     """Give a function that runs a command line and returns exit code and output."""
 
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["iscp", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out + err
-
-    return run
-
-
-def printed(iscp, *arguments):
-    """Return the output of a command that must succeed and fit 80 columns."""
-    code, said = iscp(*arguments)
-    assert code == 0, said
-    assert max(map(len, said.splitlines())) <= 80
-    return said
-
-
-def found(iscp, *arguments):
-    """Return the JSON output of a command that must succeed."""
-    code, said = iscp(*arguments, "--json")
-    assert code == 0, said
-    return json.loads(said)
+    return partial(run_command, capsys, monkeypatch)
 
 
 NAME = "warehouse.order_lines/mirror"
@@ -986,7 +963,7 @@ def test_a_time_is_a_length_back_from_now_or_an_iso_time(text, wanted):
 
 @pytest.mark.parametrize("text", ["", "shop/x", "shop.orders", "shop.orders/", ".orders/x"])
 def test_a_job_is_named_as_it_is_shown(text):
-    assert parsed(shown(MIRROR)) == MIRROR
+    assert parsed(str(MIRROR)) == MIRROR
     with pytest.raises(ConfigError, match=r"database\.table/job"):
         parsed(text)
 
@@ -1102,8 +1079,8 @@ def test_verify_takes_an_index_that_only_its_job_names(iscp, lake, source):
     own = replace(consumer, type="my.own:Consumer", job="own")
     own_spec = JobSpec(detail=IterationDetail(consumer=own))
     lake.log.register("eu", replace(name, job="own"), table_id, own_spec)
-    code, said = iscp("verify", "--index", shown(name))
-    assert (code, said.strip()) == (2, f"{shown(name)}, tenant eu: not built yet")
+    code, said = iscp("verify", "--index", str(name))
+    assert (code, said.strip()) == (2, f"{name}, tenant eu: not built yet")
     # A job with a user's own consumer has no index to compare.
     assert "No index 'own' is declared or registered" in iscp("verify", "--index", "own")[1]
     shutil.rmtree(source.path)
@@ -1125,7 +1102,7 @@ def test_collect_says_what_would_go_and_then_lets_it_go(iscp, jobs, clock):
 
 
 def test_flush_says_how_many_watermarks_moved(iscp, jobs, source, clock):
-    assert iscp("job", "register", shown(MIRROR), "--tenant", "*")[0] == 0
+    assert iscp("job", "register", str(MIRROR), "--tenant", "*")[0] == 0
     for tenant in ("eu", TENANT):
         finish(jobs, source, tenant, clock=clock)
     commit(source, TENANT)

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from iscp_dagster.events.changes import Change, Operation, Truth
+from iscp_dagster.events.changes import Change, Truth
 from iscp_dagster.events.hysteresis import Condition, EventType, Initial, Machine
 from iscp_dagster.events.timestamps import SourceTimestamp
+from iscp_dagster.model.declared.images import ChangeKind
 
 MATCH, UNMATCH = EventType.MATCH, EventType.UNMATCH
 HIGH, LOW = 5, 3
@@ -26,11 +27,11 @@ def truth(value):
 
 
 def change(key, before, after, version):
-    operation = Operation.DELETE if after is None else Operation.UPDATE
+    operation = ChangeKind.DELETE if after is None else ChangeKind.UPDATE
     made = Change(
         tenant=None,
         key=key,
-        operation=Operation.INSERT if before is None else operation,
+        operation=ChangeKind.INSERT if before is None else operation,
         before=None if before is None else {"v": before},
         after=None if after is None else {"v": after},
         was=Truth() if before is None else truth(before),
@@ -45,7 +46,7 @@ def base(rows):
             Change(
                 tenant=None,
                 key=k,
-                operation=Operation.BASE,
+                operation=ChangeKind.BASE,
                 before=None,
                 after={"v": v},
                 becomes=truth(v),
@@ -94,12 +95,12 @@ def test_match_goes_before_unmatch_so_that_the_same_row_again_fires_nothing():
     both = Truth(match=True, unmatch=True)
     image = {"v": 1}
     first = Change(
-        tenant=None, key="a", operation=Operation.INSERT, before=None, after=image, becomes=both
+        tenant=None, key="a", operation=ChangeKind.INSERT, before=None, after=image, becomes=both
     )
     again = Change(
         tenant=None,
         key="a",
-        operation=Operation.UPDATE,
+        operation=ChangeKind.UPDATE,
         before=image,
         after=image,
         was=both,

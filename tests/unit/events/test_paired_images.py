@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.events.changes import HalfChangeError, Operation, Truth, changes_of, in_order
+from iscp_dagster.events.changes import HalfChangeError, Truth, changes_of, in_order
 from iscp_dagster.events.timestamps import SourceTimestamp
+from iscp_dagster.model.declared.images import ChangeKind
 
 AT = datetime(2024, 1, 15, tzinfo=timezone.utc)
 MICROS = 1705276800000000
@@ -143,7 +144,7 @@ def test_the_row_that_begins_a_history_is_no_change():
 
 
 def test_the_operations_are_numbered_as_image_rows_number_them():
-    assert [(each.name, int(each)) for each in Operation] == [
+    assert [(each.name, int(each)) for each in ChangeKind] == [
         ("BEGIN", -1),
         ("BASE", 0),
         ("INSERT", 1),

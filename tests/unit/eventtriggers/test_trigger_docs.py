@@ -9,9 +9,10 @@ import pytest
 from places import DOCS
 
 from iscp_dagster import Endpoint, SourceTable, Trigger, View
-from iscp_dagster.events.changes import Change, Operation, Truth
+from iscp_dagster.events.changes import Change, Truth
 from iscp_dagster.events.hysteresis import Condition, Machine
 from iscp_dagster.events.timestamps import SourceTimestamp
+from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.model.declared.together.attach import Declared
 
 PAGE = (DOCS / "triggers.md").read_text(encoding="utf-8")
@@ -59,7 +60,7 @@ def test_the_row_fires_as_the_table_says(example):
         change = Change(
             tenant="desk",
             key="1",
-            operation=Operation.UPDATE,
+            operation=ChangeKind.UPDATE,
             before=None if before is None else {},
             after=None if now is None else {},
             was=before or Truth(),

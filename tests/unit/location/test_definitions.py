@@ -8,14 +8,13 @@ import sys
 
 import pytest
 from dagster import AssetKey, Definitions, build_output_context, mem_io_manager
-from logs import add, key, over
+from logs import add, key, log_in_memory, over
 
 import assets
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.api.discovery import declared as declared_by
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
-from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
 from iscp_dagster.location.assets.maintenance import RUN_BY
 from iscp_dagster.location.assets.source_asset import source_spec
@@ -201,7 +200,7 @@ def test_what_is_stored_is_told_of_when_clickhouse_has_gone_since():
     """A failure here would fail the run, and with it the indexes still to come."""
     source = SourceTable("docs.symbols", key="id", indexes=[Mirror()])
     deployment = Deployment(
-        endpoint=Endpoint.parse("http://127.0.0.1:9"), log=MemoryLog(), spark=None, lake="/lake"
+        endpoint=Endpoint.parse("http://127.0.0.1:9"), log=log_in_memory(), spark=None, lake="/lake"
     )
     add(deployment.log, key())
     (claim,) = deployment.log.begin(over(key()), "run", {})

@@ -5,9 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from logs import carry_out
 from onetable import Clock, commit, in_memory, orders
 
 from iscp_dagster.location.sensor.lookout import COMMITS_SECONDS, EVENTS_SECONDS, Lookout
+from iscp_dagster.location.sensor.trial import trial_look
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.states import JobState
+from iscp_dagster.planning.declared import job_spec
+from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.ending import ENDING_VARIABLE
 
 TICK = 19.4
@@ -199,3 +205,24 @@ def test_a_table_in_an_object_store_is_asked_as_often_as_it_is_scanned(ticking, 
     ticking.after(3, ticking.pause_job)
     looks, _ = ticking.tick()
     assert (len(looks), len(polled)) == (3, 2)
+
+
+def test_a_trial_finds_what_a_look_would_and_leaves_the_log_as_it_was(tmp_path):
+    source, deployment = orders(tmp_path), in_memory(Clock())
+    log, mirror = deployment.log, JobID(db="shop", table="orders", job="mirror")
+    commit(source, "eu", "us", "gone")
+    carry_out(deployment, Runner(deployment, [source]).look(None))
+    log.unregister("gone", mirror)
+    log.pause("us", mirror)
+    log.stand(mirror, job_spec(source, source.index("mirror")))
+    commit(source, "eu", "us", "gone", "new")
+    before = log.jobs(include_dropped=True), log.history(), log.standing()
+    tried = trial_look(deployment, [source], None)
+    assert (log.jobs(include_dropped=True), log.history(), log.standing()) == before
+    found = Runner(deployment, [source]).look(None)
+    assert [each.iteration for each in tried.dispatches] == [
+        each.iteration for each in found.dispatches
+    ]
+    assert {each.key for each in log.jobs(state=JobState.PENDING)} == {
+        key for each in tried.dispatches for key in each.iteration.jobs
+    }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus
+from logs import log_in_memory
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.joblog.renewal import kept
 from iscp_dagster.location.names import TABLE_TAG
 from iscp_dagster.location.sensor.recovery import Ours, Recovery
@@ -29,7 +29,7 @@ class TwoInstances:
 
     def __init__(self):
         self.now = 1_000.0
-        self.log = MemoryLog(lease_clock=lambda: self.now)
+        self.log = log_in_memory(lease_clock=lambda: self.now)
         self.deployment = Deployment(
             endpoint=Endpoint.parse("http://127.0.0.1:9"),
             log=self.log,

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from logs import log_in_memory
 
 import iscp_dagster
 from iscp_dagster import FullText, Mirror, Sharding, SourceTable, SpecUpdate, Vector
@@ -13,7 +14,6 @@ from iscp_dagster.api.checks import check_view_free
 from iscp_dagster.api.environment import databases_of, deployment_of, endpoints_of, shards_of
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
-from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.location.assets.index_assets import index_assets
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.declared.sharding import FUNCTIONS
@@ -223,7 +223,7 @@ def test_a_job_is_no_place_to_declare_shards():
 def deployment(count):
     shards = tuple(Endpoint(host=f"ch{n}", port=8123) for n in range(count))
     return Deployment(
-        endpoint=shards[0], shards=shards, log=MemoryLog(), spark=lambda: None, lake="/"
+        endpoint=shards[0], shards=shards, log=log_in_memory(), spark=lambda: None, lake="/"
     )
 
 

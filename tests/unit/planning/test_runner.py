@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import sqlalchemy as sa
 from deltalake import DeltaTable
-from logs import carry_out, fail
+from logs import carry_out, fail, log_in_memory
 from onetable import commit, no_spark, write_commit
 
 from iscp_dagster import Mirror, SourceTable, Vector
@@ -21,7 +22,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.delta.log import deltalog
 from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.joblog.sql.tables import ISCP_LOG, ISCP_LOG_EVENTS
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.location.assets.iterations import register
 from iscp_dagster.model.batch import Range
@@ -207,8 +208,9 @@ def test_what_happened_while_no_runner_looked_is_found_by_the_next(deployment, s
 
 
 def emptied(deployment, source):
-    deployment.log._rows.clear()
-    deployment.log._history.clear()
+    with deployment.log.writing() as connection:
+        for table in (ISCP_LOG, ISCP_LOG_EVENTS):
+            connection.execute(sa.delete(table))
     return source
 
 
@@ -272,11 +274,13 @@ def test_a_log_that_lost_what_a_look_wrote_gets_it_again(deployment, source):
     commit(source, "eu")
     runner, cursor = Runner(deployment, [source]), at_rest(deployment, source)
     runner.look(cursor)
-    kept = dict(deployment.log._rows), list(deployment.log._history)
+    with deployment.log.engine.connect() as connection:
+        database = connection.connection.driver_connection
+    kept = database.serialize()
     commit(source, "new")
     look = runner.look(cursor)
     assert due(look) == [("new", ["mirror", "vector"], -1, 1)]
-    deployment.log._rows, deployment.log._history = kept
+    database.deserialize(kept)
     assert due(runner.look(look.cursor)) == [("new", ["mirror", "vector"], -1, 1)]
 
 
@@ -1134,7 +1138,7 @@ def test_of_two_runners_on_one_log_one_looks_and_the_other_takes_over(source, cl
     now = [1_000.0]
     deployment = Deployment(
         endpoint=Endpoint.parse("http://127.0.0.1:9"),
-        log=MemoryLog(clock=clock, lease_clock=lambda: now[0]),
+        log=log_in_memory(clock=clock, lease_clock=lambda: now[0]),
         spark=no_spark,
         lake="/nowhere",
         clock=clock,

@@ -88,7 +88,7 @@ class Course:
         if self._leaving is None and isinstance(self._state.last, (events.Suspend, events.Finish)):
             # In one transaction with the entries before it; if one is refused, so is this.
             self._leaving = self._put(self._leave(self._state.last))
-            self._leaving.add_done_callback(_seen)
+            self._leaving.add_done_callback(take_error)
 
     def broken(self, report: ErrorReport) -> None:
         self.step(events.Broken(report=report))
@@ -231,8 +231,8 @@ def _log(claimed: Claimed, failed: int, report: ErrorReport, *, paused: bool) ->
         logger.warning("%s: an attempt failed, and is made again: %s", told, said)
 
 
-def _seen(future: asyncio.Future[Any]) -> None:
-    """The entries before it tell of the same error."""
+def take_error(future: asyncio.Future[Any]) -> None:
+    """Keep asyncio from reporting an error of which something else tells."""
     if not future.cancelled():
         future.exception()
 

@@ -83,11 +83,6 @@ class Conversation:
         return tuple(self._running)
 
     @property
-    def admitted_already(self) -> bool:
-        """Whether `connection_ack` was sent."""
-        return self._admitted
-
-    @property
     def closed(self) -> bool:
         return self._closed
 

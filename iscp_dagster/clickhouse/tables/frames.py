@@ -167,7 +167,7 @@ class FrameTable:
     def _replace_partitions(self, staged: str, type_: str, partitions: Sequence[str]) -> None:
         ids = self._query(
             f"SELECT partitionId(CAST(arrayJoin({{partitions:Array(String)}}) AS {type_}))",
-            partitions=list(partitions),
+            partitions=sorted(partitions),
         )
         for (each,) in ids:
             self._command(

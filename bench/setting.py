@@ -15,7 +15,7 @@ from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.interpreter import iterate
+from iscp_dagster.sync.interpreter import iterate
 from iscp_dagster.sync.iteration.outcomes import Delivery
 
 TENANTS = 4

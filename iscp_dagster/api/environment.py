@@ -27,8 +27,8 @@ from iscp_dagster.model.variables import (
     STATE_STORE,
 )
 from iscp_dagster.spark.session import private, shared
+from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.reading.bounds import Bounds
 
 _Number = TypeVar("_Number", int, float)
 _BOUNDS = {"versions": "ISCP_MAX_VERSIONS", "bytes": "ISCP_MAX_BYTES"}

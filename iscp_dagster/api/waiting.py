@@ -28,7 +28,7 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.effective import effective
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.serving import unserved
+from iscp_dagster.sync.writing.serving import unserved
 
 POLL_SECONDS = 0.2
 """The first pause, and the one after something happened."""

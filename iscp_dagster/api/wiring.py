@@ -11,8 +11,8 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.events.ids import DEFAULT_IDS, IdScheme
 from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.serviceconsumers.runtime import runtime_at
+from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.reading.bounds import Bounds
 
 
 def wired(

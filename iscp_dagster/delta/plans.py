@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from iscp_dagster.model.halving import halves, in_halves
+from iscp_dagster.model.portions import halves, in_halves
 
 
 class ReadKind(str, Enum):

@@ -1,11 +1,12 @@
-"""Items in portions of limited number and size."""
+"""Items in portions of limited number and size, and in ever smaller halves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
+Answer = TypeVar("Answer")
 
 
 def split_into_portions(
@@ -29,3 +30,28 @@ def split_into_portions(
             portion, total = [], 0
     if portion:
         yield portion
+
+
+def halves(items: Sequence[T]) -> list[Sequence[T]]:
+    """The first and the second half of the items, without empty ones."""
+    middle = len(items) // 2
+    return [half for half in (items[:middle], items[middle:]) if half]
+
+
+def in_halves(
+    items: Sequence[T], attempt: Callable[[Sequence[T]], Answer | None]
+) -> Iterator[tuple[Sequence[T], Answer]]:
+    """Attempt it with all items, then with each half of those for which it gave None, in order.
+
+    Of a single item it must give an answer. One item at fault among n costs 2 log2(n) attempts.
+    """
+    waiting = [items] if items else []
+    while waiting:
+        some = waiting.pop()
+        answer = attempt(some)
+        if answer is not None:
+            yield some, answer
+        elif len(some) > 1:
+            waiting += reversed(halves(some))
+        else:
+            raise ValueError(f"no answer for {some[0]!r} alone")

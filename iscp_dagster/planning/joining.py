@@ -23,7 +23,7 @@ from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.planning.effective import flush_jobs
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.reader import SMALL_BYTES
+from iscp_dagster.sync.reading.reader import SMALL_BYTES
 
 NEVER = datetime.min.replace(tzinfo=timezone.utc)
 MOST_TENANTS = 1_000

@@ -66,7 +66,7 @@ PRELOADED = (
     "iscp_dagster.runs.output",
     "iscp_dagster.runs.queueing",
     "iscp_dagster.runs.sqlite",
-    "iscp_dagster.sync.iteration.interpreter",
+    "iscp_dagster.sync.interpreter",
     "pandas",
     "pyarrow.dataset",
     "pyarrow.pandas_compat",

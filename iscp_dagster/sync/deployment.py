@@ -32,7 +32,7 @@ from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.serviceconsumers.services import Services
-from iscp_dagster.sync.reading.bounds import DEFAULT_BOUNDS, Bounds
+from iscp_dagster.sync.bounds import DEFAULT_BOUNDS, Bounds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

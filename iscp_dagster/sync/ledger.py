@@ -18,7 +18,7 @@ from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Phase, Range
 from iscp_dagster.model.errors import FenceError, IscpError, UnavailableError
 from iscp_dagster.model.jobs import Job, JobKey
 from iscp_dagster.sync.consumers import index_of, is_index
-from iscp_dagster.sync.reader import Reader, may_be_partial
+from iscp_dagster.sync.reading.reader import Reader, may_be_partial
 
 
 def state_key(job: Job | Claim) -> StateKey:

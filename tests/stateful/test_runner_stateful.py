@@ -30,8 +30,8 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import declared
 from iscp_dagster.planning.look import Dispatch
 from iscp_dagster.planning.runner import Runner
+from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.reading.bounds import Bounds
 from iscp_dagster.upkeep.maintenance import KEPT, collect, flush_watermarks, garbage
 
 TENANTS = ("eu", "us", "xx")

@@ -11,7 +11,7 @@ import pytest
 from tables import Table
 
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.sync.iteration.interpreter import iterate
+from iscp_dagster.sync.interpreter import iterate
 
 
 class Crash(BaseException):

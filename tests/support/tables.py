@@ -29,13 +29,13 @@ from iscp_dagster.planning.runner import Look, Runner
 from iscp_dagster.spark import quoting
 from iscp_dagster.spark.session import private, shared
 from iscp_dagster.sync.deployment import Deployment
+from iscp_dagster.sync.interpreter import Interpreter
 from iscp_dagster.sync.iteration.commands import Command, Event, Give, Place, Served
-from iscp_dagster.sync.iteration.interpreter import Interpreter
 from iscp_dagster.sync.iteration.machine import State, step
 from iscp_dagster.sync.iteration.outcomes import Delivery, Outcome
 from iscp_dagster.sync.ledger import Ledger
-from iscp_dagster.sync.reader import Reader
-from iscp_dagster.sync.writer import IndexWriter
+from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.writing.writer import IndexWriter
 from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.verify import Verdict, verify
 

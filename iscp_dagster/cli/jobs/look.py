@@ -220,7 +220,7 @@ def _histories(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Beginning | None
 def _unserved(jobs: Jobs, held: Collection[Job]) -> frozenset[JobID]:
     """The indexes that still show an earlier generation; empty if a service does not answer."""
     from iscp_dagster.model.errors import IscpError
-    from iscp_dagster.sync.serving import unserved
+    from iscp_dagster.sync.writing.serving import unserved
 
     try:
         return unserved(jobs.deployment, held)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.model.halving import halves, in_halves
+from iscp_dagster.model.portions import halves, in_halves
 
 T = TypeVar("T")
 

@@ -21,22 +21,22 @@ from dagster import (
 
 from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.location.assets.frames import (
+from iscp_dagster.location.assets.iterations import InStep
+from iscp_dagster.location.assets.metadata import told_metadata
+from iscp_dagster.location.frames import (
     PARTITION_COLUMN,
     Frame,
     arrow_of,
     frame_table,
     table_of,
 )
-from iscp_dagster.location.assets.iterations import InStep
-from iscp_dagster.location.assets.metadata import told_metadata
 from iscp_dagster.location.names import CLICKHOUSE, SHARD, TENANT_COLUMN
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.outcomes import Delivery
-from iscp_dagster.sync.writer import IndexWriter
+from iscp_dagster.sync.writing.writer import IndexWriter
 
 
 class EventsIOManager(IOManager):

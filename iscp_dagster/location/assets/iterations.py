@@ -30,9 +30,9 @@ from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.planning.triggers.rules import is_service
 from iscp_dagster.runs.named import DISPATCH_TAG, is_first, names_of, runs_named
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.interpreter import iterate
+from iscp_dagster.sync.interpreter import iterate
 from iscp_dagster.sync.iteration.outcomes import Delivery
-from iscp_dagster.sync.writer import IndexWriter
+from iscp_dagster.sync.writing.writer import IndexWriter
 
 MOST_SHOWN = 20
 """Failures that a run's page names."""

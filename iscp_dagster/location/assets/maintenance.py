@@ -31,7 +31,7 @@ from iscp_dagster.model.variables import KEEP_RUNS_DAYS
 from iscp_dagster.planning.problems import as_ours
 from iscp_dagster.runs.pruning import prune_runs
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.serving import Served, serve_all
+from iscp_dagster.sync.writing.serving import Served, serve_all
 from iscp_dagster.upkeep.maintenance import (
     HISTORY,
     KEPT,

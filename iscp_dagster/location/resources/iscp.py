@@ -9,8 +9,8 @@ from iscp_dagster.location.resources.clickhouse import ClickHouse
 from iscp_dagster.location.resources.lake import Lake
 from iscp_dagster.location.resources.log import IscpLog
 from iscp_dagster.location.resources.spark import Spark
+from iscp_dagster.sync.bounds import DEFAULT_BOUNDS, Bounds
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.reading.bounds import DEFAULT_BOUNDS, Bounds
 
 
 class Iscp(ConfigurableResource[Deployment]):

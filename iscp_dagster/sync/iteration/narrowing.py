@@ -14,7 +14,7 @@ from zlib import crc32
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.model.halving import halves
+from iscp_dagster.model.portions import halves
 from iscp_dagster.sync.iteration.outcomes import Error
 from iscp_dagster.sync.reading.readings import Reading
 

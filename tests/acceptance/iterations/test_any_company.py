@@ -17,7 +17,7 @@ from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.model.batch import Phase
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.iteration.interpreter import iterate
+from iscp_dagster.sync.interpreter import iterate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

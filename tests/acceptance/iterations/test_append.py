@@ -120,7 +120,7 @@ def test_one_tenants_replay_in_an_iteration_of_several_writes_no_other_s_rows(ev
 
 
 def test_several_are_one_scan_each_charged_and_cut_as_it_is_alone(events, monkeypatch):
-    monkeypatch.setattr("iscp_dagster.sync.reader.ROWS_PER_CHUNK", 3)
+    monkeypatch.setattr("iscp_dagster.sync.reading.reader.ROWS_PER_CHUNK", 3)
     for tenant in SOME:
         add(events, "old", tenant=tenant)
     events.follow()
@@ -246,9 +246,9 @@ def test_the_layout_that_a_batch_was_cut_by_is_kept_for_its_replay(events, monke
     events.follow()
     add(events, *(f"new {n}" for n in range(40)))
     begun(events)
-    monkeypatch.setattr("iscp_dagster.sync.reader.FEWEST_TASKS", 3)
-    monkeypatch.setattr("iscp_dagster.sync.reader.SMALL_BYTES", 1)
-    monkeypatch.setattr("iscp_dagster.sync.reader.ROWS_PER_CHUNK", 7)
+    monkeypatch.setattr("iscp_dagster.sync.reading.reader.FEWEST_TASKS", 3)
+    monkeypatch.setattr("iscp_dagster.sync.reading.reader.SMALL_BYTES", 1)
+    monkeypatch.setattr("iscp_dagster.sync.reading.reader.ROWS_PER_CHUNK", 7)
     events = replace(events, deployment=replace(events.deployment))
     assert kinds(events.follow()) == [ReadKind.TAIL] * 2
     check(events)
@@ -262,7 +262,7 @@ def test_the_layout_that_a_batch_was_cut_by_is_kept_for_its_replay(events, monke
 def test_changes_of_more_chunks_than_tokens_are_sure_of_are_read_as_a_snapshot(events, monkeypatch):
     add(events, "old")
     events.follow()
-    monkeypatch.setattr("iscp_dagster.sync.reader.ROWS_PER_CHUNK", 7)
+    monkeypatch.setattr("iscp_dagster.sync.reading.reader.ROWS_PER_CHUNK", 7)
     monkeypatch.setattr("iscp_dagster.clickhouse.write.chunks.MOST_CHUNKS", 3)
     add(events, *(f"new {n}" for n in range(21)))
     assert kinds(events.follow()) == [ReadKind.TAIL] * 2

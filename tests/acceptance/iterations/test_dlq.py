@@ -22,7 +22,7 @@ from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.model.errors import FenceError, IscpError, UnrepeatableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.iteration.outcomes import Delivery
-from iscp_dagster.sync.reader import Reader
+from iscp_dagster.sync.reading.reader import Reader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -21,7 +21,7 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync import publish
-from iscp_dagster.sync.serving import serve_all, unserved
+from iscp_dagster.sync.writing.serving import serve_all, unserved
 from iscp_dagster.upkeep.maintenance import collect, garbage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

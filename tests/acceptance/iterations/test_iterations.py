@@ -45,8 +45,8 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.spark.guard import interruptible
+from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.iteration.outcomes import Delivery
-from iscp_dagster.sync.reading.bounds import Bounds
 from iscp_dagster.upkeep import verify as verification
 from iscp_dagster.upkeep.maintenance import collect, garbage
 from iscp_dagster.upkeep.position import positions

@@ -37,7 +37,7 @@ from iscp_dagster.model.errors import SchemaError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.iteration.outcomes import Delivery
-from iscp_dagster.sync.serving import serve_all
+from iscp_dagster.sync.writing.serving import serve_all
 from iscp_dagster.upkeep.dead_letters import dead_letters, replay_letters
 from iscp_dagster.upkeep.maintenance import collect, garbage
 from iscp_dagster.upkeep.position import positions

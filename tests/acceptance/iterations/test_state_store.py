@@ -19,9 +19,9 @@ from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.model.batch import Case, Phase
 from iscp_dagster.model.errors import BatchError, FenceError, UnavailableError
 from iscp_dagster.model.states import JobState
+from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.sync.ledger import state_key
-from iscp_dagster.sync.reading.bounds import Bounds
 from iscp_dagster.upkeep.maintenance import collect, garbage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -24,7 +24,7 @@ from iscp_dagster.location.names import source_key
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning import joining
-from iscp_dagster.sync.reader import Reader
+from iscp_dagster.sync.reading.reader import Reader
 
 pytestmark = [
     pytest.mark.slow,

@@ -138,7 +138,7 @@ def test_a_large_tail_is_written_by_all_cores_and_replayed_alike_by_fewer(
     """The number of tasks is recorded with the batch: a smaller Spark forms the same chunks."""
     table, kind = made(append_only)
     wait_for(lambda: count_cores(shared(cluster.remote)) == len(HOSTS), 60)
-    monkeypatch.setattr("iscp_dagster.sync.reader.SMALL_BYTES", 1)
+    monkeypatch.setattr("iscp_dagster.sync.reading.reader.SMALL_BYTES", 1)
     large = behind(proxy, table)
     iteration = large.iteration("a")
     found = one_by_one(large.deployment, large.source, iteration, run_id="dies")

@@ -11,7 +11,7 @@ from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.write.chunks import chunks, digest
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.model.batch import Range
-from iscp_dagster.sync.reader import Reader
+from iscp_dagster.sync.reading.reader import Reader
 from iscp_dagster.sync.reading.readings import Reading
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

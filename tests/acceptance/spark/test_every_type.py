@@ -11,7 +11,7 @@ from iscp_dagster import Mirror
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.model.errors import SchemaError
 from iscp_dagster.sync.iteration.outcomes import Delivery
-from iscp_dagster.sync.reader import MOST_ROWS
+from iscp_dagster.sync.reading.reader import MOST_ROWS
 from iscp_dagster.upkeep.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -197,7 +197,7 @@ def test_a_value_that_does_not_fit_stops_its_index_alone_and_its_deletion_mends_
 )
 def test_bytes_that_are_not_utf_8_are_kept(deployment, monkeypatch, most_rows, kind):
     """Spark's change feed loses them, so a tail that Spark reads is followed by a snapshot."""
-    monkeypatch.setattr("iscp_dagster.sync.reader.MOST_ROWS", most_rows)
+    monkeypatch.setattr("iscp_dagster.sync.reading.reader.MOST_ROWS", most_rows)
     table = Table.make(deployment, Mirror(), columns="tenant STRING, id BIGINT, s STRING")
     table.sql("INSERT INTO {t} VALUES ('a', 1, 'x')")
     table.follow()

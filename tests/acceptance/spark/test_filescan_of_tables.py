@@ -13,7 +13,7 @@ from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.delta.reader import Selection, snapshot
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.moment import START
-from iscp_dagster.sync.reader import Reader, as_they_are
+from iscp_dagster.sync.reading.reader import Reader, as_they_are
 from iscp_dagster.sync.reading.readings import Reading
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

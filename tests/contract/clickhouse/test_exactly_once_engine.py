@@ -34,7 +34,7 @@ from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.sync.executors.retriever import Share
 from iscp_dagster.sync.executors.writer import Writer
-from iscp_dagster.sync.sink import Sink
+from iscp_dagster.sync.writing.sink import Sink
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import registering
 from iscp_dagster.planning.runner import Runner
-from iscp_dagster.sync.reader import Reader
+from iscp_dagster.sync.reading.reader import Reader
 
 pytestmark = pytest.mark.filterwarnings("ignore:Parameter `data_version` of initializer")
 KEY = dg.AssetKey(["shop", "orders_told"])

@@ -35,8 +35,8 @@ from iscp_dagster.planning.look import Cursor
 from iscp_dagster.planning.runner import BEGINNING, Runner
 from iscp_dagster.planning.table_problems import problems_of
 from iscp_dagster.planning.watch import Watch
+from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.reading.bounds import Bounds
 from iscp_dagster.upkeep.maintenance import flush_watermarks
 from iscp_dagster.upkeep.position import positions
 

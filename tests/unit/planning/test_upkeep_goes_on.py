@@ -14,7 +14,7 @@ from iscp_dagster.location.assets import maintenance
 from iscp_dagster.location.build import runner_definitions
 from iscp_dagster.model.errors import IscpError, SourceError
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.serving import Served
+from iscp_dagster.sync.writing.serving import Served
 from iscp_dagster.upkeep.dead_letters import replay_letters
 
 SOURCES = [

@@ -16,7 +16,7 @@ from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, ROWS_PER_CHUNK
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobStatus
 from iscp_dagster.planning.triggers.backoff import FIRST, LONGEST, SKEW, backoff, waits
-from iscp_dagster.sync.reading.bounds import Bounds
+from iscp_dagster.sync.bounds import Bounds
 
 volumes = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=20)
 most = st.integers(1, 200)

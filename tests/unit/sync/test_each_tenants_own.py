@@ -16,7 +16,7 @@ from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.batch import Action, Range
 from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.sync.ledger import recalled
-from iscp_dagster.sync.reader import Reader
+from iscp_dagster.sync.reading.reader import Reader
 
 EVERYONE = frozenset(f"t{number}" for number in range(20))
 EARLY = frozenset(f"t{number}" for number in range(10))

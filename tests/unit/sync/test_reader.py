@@ -16,7 +16,7 @@ from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.sync.reader import MOST_ROWS, MOST_TASKS_OF_IMAGES, SMALL_BYTES, Reader
+from iscp_dagster.sync.reading.reader import MOST_ROWS, MOST_TASKS_OF_IMAGES, SMALL_BYTES, Reader
 from iscp_dagster.sync.reading.readings import Reading
 
 SAID = {"partitionValues": {"region": "eu"}, "extendedFileMetadata": True}

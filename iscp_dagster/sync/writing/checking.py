@@ -15,9 +15,9 @@ from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.iteration.commands import Checked, Part
 from iscp_dagster.sync.iteration.narrowing import tenants_of
 from iscp_dagster.sync.iteration.outcomes import Delivery, Outcome, Written, failed
-from iscp_dagster.sync.reader import Reader
+from iscp_dagster.sync.reading.reader import Reader
 from iscp_dagster.sync.reading.readings import Reading
-from iscp_dagster.sync.sink import Sink
+from iscp_dagster.sync.writing.sink import Sink
 
 LOGGER = logging.getLogger(__name__)
 SKIPPED = ReadPlan(kind=ReadKind.TAIL, reason="written before, nothing read")

@@ -36,7 +36,7 @@ from iscp_dagster.sync.iteration.commands import Part, ScanFailed, Scanned
 from iscp_dagster.sync.iteration.machine import by_job
 from iscp_dagster.sync.iteration.narrowing import Trial, tenants_of
 from iscp_dagster.sync.iteration.outcomes import Error, Written
-from iscp_dagster.sync.reader import (
+from iscp_dagster.sync.reading.reader import (
     MappedFrame,
     Reader,
     build_of,
@@ -46,7 +46,7 @@ from iscp_dagster.sync.reader import (
 )
 from iscp_dagster.sync.reading.readings import Reading
 from iscp_dagster.sync.reading.transitions import transitions_of
-from iscp_dagster.sync.sink import Sink
+from iscp_dagster.sync.writing.sink import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

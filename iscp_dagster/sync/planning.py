@@ -14,7 +14,7 @@ from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.iteration.commands import Claims, Plan, Planned
 from iscp_dagster.sync.iteration.machine import by_job
 from iscp_dagster.sync.iteration.narrowing import tenants_of
-from iscp_dagster.sync.reader import Reader
+from iscp_dagster.sync.reading.reader import Reader
 from iscp_dagster.sync.reading.readings import Reading
 from iscp_dagster.sync.reading.transitions import OF_IMAGES, by_view
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from iscp_dagster.sync.checking import checked
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.commands import (
     Checked,
@@ -17,9 +16,10 @@ from iscp_dagster.sync.iteration.commands import (
 )
 from iscp_dagster.sync.iteration.narrowing import Trial
 from iscp_dagster.sync.iteration.outcomes import Delivery
-from iscp_dagster.sync.placing import placed, serve
-from iscp_dagster.sync.reader import Reader
-from iscp_dagster.sync.scan import clear, scanned
+from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.writing.checking import checked
+from iscp_dagster.sync.writing.placing import placed, serve
+from iscp_dagster.sync.writing.scan import clear, scanned
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.commands import Placed
 from iscp_dagster.sync.iteration.outcomes import Delivery
-from iscp_dagster.sync.serving import serve_when_built
-from iscp_dagster.sync.sink import lost
+from iscp_dagster.sync.writing.serving import serve_when_built
+from iscp_dagster.sync.writing.sink import lost
 
 LOGGER = logging.getLogger(__name__)
 

@@ -42,9 +42,9 @@ from iscp_dagster.sync.iteration.machine import State, step
 from iscp_dagster.sync.iteration.outcomes import Outcome
 from iscp_dagster.sync.ledger import Ledger, recalled
 from iscp_dagster.sync.moving import moved, refuse
-from iscp_dagster.sync.reader import Reader
-from iscp_dagster.sync.reading.planning import planned
-from iscp_dagster.sync.writer import IndexWriter
+from iscp_dagster.sync.planning import planned
+from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.writing.writer import IndexWriter
 
 
 def iterate(

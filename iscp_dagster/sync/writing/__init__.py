@@ -1,0 +1,1 @@
+"""Writes what a scan reads, and puts it in place."""

@@ -9,8 +9,10 @@ from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.kinds.mirror import Mirror
 from iscp_dagster.clickhouse.kinds.text import FullText
 from iscp_dagster.clickhouse.kinds.vector import Vector
+from iscp_dagster.model.consumerkinds import ConsumerKind
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
+from iscp_dagster.model.declared.images import Transitions
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.sharding import Sharding
 from iscp_dagster.model.declared.tables import Index, SourceTable
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Changes",
     "ConsumerInfo",
+    "ConsumerKind",
     "Endpoint",
     "FullText",
     "Index",
@@ -52,6 +55,7 @@ __all__ = [
     "SourceTable",
     "SourceTableComponent",
     "SpecUpdate",
+    "Transitions",
     "Trigger",
     "TriggerSpec",
     "Vector",

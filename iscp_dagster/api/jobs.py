@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from iscp_dagster.api.checks import check_importable, check_spec, check_view_free
+from iscp_dagster.api.checks import check_spec, check_view_free
 from iscp_dagster.api.names import (
     EVERY,
     about,
@@ -25,13 +25,13 @@ from iscp_dagster.api.names import (
     whose,
 )
 from iscp_dagster.api.waiting import Wait
-from iscp_dagster.clickhouse.tables.indexes import Beginning
 from iscp_dagster.delta.checks import check_keys
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import Entry, Usage
 from iscp_dagster.joblog.protocol import Interrupted
 from iscp_dagster.joblog.sharing import joined
 from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.consumerkinds import consumer_kind
 from iscp_dagster.model.declared.kinds import kind_names
 from iscp_dagster.model.declared.sharding import SHARD
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, SourceTable
@@ -44,13 +44,13 @@ from iscp_dagster.model.errors import (
     UnavailableError,
 )
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus, NewJob, checked_tenant
+from iscp_dagster.model.moment import Beginning
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.model.variables import DAGSTER_HOME
 from iscp_dagster.planning.declared import declared, job_spec, placed
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.planning.triggers import check_scheduled
-from iscp_dagster.sync.consumers import columns_of
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.histories import history
 from iscp_dagster.upkeep.progress import Progress, progress
@@ -401,7 +401,8 @@ class Jobs:
         """Check the rules that existing jobs may break but new ones may not. Raises ConfigError."""
         try:
             check_scheduled(spec.trigger)
-            check_importable(spec.detail.consumer)
+            consumer = spec.detail.consumer
+            consumer_kind(consumer.type).check_importable(consumer)
         except ConfigError as error:
             raise about(job, error) from error
 
@@ -422,7 +423,9 @@ class Jobs:
         with suppress(SourceError, UnavailableError):
             columns = delta_log.facts().fields
             try:
-                columns_of(source, spec.detail.consumer, [field.name for field in columns])
+                consumer = spec.detail.consumer
+                names = [field.name for field in columns]
+                consumer_kind(consumer.type).columns(source, consumer, names)
                 check_keys(delta_log.location, columns, source.keys)
             except (ConfigError, KeyColumnError) as error:
                 raise about(job, error) from error

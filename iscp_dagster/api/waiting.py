@@ -13,7 +13,7 @@ from iscp_dagster.api.names import command_for, has_remedy, listed, mending_verb
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.protocol import JobLog
-from iscp_dagster.model.declared.eventtriggers import TRIGGER
+from iscp_dagster.model.consumerkinds import consumer_kind
 from iscp_dagster.model.declared.tables import REBUILD, SourceTable
 from iscp_dagster.model.errors import (
     ConfigError,
@@ -55,8 +55,8 @@ class Lag:
     @property
     def what(self) -> str:
         """The job's name, and what it is if it is no index."""
-        kind = "" if self.job is None else self.job.spec.detail.consumer.type
-        return f"the trigger {self.index!r}" if kind == TRIGGER else repr(self.index)
+        kind = None if self.job is None else consumer_kind(self.job.spec.detail.consumer.type)
+        return f"the {kind.called} {self.index!r}" if kind and kind.declare else repr(self.index)
 
     @property
     def broken(self) -> bool:

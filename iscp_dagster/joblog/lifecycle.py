@@ -14,7 +14,7 @@ from typing import TypeVar
 from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Done, Failed, Iteration, Recall
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Layout, Phase, Step, claim_steps
-from iscp_dagster.model.declared.services import SERVICE
+from iscp_dagster.model.consumerkinds import consumer_kind
 from iscp_dagster.model.errors import (
     INVOCATION_FAILED,
     BatchError,
@@ -109,7 +109,7 @@ def _anew(spec: JobSpec) -> JobSpec:
     An index's generation is that of its table, which all tenants share.
     """
     held = spec.detail.consumer
-    if held.type != SERVICE:
+    if not consumer_kind(held.type).renews_generation:
         return spec
     consumer = replace(held, generation=held.generation + 1)
     return replace(spec, detail=replace(spec.detail, consumer=consumer))

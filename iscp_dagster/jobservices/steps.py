@@ -22,10 +22,10 @@ from iscp_dagster.jobservices.arguments import (
     SpecOfKey,
     Updated,
 )
+from iscp_dagster.model.consumerkinds import is_index
 from iscp_dagster.model.errors import ConfigError, IscpError, NoSuchJobError, WaitError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.specs import JobSpec
-from iscp_dagster.sync.consumers import is_index
 from iscp_dagster.upkeep.comparison import compared
 
 BAD, UNKNOWN, TIMED_OUT, HELD_UP, FAILED = 400, 404, 408, 409, 500

@@ -13,17 +13,18 @@ from iscp_dagster.api.discovery import TABLES, stands
 from iscp_dagster.api.environment import databases_of, number_of, runs_kept_of, shards_of
 from iscp_dagster.location.assets.checks import index_checks
 from iscp_dagster.location.assets.index_assets import index_assets
-from iscp_dagster.location.assets.io_manager import EventsIOManager, InvocationsIOManager
+from iscp_dagster.location.assets.io_manager import OutcomeIOManager
 from iscp_dagster.location.assets.iteration_job import jobs_of
 from iscp_dagster.location.assets.maintenance import hourly, maintenance_jobs
 from iscp_dagster.location.assets.source_asset import source_asset, source_spec
 from iscp_dagster.location.assets.source_check import source_check
 from iscp_dagster.location.executor import named_in_process
 from iscp_dagster.location.internals import ObjectMetadataValue
-from iscp_dagster.location.names import EVENTS, INVOCATIONS, clickhouse_pool
+from iscp_dagster.location.names import clickhouse_pool
 from iscp_dagster.location.sensor.lookout import SCAN_SECONDS, Lookout
 from iscp_dagster.location.sensor.news import news_sensor
 from iscp_dagster.location.sensor.runner import runner_sensor
+from iscp_dagster.model.consumerkinds import consumer_kind
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.services import ServiceConsumer
@@ -111,10 +112,9 @@ def runner_definitions(
     """
     environ = os.environ if environ is None else environ
     laid_out = [spread(table, shards_of(environ)) for table in tables]
-    if any(table.triggers for table in laid_out):
-        resources = {EVENTS: EventsIOManager(), **resources}
-    if any(table.services for table in laid_out):
-        resources = {INVOCATIONS: InvocationsIOManager(), **resources}
+    kinds = {consumer_kind(each.kind) for table in laid_out for each in table.consumers}
+    reporting = {kind.io_manager: OutcomeIOManager(kind) for kind in kinds if not kind.keeps_index}
+    resources = {**reporting, **resources}
     lookout = Lookout(laid_out, scan_seconds_of(environ))
     maintenance = maintenance_jobs(laid_out, resources, runs_kept_of(environ))
     iterations = jobs_of(laid_out, resources, _pool(environ))

@@ -8,8 +8,6 @@ from dagster import AssetKey, DynamicPartitionsDefinition, PartitionsDefinition
 from dagster import StaticPartitionsDefinition as Static
 
 from iscp_dagster.clickhouse.connect.endpoint import endpoints
-from iscp_dagster.model.declared.eventtriggers import TRIGGER
-from iscp_dagster.model.declared.services import SERVICE
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable
 
 RUNNER = "iscp_runner"
@@ -29,10 +27,6 @@ SHARD = "iscp/shard"
 """Definition metadata: the number of the ClickHouse server that the index is on."""
 CLICKHOUSE = "clickhouse"
 """The IO manager that writes index tables, and frames of people's own assets."""
-EVENTS = "trigger_events"
-"""The resource that reports what triggers did."""
-INVOCATIONS = "service_invocations"
-"""The resource that reports what service consumers invoked."""
 CLICKHOUSE_POOL = "clickhouse"
 """The pool of a location that names no ClickHouse."""
 
@@ -82,11 +76,6 @@ def load_op_name(source: SourceTable) -> str:
 
 def verify_op_name(source: SourceTable) -> str:
     return f"verify_{source.database}_{source.table}"
-
-
-def io_manager_key(kind: str) -> str:
-    """The resource that stores what indexes, triggers or services did, and shows it."""
-    return {TRIGGER: EVENTS, SERVICE: INVOCATIONS}.get(kind, CLICKHOUSE)
 
 
 def partitions_name(source: SourceTable) -> str:

@@ -7,10 +7,9 @@ from typing import Any, Generic, TypeVar
 
 from dagster import AssetOut, MetadataValue
 
-from iscp_dagster.location.names import SHARD, TENANT_COLUMN, io_manager_key, job_key
-from iscp_dagster.model.declared.eventtriggers import Trigger
+from iscp_dagster.location.names import SHARD, TENANT_COLUMN, job_key
+from iscp_dagster.model.consumerkinds import consumer_kind
 from iscp_dagster.model.declared.lineage import definition_of
-from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import Consuming, Index, SourceTable, shown_in
 
 T = TypeVar("T")
@@ -52,7 +51,7 @@ def asset_out(source: SourceTable, each: Consuming, databases: Sequence[str] = (
     """
     return AssetOut(
         key=job_key(source, each.name),
-        io_manager_key=io_manager_key(each.kind),
+        io_manager_key=consumer_kind(each.kind).io_manager,
         is_required=False,
         owners=list(each.owners or source.owners),
         group_name=source.database,
@@ -61,11 +60,20 @@ def asset_out(source: SourceTable, each: Consuming, databases: Sequence[str] = (
 
 
 def _told(source: SourceTable, each: Consuming, databases: Sequence[str]) -> dict[str, Any]:
-    if isinstance(each, Trigger):
-        return _trigger(source, each)
-    if isinstance(each, ServiceConsumer):
-        return _service(source, each)
-    return _index(source, each, databases)
+    if isinstance(each, Index):
+        return _index(source, each, databases)
+    said, settings = consumer_kind(each.kind).describe(source, each)
+    return {
+        "kinds": {each.kind},
+        "description": each.description or said,
+        "tags": {**source.tags, **each.tags, "iscp/index": each.kind},
+        "metadata": {name: _link(value) for name, value in settings.items()},
+    }
+
+
+def _link(value: Any) -> Any:
+    is_address = str(value).startswith(("http://", "https://"))
+    return MetadataValue.url(value) if is_address else value
 
 
 def _index(source: SourceTable, index: Index, databases: Sequence[str]) -> dict[str, Any]:
@@ -97,39 +105,3 @@ def _sql(definition: Sequence[Any]) -> MetadataValue[Any]:
         made = "".join(f", {each} AS {name}" for name, each in step["columns"].items())
         lines.append(f"*{made}" + (f" WHERE {step['where']}" if step["where"] else ""))
     return MetadataValue.md("\n".join(f"{at}. `{line}`" for at, line in enumerate(lines, start=1)))
-
-
-def _trigger(source: SourceTable, trigger: Trigger) -> dict[str, Any]:
-    said = (
-        f"Fires on {trigger.on.name!r} when a row begins to meet a condition, "
-        "and when it ceases to."
-    )
-    return {
-        "kinds": {"trigger"},
-        "description": trigger.description or said,
-        "tags": {**source.tags, **trigger.tags, "iscp/index": trigger.kind},
-        "metadata": {
-            "on": trigger.on.name,
-            "match": trigger.match,
-            "unmatch": trigger.unmatch or "not matching",
-            "payload": ", ".join(trigger.columns) or "all columns",
-            "initial": trigger.initial,
-            "endpoints": ", ".join(trigger.endpoints) or "none",
-        },
-    }
-
-
-def _service(source: SourceTable, each: ServiceConsumer) -> dict[str, Any]:
-    said = f"Invokes `{each.handler}` with the changes of `{source.name}`, tenant by tenant."
-    return {
-        "kinds": {"service"},
-        "description": each.description or said,
-        "tags": {**source.tags, **each.tags, "iscp/index": each.kind},
-        "metadata": {
-            "on": source.name,
-            "handler": each.handler,
-            "service_endpoint": MetadataValue.url(each.url),
-            "payload": ", ".join(each.columns) or "all columns",
-            "rows_per_invocation": each.rows,
-        },
-    }

@@ -35,3 +35,13 @@ class Moment:
 
 START = Moment(-1)
 """Before the first commit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """Where the history of a tenant begins in a changes index, or with a trigger."""
+
+    at: Moment
+    """The commit as of which its BASE rows are."""
+    gap: tuple[str, ...] = ()
+    """The versions that it lacks and why, as text; empty for a first synchronization."""

@@ -1,4 +1,4 @@
-"""Tenants that first appear while a trigger is there: its job begins before their first commit.
+"""Tenants that first appear while a job is there: a trigger's begins before their first commit.
 
 Their rows were not there before the trigger, so the first ones fire, each from its own commit.
 """
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.protocol import JobLog
-from iscp_dagster.model.declared.eventtriggers import TRIGGER
+from iscp_dagster.model.consumerkinds import consumer_kind
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.model.moment import START, Moment
@@ -42,7 +42,7 @@ def begun_before(
 
     `after` is by job name. Asks nothing where no row is a trigger's.
     """
-    mine = [row for row in rows if _is_trigger(row) and row.name.job in after]
+    mine = [row for row in rows if _begins_early(row) and row.name.job in after]
     if not mine:
         return list(rows)
     tenants = {row.tenant for row in mine}
@@ -53,8 +53,8 @@ def begun_before(
     return [replace(row, watermark=begun.get(row.key, row.watermark)) for row in rows]
 
 
-def _is_trigger(row: NewJob) -> bool:
-    return row.spec.detail.consumer.type == TRIGGER
+def _begins_early(row: NewJob) -> bool:
+    return consumer_kind(row.spec.detail.consumer.type).begins_before_first_commit
 
 
 def _tenants(delta_log: DeltaLog, at: Moment, among: Collection[str]) -> frozenset[str]:

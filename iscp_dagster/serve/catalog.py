@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.tables.ddl import RESERVED_COLUMNS
 from iscp_dagster.clickhouse.types.typetext import TypeTextError, parsed
 from iscp_dagster.model.declared.names import view_name
@@ -117,6 +118,7 @@ def _indexes(table: SourceTable, endpoints: Sequence[Endpoint]) -> Iterator[Serv
         shards[index.shown].append(index)
     for shown, its in shards.items():
         places = tuple(_place(table, each, endpoints) for each in its)
+        assert isinstance(its[0], IndexKind)
         yield Served(
             field=field_of(table, its[0]),
             source=table,
@@ -200,8 +202,8 @@ def _why(made: Column | None, type_: str) -> str:
 
 
 def _catalog(found: Sequence[Served], unbuilt: Sequence[str], notes: Sequence[str]) -> Catalog:
-    changes = {each.field: each for each in found if each.kind == CHANGES}
-    plain = {each.field: each for each in found if each.kind != CHANGES}
+    changes = {each.field: each for each in found if each.index.of_images}
+    plain = {each.field: each for each in found if not each.index.of_images}
     return Catalog(
         queries={**changes, **plain},
         changes=changes,

@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.model.declared.tables import Index, SourceTable
-from iscp_dagster.serve.columns import Column
+from iscp_dagster.clickhouse.kinds.kind import IndexKind
+from iscp_dagster.clickhouse.kinds.searching import Search
+from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.serve.columns import Column, column
 from iscp_dagster.serve.scalars import SCALARS
 
 MIRROR, CHANGES = "mirror", "changes"
 CONDITIONS = frozenset({"_and", "_or", "_not"})
 """What a `where` has beside the columns."""
+ARGUMENTS = frozenset({"where", "order_by", "limit", "offset"})
+"""The arguments of every query field that pages over rows."""
 NAMES_FIELD = "_tables"
 """The field that lists the others."""
 COMPARISON = "_comparison_exp"
@@ -41,7 +46,7 @@ class Served:
 
     field: str
     source: SourceTable
-    index: Index
+    index: IndexKind
     """The index; of a sharded one, its first shard."""
     places: tuple[Place, ...]
     """Every shard."""
@@ -58,6 +63,21 @@ class Served:
     def tenant(self) -> Column | None:
         """The column that names the tenant; None: the table's one tenant is `default`."""
         return self._named(self.source.tenant) if self.source.tenant else None
+
+    @cached_property
+    def searches(self) -> dict[str, tuple[Search, Column]]:
+        """What its kind of index can be asked beside, by argument, with the argument as a column.
+
+        An argument that is named like one that every index has is left out, as is one of a type
+        that GraphQL does not have.
+        """
+        offered = self.index.searches()
+        found = {name: column(name, parsed(each.type)) for name, each in offered.items()}
+        return {
+            name: (offered[name], each)
+            for name, each in found.items()
+            if each is not None and name not in ARGUMENTS
+        }
 
     @cached_property
     def identity(self) -> tuple[Column, ...]:
@@ -98,15 +118,15 @@ def choose_columns(columns: Sequence[Column], where: str) -> tuple[list[Column],
     """Return the columns whose names are free, and a message about each that is left out."""
     shown: dict[str, Column] = {}
     left_out = []
-    for column in columns:
-        other = shown.get(column.field)
-        if other is None and column.field not in CONDITIONS:
-            shown[column.field] = column
+    for each in columns:
+        other = shown.get(each.field)
+        if other is None and each.field not in CONDITIONS:
+            shown[each.field] = each
             continue
         taken = f"the column {other.name!r}" if other else "a condition"
         left_out.append(
-            f"{where} is without its column {column.name!r}: its name in GraphQL would be "
-            f"{column.field!r}, which {taken} has. Rename one of them to see both."
+            f"{where} is without its column {each.name!r}: its name in GraphQL would be "
+            f"{each.field!r}, which {taken} has. Rename one of them to see both."
         )
     return list(shown.values()), left_out
 
@@ -127,7 +147,7 @@ def _problem(served: Served, owners: dict[str, str]) -> str:
 def _names(served: Served) -> list[str]:
     """The names of its field and types."""
     suffixes = ["", "_bool_exp", "_order_by"]
-    if served.kind == CHANGES:
+    if served.index.of_images:
         suffixes += ["_change", "_data", "_data_bool_exp"]
     return [f"{served.field}{suffix}" for suffix in suffixes]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import iscp_dagster.webhooks.tables  # noqa: F401 - a log makes the tables that are known by then
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.kinds.changes import CALCULATED, Changes
+from iscp_dagster.clickhouse.kinds.changes import CALCULATED
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
@@ -130,23 +130,24 @@ class Deployment:
         fields = [field for field in schema if field.name in wanted]
         endpoint = self.endpoint_of(index)
         made = partial(IndexTable, source=source, generation=generation, database=endpoint.database)
-        if isinstance(index, Changes):
+        if index.transitions is not None:
             if calculated is None:
                 # Its types and rules may name columns that are not known yet.
                 bare = made(index=replace(index, types={}, nulls=None), fields=fields)
                 held = stored_definition(endpoint, bare).get(CALCULATED)
-                calculated = self._calculated(source, index, schema, held)
+                owner = f"Index {source.name}/{index.name}"
+                calculated = self._calculated(owner, index.transitions, schema, held)
             fields += [*calculated, *IMAGE_FIELDS]
         return IndexStore(endpoint=endpoint, shape=made(index=index, fields=fields))
 
     def _calculated(
-        self, source: SourceTable, index: Changes, schema: Sequence[DeltaField], held: Any
+        self, owner: str, transitions: Transitions, schema: Sequence[DeltaField], held: Any
     ) -> Sequence[DeltaField]:
         """The view's own columns, as its table was made with if they are still the same."""
         fields = parse_schema(json.dumps({"type": "struct", "fields": held or []}))
-        if tuple(each.name for each in fields) == index.transitions.calculated:
+        if tuple(each.name for each in fields) == transitions.calculated:
             return fields
-        return self.calculated(f"Index {source.name}/{index.name}", schema, index.transitions)
+        return self.calculated(owner, schema, transitions)
 
     def calculated(
         self, owner: str, schema: Sequence[DeltaField], transitions: Transitions

@@ -9,6 +9,7 @@ from dataclasses import replace
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.model.batch import Action
+from iscp_dagster.model.consumerkinds import consumer_kind
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.iteration.commands import Claims, Plan, Planned
@@ -16,7 +17,7 @@ from iscp_dagster.sync.iteration.machine import by_job
 from iscp_dagster.sync.iteration.narrowing import tenants_of
 from iscp_dagster.sync.reading.reader import Reader
 from iscp_dagster.sync.reading.readings import Reading
-from iscp_dagster.sync.reading.transitions import OF_IMAGES, by_view
+from iscp_dagster.sync.reading.transitions import by_view
 
 UNKNOWN = ReadPlan(kind=ReadKind.SNAPSHOT, reason="it is unknown what was written before")
 REPLACED = ReadPlan(kind=ReadKind.SNAPSHOT, reason="a later snapshot is already in place")
@@ -77,13 +78,10 @@ def _of_images(
     no gap for them.
     """
     found: dict[JobKey, ReadPlan] = {}
-    for type_ in OF_IMAGES:
-        some = [
-            each
-            for each in claims
-            if each.consumer.type == type_ and plans[each.key].kind is ReadKind.SNAPSHOT
-        ]
-        if some and not some[0].step.range.initial:
+    staged = [each for each in claims if plans[each.key].kind is ReadKind.SNAPSHOT]
+    for type_ in {each.consumer.type for each in filter(_is_of_images, staged)}:
+        some = [each for each in staged if each.consumer.type == type_]
+        if not some[0].step.range.initial:
             infos = tuple(dict.fromkeys(each.consumer for each in some))
             alone = replace(reader, tenants=tenants_of(some), consumers=infos)
             by_tenant = _by_tenant(alone, some)
@@ -91,13 +89,17 @@ def _of_images(
     return found
 
 
+def _is_of_images(claim: Claim) -> bool:
+    return consumer_kind(claim.consumer.type).of_images
+
+
 def _replaced(reader: Reader, tails: Sequence[Claim]) -> list[JobKey]:
     """The claims of tenants for which an earlier attempt already put a snapshot in place.
 
     A tail cannot tell there which of its keys existed before its range.
     """
-    histories = [each for each in tails if each.consumer.type in OF_IMAGES]
-    others = [each for each in tails if each.consumer.type not in OF_IMAGES]
+    histories = list(filter(_is_of_images, tails))
+    others = [each for each in tails if not _is_of_images(each)]
     # What another index lost is no gap in a history.
     apart = [others, *by_job(histories).values()]
     return [

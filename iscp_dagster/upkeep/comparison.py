@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from iscp_dagster.model.consumerkinds import is_index
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobStatus
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.problems import Problem, problem_of
 from iscp_dagster.planning.table_problems import earlier_ids
-from iscp_dagster.sync.consumers import is_index
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.verify import Failure, Verdict, compare_indexes

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.consumer import inserted
 from iscp_dagster.clickhouse.write.fitting import fitted
 from iscp_dagster.clickhouse.write.letters import DeadLetter, DeadLetters, key_of
+from iscp_dagster.model.consumerkinds import is_index
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import (
     ConfigError,
@@ -24,7 +26,6 @@ from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import job_spec
 from iscp_dagster.planning.problems import as_ours
-from iscp_dagster.sync.consumers import index_of, is_index
 from iscp_dagster.sync.deployment import Deployment
 
 

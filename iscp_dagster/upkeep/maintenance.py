@@ -11,6 +11,7 @@ from typing import Any
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.staging import left
 from iscp_dagster.clickhouse.write.letters import DeadLetters
+from iscp_dagster.model.consumerkinds import is_index
 from iscp_dagster.model.declared.names import view_name
 from iscp_dagster.model.declared.sharding import base_name, shard_of, suffix
 from iscp_dagster.model.declared.tables import SourceTable
@@ -19,7 +20,6 @@ from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.planning.declared import name_of
 from iscp_dagster.planning.effective import effective, flush_jobs
 from iscp_dagster.planning.problems import as_ours, problem_of
-from iscp_dagster.sync.consumers import is_index
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.ledger import state_key
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from iscp_dagster.clickhouse.kinds.indexes import index_of
+from iscp_dagster.model.consumerkinds import is_index
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job
-from iscp_dagster.sync.consumers import index_of, is_index
 from iscp_dagster.sync.deployment import Deployment
 
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from iscp_dagster.clickhouse.connect.quoting import ident
-from iscp_dagster.clickhouse.kinds.changes import Changes
+from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.types.stored import Stored
 from iscp_dagster.clickhouse.types.typetext import parsed
@@ -23,6 +23,7 @@ from iscp_dagster.delta.comparing import comparable
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.reader import Selection, snapshot
 from iscp_dagster.delta.transitions import ViewRead, base
+from iscp_dagster.model.consumerkinds import is_index
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, Primitive, parse_schema
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable
@@ -32,7 +33,6 @@ from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.planning.problems import as_ours
 from iscp_dagster.spark.columns import as_nullable, column, columns, map_in_arrow
-from iscp_dagster.sync.consumers import index_of, is_index
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors.rows import (
     IndexRead,
@@ -295,7 +295,7 @@ def _verdicts(
         found = compared(held, served, source, selection).collect()
     rows = {row["tenant"]: row for row in found}
     letters = _letters(deployment, source, index)
-    has_all = store.placement is None and not isinstance(index, Changes)
+    has_all = store.placement is None and index.transitions is None
     logged = deployment.delta_log(source).row_counts(at.version, tenants) if has_all else {}
     sampling = Sampling(
         identity=selection.identity,
@@ -321,9 +321,9 @@ def _verdicts(
 def _rows(deployment: Deployment, store: IndexStore, selection: Selection, at: Moment) -> Any:
     """The source's rows; for a changes index, those of its view."""
     shape = store.shape
-    if not isinstance(shape.index, Changes):
-        return snapshot(deployment.spark(), selection, at).drop(*SYSTEM_COLUMNS)
     transitions = shape.index.transitions
+    if transitions is None:
+        return snapshot(deployment.spark(), selection, at).drop(*SYSTEM_COLUMNS)
     schema = deployment.delta_log(shape.source).facts(at.version).fields
     read = ViewRead.of(
         selection,
@@ -338,7 +338,7 @@ def _stored(store: IndexStore) -> dict[str, Stored]:
     """How the columns of the source's, or the view's, rows are kept."""
     flag = Stored(source=Primitive("boolean"), type=parsed("Bool"))
     kept = store.shape.stored | dict.fromkeys(store.shape.flags, flag)
-    images = IMAGE_COLUMNS if isinstance(store.shape.index, Changes) else ()
+    images = IMAGE_COLUMNS if store.shape.index.of_images else ()
     return {name: each for name, each in kept.items() if name not in images}
 
 
@@ -359,7 +359,7 @@ def _served(spark: Any, store: IndexStore, at: Moment, tenants: frozenset[str], 
     """The index's rows; of a changes index, those that its changes up to `at` leave."""
     source, index = store.shape.source, store.shape.index
     rows = store.reads()
-    if isinstance(index, Changes):
+    if index.of_images:
         rows = f"({index.rows_as_of(store.shape, str(at.version))})"
     by = ", ".join(map(ident, store.shape.order_by))
     slices = _slices(store.size()) if source.keys else 1

@@ -11,9 +11,9 @@ from typing import Any
 
 from iscp_dagster.api.facts import moment, status
 from iscp_dagster.api.names import EVERY
-from iscp_dagster.clickhouse.tables.indexes import Beginning
 from iscp_dagster.joblog.history import Entry, Usage
 from iscp_dagster.model.jobs import JobID, JobStatus
+from iscp_dagster.model.moment import Beginning
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.upkeep.progress import Progress
 

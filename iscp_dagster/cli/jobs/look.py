@@ -24,8 +24,8 @@ from iscp_dagster.cli.parts.counting import Limit
 
 if TYPE_CHECKING:
     from iscp_dagster.api.jobs import Jobs
-    from iscp_dagster.clickhouse.tables.indexes import Beginning
     from iscp_dagster.model.jobs import Job, JobID, JobKey
+    from iscp_dagster.model.moment import Beginning
     from iscp_dagster.planning.problems import Problem
     from iscp_dagster.upkeep.progress import Progress
 

@@ -28,11 +28,10 @@ from iscp_dagster.cli.parts.tables import (
     table_of,
     time_text,
 )
-from iscp_dagster.clickhouse.tables.indexes import Beginning
 from iscp_dagster.joblog.history import Entry, Usage
-from iscp_dagster.model.declared.eventtriggers import TRIGGER
+from iscp_dagster.model.consumerkinds import consumer_kind
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
-from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.moment import START, Beginning, Moment
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.problems import Problem
@@ -245,9 +244,8 @@ def _history(begun: Beginning | None) -> dict[str, str]:
 
 
 def _kind(spec: JobSpec) -> str:
-    """The type of the job's consumer; an event trigger is no rule by which jobs become due."""
-    kind = spec.detail.consumer.type
-    return f"event {kind}" if kind == TRIGGER else kind
+    """The type of the job's consumer."""
+    return consumer_kind(spec.detail.consumer.type).title
 
 
 def _kind_and_trigger(spec: JobSpec) -> tuple[str, str]:

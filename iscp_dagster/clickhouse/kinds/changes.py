@@ -36,6 +36,7 @@ class Changes(IndexKind):
     """The view's definition, see `View.definition`; empty: all rows of the source."""
     kind: ClassVar[str] = "changes"
     beside: ClassVar[tuple[str, ...]] = ("as_of",)
+    of_images: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

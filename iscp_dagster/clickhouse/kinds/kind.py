@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.kinds.searching import Neighbourhood, Search
+from iscp_dagster.model.declared.images import Transitions
 from iscp_dagster.model.declared.schema import DELETED, VERSION, DeltaField, DeltaType
 from iscp_dagster.model.declared.tables import Index, SourceTable
 
@@ -67,6 +69,11 @@ class IndexKind(Index):
     Instances are sent to Spark's executors, where `fitted` runs: install the module there too.
     """
 
+    @property
+    def transitions(self) -> Transitions | None:
+        """What its image rows are read of; None: it keeps none."""
+        return None
+
     def kept(self, source: SourceTable, field: DeltaField) -> DeltaType:
         """Return the Delta type that a column is kept as. Raises SchemaError if it cannot be."""
         del source
@@ -116,6 +123,18 @@ class IndexKind(Index):
         It shows the columns `selected`, a SELECT list.
         """
         raise NotImplementedError(f"{type(self).__name__} has no view {end!r}.")
+
+    def rows_as_of(self, shape: Shape, version: str) -> str:
+        """Return the SELECT of the rows that image rows leave as of `version`, in SQL."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no images.")
+
+    def searches(self) -> Mapping[str, Search]:
+        """Return what its query field in GraphQL takes beside `where`, by the argument's name."""
+        return {}
+
+    def neighbourhood(self) -> Neighbourhood | None:
+        """Return where its query field finds neighbours of a vector; None: it pages over rows."""
+        return None
 
     def note(self) -> str:
         """Return what readers of the index views should know, for the comments of these; or ''."""

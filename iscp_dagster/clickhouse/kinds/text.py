@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
+from iscp_dagster.clickhouse.kinds.searching import Search
 from iscp_dagster.model.errors import ConfigError
 
 NOTE = (
@@ -60,6 +61,17 @@ class FullText(IndexKind):
             folded = f"lower({quoted})"
         options = f"tokenizer = {self.tokenizer}, preprocessor = {folded}"
         return f"INDEX {name} {quoted} TYPE text({options})"
+
+    def searches(self) -> Mapping[str, Search]:
+        return {
+            "words": Search(
+                type="String", description="All words that a text has.", condition=self._has_words
+            )
+        }
+
+    def _has_words(self, words: str) -> str:
+        texts = map(ident, self.needed_columns)
+        return f"({' OR '.join(f'hasAllTokens({each}, {words})' for each in texts)})"
 
     def note(self) -> str:
         return NOTE

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, Rows, Shape, settings
 from iscp_dagster.clickhouse.kinds.neighbours import EXACT_FLOATS, EXACT_ROWS, NeighbourSelects
+from iscp_dagster.clickhouse.kinds.searching import Neighbourhood
 from iscp_dagster.clickhouse.types.typetext import FLOATS
 from iscp_dagster.model.declared.schema import Array, DeltaField, DeltaType, Primitive
 from iscp_dagster.model.declared.tables import SourceTable
@@ -138,6 +139,9 @@ class Vector(IndexKind):
         )
         by_end = {NEAREST: neighbours.select_nearest, DISTANCES: neighbours.select_distances}
         return by_end[end]()
+
+    def neighbourhood(self) -> Neighbourhood:
+        return Neighbourhood(dimension=self.dimension, nearest=NEAREST, distances=DISTANCES)
 
     def fitted(self, target: Rows, rows: pa.Table) -> pa.Table:
         """Check every live vector; give the rows without one, which are marked, another."""

@@ -38,17 +38,7 @@ from iscp_dagster.model.declared.schema import TIMESTAMP, VERSION
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import IscpError, KeyColumnError, SchemaError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.model.moment import Moment
-
-
-@dataclass(frozen=True, kw_only=True)
-class Beginning:
-    """Where the history of a tenant begins in a changes index."""
-
-    at: Moment
-    """The commit as of which its BASE rows are."""
-    gap: tuple[str, ...] = ()
-    """The versions that it lacks and why, as text; empty for a first synchronization."""
+from iscp_dagster.model.moment import Beginning, Moment
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ from iscp_dagster.location.frames import (
     table_of,
 )
 from iscp_dagster.location.names import CLICKHOUSE, SHARD, TENANT_COLUMN
+from iscp_dagster.model.consumerkinds import ConsumerKind
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.jobs import Job
@@ -39,37 +40,26 @@ from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.sync.writing.writer import IndexWriter
 
 
-class EventsIOManager(IOManager):
-    """Reports what an iteration did for one trigger; there is nothing to read back."""
+@dataclass(frozen=True)
+class OutcomeIOManager(IOManager):
+    """Reports what iterations did for consumers of a kind that keeps no tables."""
+
+    kind: ConsumerKind
 
     def handle_output(self, context: OutputContext, obj: Delivery | InStep | Outcomes) -> None:
-        """Show on the output what was stored; the watermarks have moved already."""
-        if isinstance(obj, Outcomes):
-            return context.add_output_metadata(obj.summary())
-        return context.add_output_metadata(shown(obj, {}))
+        """Show on the output what was done; the watermarks have moved already."""
+        _show(context, obj)
 
     def load_input(self, context: InputContext) -> Any:
         """Raises ConfigError: there is no table."""
         name = context.asset_key.to_user_string()
         raise ConfigError(
-            f"The asset {name} is a trigger, which keeps no rows; depend on it without loading it "
-            "(deps=), and read its events with `iscp events list`."
+            f"The asset {name} is a {self.kind.called}, which keeps no rows; depend on it without "
+            f"loading it (deps=){self.kind.see and ', and '}{self.kind.see}."
         )
 
 
-class InvocationsIOManager(EventsIOManager):
-    """Reports what an iteration invoked for one service consumer."""
-
-    def load_input(self, context: InputContext) -> Any:
-        """Raises ConfigError: a service consumer has no table."""
-        name = context.asset_key.to_user_string()
-        raise ConfigError(
-            f"The asset {name} is a service consumer, which keeps no rows; depend on it without "
-            "loading it (deps=), and look at its invocations with `iscp invocations list`."
-        )
-
-
-class ClickHouseIOManager(EventsIOManager):
+class ClickHouseIOManager(IOManager):
     """The one object that writes into ClickHouse: index tables, and people's own frames.
 
     An iteration calls its `writer` index by index, before Dagster has the outputs; when Dagster
@@ -98,7 +88,7 @@ class ClickHouseIOManager(EventsIOManager):
             self.writer.place([obj])
         elif not isinstance(obj, InStep):
             return context.add_output_metadata(self._store(context, obj))
-        return super().handle_output(context, obj)
+        return _show(context, obj)
 
     def _store(self, context: OutputContext, frame: Frame) -> dict[str, Any]:
         rows = arrow_of(frame, context.asset_key.to_user_string())
@@ -120,6 +110,11 @@ class ClickHouseIOManager(EventsIOManager):
             parameters = {"tenants": list(context.asset_partition_keys)} if column else {}
             client = endpoint.client()
             return client.query_arrow(f"SELECT * FROM {view}{where}", parameters=parameters)
+
+
+def _show(context: OutputContext, obj: Delivery | InStep | Outcomes) -> None:
+    shown_ = obj.summary() if isinstance(obj, Outcomes) else shown(obj, {})
+    context.add_output_metadata(shown_)
 
 
 def needed(source: SourceTable) -> set[str]:

@@ -27,12 +27,12 @@ from iscp_dagster.location.assets.reporting import Success, iterated, unreported
 from iscp_dagster.location.internals import UnresolvedAssetJobDefinition
 from iscp_dagster.location.names import (
     TENANT_TAG,
-    io_manager_key,
     job_key,
     sync_job_name,
     tenants_job_name,
 )
 from iscp_dagster.location.working import working
+from iscp_dagster.model.consumerkinds import consumer_kind
 from iscp_dagster.model.declared.tables import Consuming, SourceTable
 from iscp_dagster.runs.named import DISPATCH_TAG, mark_by_hand
 from iscp_dagster.sync.deployment import Deployment
@@ -102,7 +102,7 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
 
 
 def _out(each: Consuming) -> Out:
-    return Out(io_manager_key=io_manager_key(each.kind), is_required=False)
+    return Out(io_manager_key=consumer_kind(each.kind).io_manager, is_required=False)
 
 
 def _iterations(

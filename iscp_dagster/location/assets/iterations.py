@@ -16,7 +16,7 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Failed, Iteration
 from iscp_dagster.location.executor import nameless
 from iscp_dagster.location.internals import PARENT_RUN_ID_TAG, ROOT_RUN_ID_TAG
-from iscp_dagster.model.declared.eventtriggers import TRIGGER
+from iscp_dagster.model.consumerkinds import consumer_kind
 from iscp_dagster.model.declared.tables import Consuming, SourceTable
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobKey
@@ -27,7 +27,7 @@ from iscp_dagster.planning.effective import effective, flush_jobs
 from iscp_dagster.planning.joining import Due, bounded, joined, parts
 from iscp_dagster.planning.newcomers import begun_before, reached
 from iscp_dagster.planning.table_problems import check_sole
-from iscp_dagster.planning.triggers.rules import is_service
+from iscp_dagster.planning.triggers.rules import iterates_alone
 from iscp_dagster.runs.named import DISPATCH_TAG, is_first, names_of, runs_named
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import iterate
@@ -219,8 +219,8 @@ class Iterations:
 
         Empty if no job lags.
         """
-        services = [job for job in jobs if is_service(job)]
-        others = [job for job in jobs if not is_service(job)]
+        services = [job for job in jobs if iterates_alone(job)]
+        others = [job for job in jobs if not iterates_alone(job)]
         return self._furthest_behind(others) or self._furthest_behind(services)
 
     def _furthest_behind(self, jobs: Collection[Job]) -> list[Due]:
@@ -287,7 +287,7 @@ def register(
     named, standing = declared(source, chosen), log.standing()
     specs = {name: standing.get(name, spec) for name, spec in named.items()}
     rows = new_jobs(table_id, tenants, specs)
-    if auto := {each.name for each in chosen if each.kind == TRIGGER and each.auto_register}:
+    if auto := {each.name for each in chosen if each.auto_register and _begins_early(each)}:
         delta_log = deployment.delta_log(source)
         after = reached(log, delta_log, table_id)
         rows = begun_before(
@@ -298,6 +298,10 @@ def register(
         for job in log.jobs(tenants=tenants, name=name):
             if job.key.table_id != table_id:
                 log.unregister(job.key.tenant, name, job.key.table_id)
+
+
+def _begins_early(each: Consuming) -> bool:
+    return consumer_kind(each.kind).begins_before_first_commit
 
 
 def free(deployment: Deployment, jobs: Collection[Job]) -> None:

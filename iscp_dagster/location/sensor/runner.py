@@ -31,6 +31,7 @@ from iscp_dagster.location.names import (
 )
 from iscp_dagster.location.sensor.lookout import Lookout
 from iscp_dagster.location.sensor.trial import by_hand, is_trial, missing_partitions, trial_look
+from iscp_dagster.model.consumerkinds import consumer_kind
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.look import Dispatch, Look
 from iscp_dagster.runs.named import DISPATCH_TAG
@@ -87,7 +88,8 @@ def run_request(dispatch: Dispatch) -> RunRequest:
     tenant, *others = sorted(iteration.tenants)
     names = {key.job_name for key in iteration.jobs}
     of = {TENANTS_TAG: str(len(iteration.tenants))} if others else {TENANT_TAG: tenant}
-    if names <= {each.name for each in source.services}:
+    alone = (each for each in source.consumers if consumer_kind(each.kind).iterates_alone)
+    if names <= {each.name for each in alone}:
         of[SERVICES_TAG] = dispatch.name if others else tenant
     tags = {
         DISPATCH_TAG: dispatch.name,

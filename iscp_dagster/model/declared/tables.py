@@ -76,6 +76,8 @@ class Index:
     sharding: Sharding | Mapping[str, Any] | None = None
     """Which of the deployment's ClickHouse servers a row lies on; None: all rows on the first."""
     kind: ClassVar[str] = ""
+    of_images: ClassVar[bool] = False
+    """Whether it keeps both images of each changed row, rather than the last row of each key."""
     beside: ClassVar[tuple[str, ...]] = ()
     """Each index view that the kind has beside its first is named `<index view>_<one of these>`."""
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.model.declared.eventtriggers import TRIGGER
-from iscp_dagster.model.declared.services import SERVICE
+from iscp_dagster.model.consumerkinds import consumer_kind
 from iscp_dagster.model.declared.sharding import shard_of
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import START, Moment
@@ -50,10 +49,10 @@ def together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
 
     First iterations that are due together have the same range, so they share one scan.
     """
-    services = [job for job in jobs if is_service(job)]
-    others = [job for job in jobs if not is_service(job)]
+    alone = [job for job in jobs if iterates_alone(job)]
+    others = [job for job in jobs if not iterates_alone(job)]
     # The others first: they are short, and run slots are few.
-    return (*_sharing(others, latest), *each_alone(services, latest))
+    return (*_sharing(others, latest), *each_alone(alone, latest))
 
 
 def _sharing(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
@@ -85,12 +84,13 @@ def is_fresh(job: Job) -> bool:
 
 def _is_begun_at_a_commit(job: Job) -> bool:
     """Whether its watermark is where it begins, and its first iteration is still to come."""
-    return job.spec.detail.consumer.type == TRIGGER and job.status.start_at is None
+    early = consumer_kind(job.spec.detail.consumer.type).begins_before_first_commit
+    return early and job.status.start_at is None
 
 
-def is_service(job: Job) -> bool:
-    """Whether its consumer is a service consumer."""
-    return job.spec.detail.consumer.type == SERVICE
+def iterates_alone(job: Job) -> bool:
+    """Whether its iterations may wait for others for long, and so share no scan."""
+    return consumer_kind(job.spec.detail.consumer.type).iterates_alone
 
 
 def version_of(job: Job) -> int:

@@ -21,8 +21,7 @@ from graphql import (
 )
 from graphql.execution.collect_fields import collect_sub_fields
 
-from iscp_dagster.clickhouse.kinds.text import FullText
-from iscp_dagster.clickhouse.kinds.vector import Vector
+from iscp_dagster.clickhouse.kinds.searching import Neighbourhood
 from iscp_dagster.serve.catalog import TIMESTAMP_FIELD, Catalog
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.graph.types import Types
@@ -68,19 +67,22 @@ def _described(catalog: Catalog) -> str:
 
 
 def _query(types: Types, served: Served) -> GraphQLField:
-    if isinstance(served.index, Vector):
-        return _nearest(types, served)
+    if (neighbourhood := served.index.neighbourhood()) is not None:
+        return _nearest(types, served, neighbourhood)
     row = types.row(served)
 
     def resolve(_root: Any, info: GraphQLResolveInfo, **given: Any) -> list[Row]:
         return selected(_asking(info), _selection(served, info, given))
 
-    words = {"words": GraphQLArgument(GraphQLString, description="All words that a text has.")}
-    arguments = {**(words if isinstance(served.index, FullText) else {}), **_page(types, served)}
+    asked = {
+        name: GraphQLArgument(types.scalar(column.scalar), description=search.description)
+        for name, (search, column) in served.searches.items()
+    }
+    arguments = {**asked, **_page(types, served)}
     return GraphQLField(_rows(row), arguments, resolve, description=_about(served))
 
 
-def _nearest(types: Types, served: Served) -> GraphQLField:
+def _nearest(types: Types, served: Served, neighbourhood: Neighbourhood) -> GraphQLField:
     distance = distance_of(served)
     row = types.row(served, distance)
 
@@ -88,6 +90,7 @@ def _nearest(types: Types, served: Served) -> GraphQLField:
         names = _shown(info)
         near = Near(
             served=served,
+            neighbourhood=neighbourhood,
             columns=_columns(served, names),
             width=len(names),
             vector=given["near"],
@@ -146,7 +149,7 @@ def _selection(served: Served, info: GraphQLResolveInfo, given: Mapping[str, Any
         order=tuple(_order(served, given.get("order_by") or ())),
         limit=given.get("limit"),
         offset=given.get("offset") or 0,
-        words=given.get("words"),
+        searches={name: given[name] for name in served.searches if given.get(name) is not None},
     )
 
 

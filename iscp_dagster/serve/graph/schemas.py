@@ -13,7 +13,7 @@ from threading import Lock
 from graphql import GraphQLSchema
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.kinds.changes import CALCULATED, Changes
+from iscp_dagster.clickhouse.kinds.changes import CALCULATED
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.owned import stored_definition
@@ -125,7 +125,7 @@ _BYTES = re.compile(r"\b(String|FixedString)\b")
 
 def calculated(served: Served) -> Sequence[DeltaField]:
     """The calculated columns of a view, as its table was made with."""
-    if not isinstance(served.index, Changes):
+    if not served.index.of_images:
         return ()
     place = served.places[0]
     data = IndexData(endpoint=place.endpoint, database=place.database, view=served.view)

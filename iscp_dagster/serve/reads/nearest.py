@@ -8,7 +8,7 @@ from typing import Any
 
 from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.kinds.lengths import LARGEST
-from iscp_dagster.clickhouse.kinds.vector import DISTANCES, NEAREST, Vector
+from iscp_dagster.clickhouse.kinds.searching import Neighbourhood
 from iscp_dagster.clickhouse.types.typetext import parsed
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve import scalars
@@ -32,9 +32,10 @@ class ForbiddenError(IscpError):
 
 @dataclass(frozen=True, kw_only=True)
 class Near:
-    """What a query field asks of a vector index."""
+    """What a query field asks of an index that knows distances."""
 
     served: Served
+    neighbourhood: Neighbourhood
     columns: tuple[Column, ...]
     """The columns to show, beside the distance."""
     vector: Sequence[float]
@@ -59,7 +60,7 @@ def nearest(asking: Asking, asked: Near) -> list[Row]:
         raise ForbiddenError(f"The token may not see the tenant {asked.tenant!r}.")
     if served.tenant is not None and not _names(served.tenant, asked.tenant or ""):
         raise BadValueError(f"tenant: {asked.tenant!r} is no {served.tenant.type.bare}.")
-    dimension = served.index.dimension if isinstance(served.index, Vector) else 0
+    dimension = asked.neighbourhood.dimension
     if len(asked.vector) != dimension:
         held = len(asked.vector)
         numbers = "1 number" if held == 1 else f"{held:,} numbers"
@@ -89,7 +90,9 @@ def _neighbours(asking: Asking, asked: Near, limit: int, place: Place) -> list[R
     if served.tenant is not None:
         type_ = str(served.tenant.type.bare)
         arguments.append(f"tenant = {parameters.bind(type_, asked.tenant or '')}")
-    view = ident(place.database, f"{served.view}_{NEAREST if where == EVERYTHING else DISTANCES}")
+    ends = asked.neighbourhood
+    end = ends.nearest if where == EVERYTHING else ends.distances
+    view = ident(place.database, f"{served.view}_{end}")
     keys = [Order(column=column).sql for column in served.identity if column.compares]
     order = ", ".join((ident(distance.name), *keys))
     query = (

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from iscp_dagster.clickhouse.connect.quoting import ident
-from iscp_dagster.clickhouse.kinds.text import FullText
 from iscp_dagster.model.declared.schema import VERSION
-from iscp_dagster.serve import scalars
 from iscp_dagster.serve.access import Viewer
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.reads import tenancy
 from iscp_dagster.serve.reads.caps import Asking
 from iscp_dagster.serve.reads.order import Order, clause, merged, whole
 from iscp_dagster.serve.rows import rows, select_list
-from iscp_dagster.serve.served import CHANGES, Place, Served
-from iscp_dagster.serve.sql import Parameters, condition
+from iscp_dagster.serve.served import Place, Served
+from iscp_dagster.serve.sql import Parameters, condition, written
 from iscp_dagster.serve.where import Row, parse
 
 
@@ -32,7 +30,8 @@ class Selection:
     order: tuple[Order, ...] = ()
     limit: int | None = None
     offset: int = 0
-    words: str | None = None
+    searches: Mapping[str, Any] = field(default_factory=dict)
+    """What is asked of the kind of index, by argument."""
     width: int = 1
     """How many values of a row are shown; one may be shown under several names."""
 
@@ -75,7 +74,7 @@ def _read(
 def _source(served: Served, place: Place, viewer: Viewer, parameters: Parameters) -> str:
     """Return what the rows are read from; of changes, the last image of each key."""
     view = ident(place.database, served.view)
-    if served.kind != CHANGES:
+    if not served.index.of_images:
         return view
     keys = ", ".join(ident(each.name) for each in served.identity)
     seen = tenancy.condition(served, viewer, parameters)
@@ -85,9 +84,9 @@ def _source(served: Served, place: Place, viewer: Viewer, parameters: Parameters
 
 def _conditions(asked: Selection, viewer: Viewer, parameters: Parameters) -> str:
     parts = [tenancy.condition(asked.served, viewer, parameters)]
-    if asked.words is not None and isinstance(asked.served.index, FullText):
-        words = parameters.bind("String", scalars.text(asked.words))
-        texts = map(ident, asked.served.index.needed_columns)
-        parts.append(f"({' OR '.join(f'hasAllTokens({each}, {words})' for each in texts)})")
+    for name, value in asked.searches.items():
+        search, argument = asked.served.searches[name]
+        said = written(argument, argument.scalar.read(value))
+        parts.append(search.condition(parameters.bind(search.type, said)))
     parts.append(condition(parse(asked.served.by_field, asked.where), parameters))
     return " AND ".join(parts)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from iscp_dagster.clickhouse.kinds.changes import Changes
+from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.types.nulls import REFUSE, has_parts, null_rule
 from iscp_dagster.clickhouse.write.chunks import (
@@ -33,6 +33,7 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.plans import ReadKind, ReadPlan, by_plan, read_as
 from iscp_dagster.delta.transitions import ViewRead
 from iscp_dagster.model.batch import BatchRecord, Layout, Phase, Range
+from iscp_dagster.model.consumerkinds import consumer_kind, is_index
 from iscp_dagster.model.declared.images import Transitions
 from iscp_dagster.model.declared.schema import DeltaField
 from iscp_dagster.model.declared.tables import SourceTable
@@ -42,7 +43,6 @@ from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.spark.columns import Mapped, spark_schema
 from iscp_dagster.spark.session import count_cores
-from iscp_dagster.sync.consumers import columns_of, index_of, is_index
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors.rows import as_they_are
 from iscp_dagster.sync.reading.readings import Reading
@@ -266,13 +266,13 @@ class Reader:
         transitions = transitions_of(self.source, info)
         if transitions is not None:
             return columns_of_images(self.source, info, transitions, available)
-        return columns_of(self.source, info, available)
+        return consumer_kind(info.type).columns(self.source, info, available)
 
     def store(self, info: ConsumerInfo, version: int) -> IndexStore:
         """The ClickHouse tables of an index, for the schema at `version`."""
         index, schema = index_of(self.source, info), self.schema(version)
         calculated = None
-        if isinstance(index, Changes):
+        if index.transitions is not None:
             calculated = self.calculated(info, index.transitions, version)
         store = self.deployment.store
         return store(self.source, index, schema, info.generation, calculated=calculated)

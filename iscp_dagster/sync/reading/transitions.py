@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.files import spark_path
 from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.declared.eventtriggers import TRIGGER
+from iscp_dagster.model.consumerkinds import consumer_kind
 from iscp_dagster.model.declared.images import (
     CONDITION_COLUMNS,
     IMAGE_COLUMNS,
@@ -18,7 +17,6 @@ from iscp_dagster.model.declared.images import (
     Transitions,
 )
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.model.declared.together.attach import CHANGES
 from iscp_dagster.model.errors import (
     ConfigError,
     IscpError,
@@ -28,10 +26,7 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.spark.quoting import ident
-from iscp_dagster.sync.consumers import index_of
 
-OF_IMAGES = frozenset({CHANGES, TRIGGER})
-"""The types of consumers that get image rows."""
 ENABLED = "delta.enableInCommitTimestamps"
 SINCE = "delta.inCommitTimestampEnablementVersion"
 """Missing where the table had in-commit timestamps from its first commit."""
@@ -44,24 +39,7 @@ def transitions_of(source: SourceTable, info: ConsumerInfo) -> Transitions | Non
 
     Raises ConfigError for one that cannot be made.
     """
-    if info.type == CHANGES:
-        index = index_of(source, info)
-        assert isinstance(index, Changes)
-        return index.transitions
-    if info.type == TRIGGER:
-        return _of_trigger(source, info)
-    return None
-
-
-def _of_trigger(source: SourceTable, info: ConsumerInfo) -> Transitions:
-    trigger = next((each for each in source.triggers if each.name == info.job), None)
-    if trigger is None:
-        raise ConfigError(
-            f"Job {source.name}/{info.job}: the location declares no trigger {info.job!r}. Declare "
-            "it, or unregister the job."
-        )
-    condition = Condition(name=trigger.name, match=trigger.match, unmatch=trigger.unmatch)
-    return Transitions.of(trigger.on.definition).with_conditions([condition])
+    return consumer_kind(info.type).transitions(source, info)
 
 
 def columns_of_images(

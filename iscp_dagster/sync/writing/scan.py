@@ -15,20 +15,16 @@ from iscp_dagster.clickhouse.tables.staging import new_attempt
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.filescan import NotPlainError
-from iscp_dagster.eventtriggers.consumer import TriggerConsumer
 from iscp_dagster.model.batch import WRITES
+from iscp_dagster.model.consumerkinds import Scan, consumer_kind, is_index
 from iscp_dagster.model.consumers import Consumer, DataType
-from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.declared.images import CONDITION_COLUMNS, Transitions
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
-from iscp_dagster.model.declared.services import SERVICE
 from iscp_dagster.model.errors import FeedGoneError, IscpError, ReadError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
 from iscp_dagster.spark.columns import Mapped, map_in_arrow, spark_schema
 from iscp_dagster.spark.guard import interruptible
 from iscp_dagster.spark.session import speculates
-from iscp_dagster.sync.consumers import is_index, new_consumer
 from iscp_dagster.sync.executors.retriever import Retriever, Share
 from iscp_dagster.sync.executors.worker import Worker
 from iscp_dagster.sync.executors.writer import SCAN_SCHEMA, Receipt, Writer, relayed_rows, writing
@@ -125,7 +121,7 @@ def _attempt(
                 store, errors = _made_ready(reader, sink, share)
                 stopped = {tenant: Error.of(error) for tenant, error in errors.items()}
                 written[name] = replace(written[name], store=store, stopped=stopped)
-                shares[name] = _shipped(reader, sink, _less(share, errors), store)
+                shares[name] = _shipped(_less(share, errors), store)
             else:
                 workers[name] = _worker(reader, sink, share, wanted)
         except IscpError as error:
@@ -271,14 +267,15 @@ def _made_ready(
     return replace(store, attempt=new_attempt(sink.run_id)), stopped
 
 
-def _shipped(reader: Reader, sink: Sink, share: Share, store: IndexStore) -> Share:
+def _shipped(share: Share, store: IndexStore) -> Share:
     """The share with the index's consumer; creates its staging table."""
     staged = share.data_type is DataType.SNAPSHOT
     if staged:
         store.clear_letters(share.registrations, version=share.range.to.version)
         store.stage()
-    consumer = new_consumer(reader.source, sink.info, store=store, staged=staged)
-    assert isinstance(consumer, IndexConsumer)
+    consumer = IndexConsumer(
+        endpoint=store.endpoint, target=store.target(staged=staged), placement=store.placement
+    )
     return replace(share, consumer=consumer)
 
 
@@ -288,30 +285,16 @@ def _worker(reader: Reader, sink: Sink, share: Share, wanted: Reading) -> Worker
 
 
 def _own_consumer(reader: Reader, sink: Sink, wanted: Reading, retriever: Retriever) -> Consumer:
-    """The consumer that runs in this process: a user's, a trigger's or a service's."""
-    deployment = reader.deployment
-    if sink.info.type == SERVICE:
-        return InvokingConsumer.of(
-            reader.source,
-            sink.info,
-            table_id=sink.claims[0].key.table_id,
-            services=deployment.services,
-            lost=partial(_lost, sink, retriever),
-            columns=reader.columns(sink.info, wanted.range.to.version),
-            repairs={claim.key.tenant: claim.repairs for claim in sink.claims},
-        )
-    if sink.info.type != TRIGGER:
-        return new_consumer(reader.source, sink.info)
-    return TriggerConsumer.of(
-        reader.source,
-        sink.info,
-        log=deployment.log,
+    """The consumer that takes the rows in this process."""
+    given = Scan(
         table_id=sink.claims[0].key.table_id,
         columns=reader.columns(sink.info, wanted.range.to.version),
-        ids=deployment.event_ids,
-        clock=deployment.clock,
         reason=wanted.plan.reason,
+        repairs={claim.key.tenant: claim.repairs for claim in sink.claims},
+        lost=partial(_lost, sink, retriever),
+        deployment=reader.deployment,
     )
+    return consumer_kind(sink.info.type).consumer(reader.source, sink.info, given)
 
 
 def _lost(sink: Sink, retriever: Retriever, tenant: str) -> IscpError | None:

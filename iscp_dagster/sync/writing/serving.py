@@ -6,13 +6,14 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.clickhouse.tables.generations import unsettled_views
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.model.consumerkinds import is_index
 from iscp_dagster.model.declared.sharding import suffix
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.sync.consumers import index_of, is_index
 from iscp_dagster.sync.deployment import Deployment
 
 

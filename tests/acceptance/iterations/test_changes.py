@@ -17,6 +17,7 @@ from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import EVERY
 from iscp_dagster.cli.jobs import json as job_json
 from iscp_dagster.cli.jobs import show as job_show
+from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.plans import ReadKind
@@ -33,7 +34,6 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark.session import shared
-from iscp_dagster.sync.consumers import index_of
 from iscp_dagster.upkeep.histories import history
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

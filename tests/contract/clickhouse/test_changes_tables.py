@@ -14,12 +14,12 @@ from shipping import check_staged, put_in_place, write
 from iscp_dagster import Changes, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
-from iscp_dagster.clickhouse.tables.indexes import Beginning, IndexStore
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.owned import stored_definition
 from iscp_dagster.model.declared.images import IMAGE_FIELDS
 from iscp_dagster.model.declared.schema import Decimal, DeltaField, Primitive
 from iscp_dagster.model.errors import FeedGoneError, SchemaError
-from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.moment import Beginning, Moment
 
 FIELDS = (
     DeltaField(name="desk", type=Primitive("string")),

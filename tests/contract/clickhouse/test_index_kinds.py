@@ -13,23 +13,22 @@ from test_index_tables import FIELDS, rows, served
 import resources
 from iscp_dagster import Mirror, SourceTable, SourceTableComponent
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.location.component.schema import table_model
-from iscp_dagster.location.names import io_manager_key
+from iscp_dagster.model.consumerkinds import consumer_kind, is_index
 from iscp_dagster.model.declared import kinds
 from iscp_dagster.model.errors import ConfigError, SchemaError
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.sync.consumers import index_of, new_consumer
 
 PAGE = DOCS / "index-kinds.md"
 BLOOM = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
 
 
 def forget():
-    for cached in (kinds.kind_names, kinds.kinds, kinds.views_beside, table_model):
+    for cached in (kinds.kind_names, kinds.kinds, kinds.views_beside, table_model, consumer_kind):
         cached.cache_clear()
 
 
@@ -60,7 +59,7 @@ def test_a_kind_of_another_package_is_kept_as_those_built_in(installed, clickhou
     store = IndexStore(endpoint=endpoint, shape=shape)
     store.ensure()
     store.ensure_views()
-    assert isinstance(new_consumer(source, info, store=store), IndexConsumer)
+    assert is_index(info)
     write(store, rows(range(3)))
     write(store, rows([3], body="others"), upto=2)
     assert [row[1] for row in served(store)] == [0, 1, 2, 3]
@@ -76,7 +75,7 @@ def test_a_kind_of_another_package_is_kept_as_those_built_in(installed, clickhou
     assert [row[1] for row in served(store)] == [0, 1, 2, 3]
     with pytest.raises(ConfigError, match="_counted or _distances or _nearest belong to other"):
         SourceTable("contract.t", key="id", indexes=[Mirror(name="b_counted")])
-    assert io_manager_key("bloom") in resources.from_environment()
+    assert consumer_kind("bloom").io_manager in resources.from_environment()
     IndexData(endpoint=endpoint, database="contract", view="blooming_b").drop()
     left = "SELECT name FROM system.tables WHERE name LIKE 'blooming_b%'"
     assert query(left).result_rows == []

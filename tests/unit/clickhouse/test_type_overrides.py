@@ -13,6 +13,7 @@ from places import DOCS
 from typetable import type_table
 
 from iscp_dagster import Mirror, SourceTable, Vector
+from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.types.cells import CELLS, cell_of, family
 from iscp_dagster.clickhouse.types.stored import OPEN, stored_column
@@ -22,7 +23,6 @@ from iscp_dagster.clickhouse.types.wire import respelled
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
 from iscp_dagster.model.errors import ConfigError, SchemaError
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.sync.consumers import index_of
 
 PAGE = DOCS / "types.md"
 NAMES = st.text(min_size=1, max_size=5)

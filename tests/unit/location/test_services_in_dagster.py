@@ -14,8 +14,9 @@ from tables import deployment_at
 
 from iscp_dagster import Mirror, ServiceConsumer, SourceTable, build_definitions
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.location.assets.io_manager import InvocationsIOManager
+from iscp_dagster.location.assets.io_manager import ClickHouseIOManager, OutcomeIOManager
 from iscp_dagster.location.names import partitions_name
+from iscp_dagster.model.consumerkinds import consumer_kind
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
@@ -109,7 +110,7 @@ def test_its_asset_is_below_its_table_and_says_what_it_invokes(location):
 def test_a_declaration_beside_the_table_is_an_asset_too(source):
     table = SourceTable("shop.orders", key="id", indexes=[Mirror()])
     beside = ServiceConsumer(NOWHERE, handler="Orders/told", name="told", on=table)
-    resources = {"iscp": SimpleNamespace(), "clickhouse": InvocationsIOManager()}
+    resources = {"iscp": SimpleNamespace(), "clickhouse": ClickHouseIOManager(lambda: None)}
     defs = build_definitions([table], resources, services=[beside], environ={})
     assert KEY in defs.resolve_asset_graph().get_all_asset_keys()
 
@@ -280,4 +281,4 @@ def test_an_asset_that_loads_its_rows_is_told_that_there_are_none():
     with pytest.raises(
         ConfigError, match=r"asset shop/orders_told is a service consumer, .*deps=\)"
     ):
-        InvocationsIOManager().load_input(context)
+        OutcomeIOManager(consumer_kind("service")).load_input(context)

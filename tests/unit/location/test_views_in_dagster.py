@@ -19,7 +19,7 @@ from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.joblog.iterations import Failed, Iteration
 from iscp_dagster.location.assets.io_manager import (
     ClickHouseIOManager,
-    EventsIOManager,
+    OutcomeIOManager,
     clickhouse_schema,
 )
 from iscp_dagster.location.assets.iterations import Iterations
@@ -27,6 +27,7 @@ from iscp_dagster.location.names import partitions_name, partitions_of
 from iscp_dagster.location.outs import InOrder
 from iscp_dagster.location.sensor.recovery import Ours
 from iscp_dagster.location.sensor.runner import run_request
+from iscp_dagster.model.consumerkinds import consumer_kind
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS, IMAGE_FIELDS
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.declared.together.attach import attached
@@ -396,4 +397,4 @@ def test_a_trigger_alone_makes_a_table_s_jobs(given):
 def test_an_asset_that_loads_a_trigger_s_rows_is_told_that_there_are_none():
     context = dg.build_input_context(asset_key=dg.AssetKey(["shop", "orders_any"]))
     with pytest.raises(ConfigError, match=r"asset shop/orders_any is a trigger, .*\(deps=\)"):
-        EventsIOManager().load_input(context)
+        OutcomeIOManager(consumer_kind("trigger")).load_input(context)

@@ -13,6 +13,7 @@ from iscp_dagster import FullText, Mirror, Sharding, SourceTable, SpecUpdate, Ve
 from iscp_dagster.api.checks import check_view_free
 from iscp_dagster.api.environment import databases_of, deployment_of, endpoints_of, shards_of
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints
+from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.location.assets.index_assets import index_assets
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
@@ -23,7 +24,6 @@ from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.planning.declared import declared, job_spec, placed
-from iscp_dagster.sync.consumers import index_of
 from iscp_dagster.sync.deployment import Deployment
 
 BY_ID = {"hash_function": "cityHash64", "key": ["id"]}

@@ -7,6 +7,7 @@ import pytest
 from iscp_dagster import Changes, FullText, Mirror, SourceTable, Vector
 from iscp_dagster.api.chosen import chosen
 from iscp_dagster.batches import keepersql
+from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.clickhouse.write import letters
 from iscp_dagster.model.declared.names import RESERVED_VIEWS
 from iscp_dagster.model.declared.tables import Index
@@ -14,7 +15,6 @@ from iscp_dagster.model.declared.together.clashes import check_declared_once
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.sync.consumers import index_of
 
 COLUMNS = ("region", "id", "title", "body", "embedding")
 

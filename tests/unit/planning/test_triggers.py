@@ -16,6 +16,7 @@ from iscp_dagster.batches.protocol import StateKey
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
+from iscp_dagster.model.consumerkinds import consumer_kind
 from iscp_dagster.model.declared.services import SERVICE
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
@@ -24,7 +25,6 @@ from iscp_dagster.model.moment import EPOCH, START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
 from iscp_dagster.model.states import ACTIVE, STARTABLE, JobState
 from iscp_dagster.planning.triggers import check_trigger, iteration_of, load_trigger, plan
-from iscp_dagster.sync.consumers import new_consumer
 
 TABLE = GOLDEN / "triggers"
 NOW = datetime(2025, 6, 18, tzinfo=timezone.utc)
@@ -205,7 +205,7 @@ def test_triggers_and_consumers_are_found_by_entry_point():
     assert plan([make_job("a", 1, job_type="rarely")], Moment(5), NOW) == ()
     check_trigger(TriggerSpec(job_type="rarely"))
     info = ConsumerInfo(type="offered", db="d", table="t", job="j")
-    consumer = new_consumer(SourceTable("d.t", key="id"), info)
+    consumer = consumer_kind("offered").consumer(SourceTable("d.t", key="id"), info, None)
     assert (type(consumer).__name__, consumer.info) == ("Consumer", info)
     with pytest.raises(ConfigError, match=r"known: .*rarely"):
         check_trigger(TriggerSpec(job_type="often"))

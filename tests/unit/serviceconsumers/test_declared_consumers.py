@@ -9,13 +9,13 @@ import pytest
 
 from iscp_dagster import Mirror, ServiceConsumer, SourceTable
 from iscp_dagster.api.checks import check_spec
+from iscp_dagster.model.consumerkinds import consumer_kind
 from iscp_dagster.model.declared.lineage import parents
 from iscp_dagster.model.declared.together.attach import Declared, UnfitError
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.planning.declared import job_spec
-from iscp_dagster.sync.consumers import columns_of
 
 ORDERS = SourceTable("shop.orders", key="id", tenant="customer")
 HERE = "http://127.0.0.1:9080"
@@ -105,7 +105,7 @@ def test_it_gets_the_columns_that_it_asks_for_with_key_and_tenant():
     available = ["customer", "id", "item", "note"]
     for each, wanted in zip(table.services, [available[:3], available], strict=True):
         info = job_spec(table, each).detail.consumer
-        assert columns_of(table, info, available) == tuple(wanted)
+        assert consumer_kind(info.type).columns(table, info, available) == tuple(wanted)
 
 
 def test_its_job_is_as_declared_or_none():

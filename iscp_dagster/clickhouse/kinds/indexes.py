@@ -1,30 +1,59 @@
-"""Consumers by type: index kinds and user classes."""
+"""Jobs that keep an index: which index, as it is declared and as the job's spec changes it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
-from typing import Any, cast
+from typing import Any, ClassVar
 
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.clickhouse.write.consumer import IndexConsumer
+from iscp_dagster.model.consumerkinds import ConsumerKind, Scan
 from iscp_dagster.model.consumers import Consumer
-from iscp_dagster.model.declared.kinds import kind_names, kinds
-from iscp_dagster.model.declared.services import SERVICE
+from iscp_dagster.model.declared.images import Transitions
+from iscp_dagster.model.declared.kinds import kinds
 from iscp_dagster.model.declared.sharding import SHARD
-from iscp_dagster.model.declared.tables import Index, SourceTable, check_index
+from iscp_dagster.model.declared.tables import SourceTable, check_index
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.imports import load_object
+from iscp_dagster.model.jobs import Job
+from iscp_dagster.model.moment import Beginning
 from iscp_dagster.model.specs import ConsumerInfo
 
-GROUP = "iscp_dagster.consumers"
-"""The entry point group in which packages offer consumers."""
 
+class Indexes(ConsumerKind):
+    """Indexes of all kinds: rows in tables of ClickHouse, which Spark's executors write."""
 
-def is_index(info: ConsumerInfo) -> bool:
-    """Whether the consumer is an index."""
-    return info.type in kind_names()
+    called: ClassVar[str] = "index"
+    keeps_index: ClassVar[bool] = True
+
+    def check(self, source: SourceTable, info: ConsumerInfo) -> None:
+        from iscp_dagster.clickhouse.types.asked import check_types
+
+        check_types(source, index_of(source, info))
+
+    @property
+    def of_images(self) -> bool:  # type: ignore[override] # each kind of index says so itself
+        return bool(kinds()[self.type].of_images)
+
+    def transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
+        return index_of(source, info).transitions if self.of_images else None
+
+    def columns(
+        self, source: SourceTable, info: ConsumerInfo, available: Sequence[str]
+    ) -> tuple[str, ...]:
+        return source.columns_of(index_of(source, info), available)
+
+    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
+        """Raise ConfigError: the writer of index tables takes the rows, in Spark's executors."""
+        del source, scan
+        raise ConfigError(f"Job {info.job!r}: a {info.type} index needs tables to be written to.")
+
+    def history(self, source: SourceTable, job: Job, deployment: Any) -> Beginning | None:
+        if not self.of_images:
+            return None
+        info, schema = job.spec.detail.consumer, deployment.delta_log(source).facts().fields
+        store = deployment.store(source, index_of(source, info), schema, info.generation)
+        found: Mapping[str, Beginning] = store.begins([job.key.tenant])
+        return found.get(job.key.tenant)
 
 
 def index_of(source: SourceTable, info: ConsumerInfo) -> IndexKind:
@@ -105,57 +134,3 @@ def _check_whole(
             f"{_head(source, info)}: a {info.type} index needs "
             f"{' and '.join(missing)}; give {asked}, or declare the index."
         )
-
-
-def columns_of(
-    source: SourceTable, info: ConsumerInfo, available: Sequence[str]
-) -> tuple[str, ...]:
-    """The source columns that a consumer gets, in the source's order.
-
-    Raises ConfigError for a column that is not `available` in the source.
-    """
-    if is_index(info):
-        return source.columns_of(index_of(source, info), available)
-    columns = info.columns
-    if info.type == SERVICE:
-        columns = tuple(source.service(info.job).columns)
-    return source.columns_of(Index(name=info.job, columns=columns or None), available)
-
-
-def load_consumer(info: ConsumerInfo) -> Callable[[SourceTable, ConsumerInfo], Any]:
-    """What makes a user's consumer: an entry point of `GROUP`, or `module:Name`.
-
-    Raises ConfigError.
-    """
-    found = load_object(info.type, GROUP, "consumer type")
-    if not callable(found):
-        raise ConfigError(f"The consumer type {info.type!r} is {found!r}, which makes no consumer.")
-    return cast("Callable[[SourceTable, ConsumerInfo], Any]", found)
-
-
-def new_consumer(
-    source: SourceTable,
-    info: ConsumerInfo,
-    *,
-    store: IndexStore | None = None,
-    staged: bool = False,
-) -> Consumer:
-    """The consumer of `info.type`: an index kind, an entry point of `GROUP`, or `module:Name`.
-
-    For an index kind it is an IndexConsumer that writes to the served table of `store`, or with
-    `staged` to its staging table. Raises ConfigError for a consumer that cannot be made.
-    """
-    if is_index(info):
-        if store is None:
-            raise ConfigError(f"Job {info.job!r}: a {info.type} index needs tables; pass `store`.")
-        target = store.target(staged=staged)
-        return IndexConsumer(endpoint=store.endpoint, target=target, placement=store.placement)
-    factory = load_consumer(info)
-    try:
-        consumer = factory(source, info)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"Consumer {info.type!r} of job {info.job!r}: {reason}") from error
-    if not isinstance(consumer, Consumer):
-        raise ConfigError(f"Consumer {info.type!r} of job {info.job!r} has no method consume.")
-    return consumer

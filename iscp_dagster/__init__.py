@@ -9,7 +9,7 @@ from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.kinds.mirror import Mirror
 from iscp_dagster.clickhouse.kinds.text import FullText
 from iscp_dagster.clickhouse.kinds.vector import Vector
-from iscp_dagster.model.consumerkinds import ConsumerKind
+from iscp_dagster.model.consumers.kinds import ConsumerKind
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.images import Transitions

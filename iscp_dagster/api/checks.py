@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.joblog.protocol import JobLog
-from iscp_dagster.model.consumerkinds import consumer_kind, declared_kinds, is_index
+from iscp_dagster.model.consumers.kinds import consumer_kind, declared_kinds, is_index
 from iscp_dagster.model.declared.names import owners, view_name
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError

@@ -31,7 +31,7 @@ from iscp_dagster.joblog.history import Entry, Usage
 from iscp_dagster.joblog.protocol import Interrupted
 from iscp_dagster.joblog.sharing import joined
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.consumerkinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.kinds import kind_names
 from iscp_dagster.model.declared.sharding import SHARD
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, SourceTable

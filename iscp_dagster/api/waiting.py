@@ -13,7 +13,7 @@ from iscp_dagster.api.names import command_for, has_remedy, listed, mending_verb
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.protocol import JobLog
-from iscp_dagster.model.consumerkinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.tables import REBUILD, SourceTable
 from iscp_dagster.model.errors import (
     ConfigError,

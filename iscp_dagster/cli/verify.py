@@ -50,7 +50,7 @@ def verify(
     from iscp_dagster.cli.parts.plain import plain
     from iscp_dagster.cli.parts.progress import telling
     from iscp_dagster.local.stack.environment import with_stack
-    from iscp_dagster.model.consumerkinds import is_index
+    from iscp_dagster.model.consumers.kinds import is_index
     from iscp_dagster.model.errors import IscpError
     from iscp_dagster.spark.session import disconnect
     from iscp_dagster.upkeep.comparison import compared
@@ -79,7 +79,7 @@ def verify(
 
 def _unregistered(deployment: Deployment, wanted: Wanted, tenant: str | None) -> list[Job]:
     """The jobs of the wanted indexes that a person unregistered."""
-    from iscp_dagster.model.consumerkinds import is_index
+    from iscp_dagster.model.consumers.kinds import is_index
 
     names = {source.name: indexes for source, indexes in wanted}
 

@@ -19,7 +19,7 @@ from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.joblog.sql.active import ActiveSet, active_keys, active_sets, keep, keep_sets
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.clock import Clock
-from iscp_dagster.model.consumers import DataRetriever, DataType
+from iscp_dagster.model.consumers.protocol import DataRetriever, DataType
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, FeedGoneError, IscpError
 from iscp_dagster.model.jobs import JobKey

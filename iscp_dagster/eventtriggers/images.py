@@ -13,7 +13,7 @@ from iscp_dagster.clickhouse.write.tenantwise import named, parted
 from iscp_dagster.events.changes import SYSTEM, Stamped, changes_of, in_order
 from iscp_dagster.events.hysteresis import Condition
 from iscp_dagster.eventtriggers.still import moving
-from iscp_dagster.model.consumers import DataRetriever
+from iscp_dagster.model.consumers.protocol import DataRetriever
 from iscp_dagster.model.declared.images import (
     AFTER,
     BEFORE,

@@ -14,7 +14,7 @@ from typing import TypeVar
 from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Done, Failed, Iteration, Recall
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Layout, Phase, Step, claim_steps
-from iscp_dagster.model.consumerkinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.errors import (
     INVOCATION_FAILED,
     BatchError,

@@ -22,7 +22,7 @@ from iscp_dagster.jobservices.arguments import (
     SpecOfKey,
     Updated,
 )
-from iscp_dagster.model.consumerkinds import is_index
+from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.errors import ConfigError, IscpError, NoSuchJobError, WaitError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.specs import JobSpec

@@ -24,7 +24,7 @@ from iscp_dagster.location.names import clickhouse_pool
 from iscp_dagster.location.sensor.lookout import SCAN_SECONDS, Lookout
 from iscp_dagster.location.sensor.news import news_sensor
 from iscp_dagster.location.sensor.runner import runner_sensor
-from iscp_dagster.model.consumerkinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.services import ServiceConsumer

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from dagster import AssetOut, MetadataValue
 
 from iscp_dagster.location.names import SHARD, TENANT_COLUMN, job_key
-from iscp_dagster.model.consumerkinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.lineage import definition_of
 from iscp_dagster.model.declared.tables import Consuming, Index, SourceTable, shown_in
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.protocol import JobLog
-from iscp_dagster.model.consumerkinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.model.moment import START, Moment

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
-from iscp_dagster.model.consumers import DataRetriever, DataType
+from iscp_dagster.model.consumers.protocol import DataRetriever, DataType
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError

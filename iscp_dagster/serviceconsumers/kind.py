@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from iscp_dagster.model.consumerkinds import DeclaredKind, Scan
-from iscp_dagster.model.consumers import Consumer
+from iscp_dagster.model.consumers.kinds import DeclaredKind, Scan
+from iscp_dagster.model.consumers.protocol import Consumer
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.specs import ConsumerInfo

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from iscp_dagster.clickhouse.write.tenantwise import named, parted
 from iscp_dagster.eventtriggers.images import in_utf8, listed
-from iscp_dagster.model.consumers import DataRetriever
+from iscp_dagster.model.consumers.protocol import DataRetriever
 from iscp_dagster.model.declared.schema import DELETED, SYSTEM_COLUMNS, VERSION
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import IscpError

@@ -16,7 +16,7 @@ from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.joblog.iterations import Claim, Iteration, Recall
 from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Phase, Range
-from iscp_dagster.model.consumerkinds import is_index
+from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.errors import FenceError, IscpError, UnavailableError
 from iscp_dagster.model.jobs import Job, JobKey
 from iscp_dagster.sync.reading.reader import Reader, may_be_partial

@@ -9,7 +9,7 @@ from dataclasses import replace
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.model.batch import Action
-from iscp_dagster.model.consumerkinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.iteration.commands import Claims, Plan, Planned

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from iscp_dagster.model.consumerkinds import is_index
+from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobStatus
 from iscp_dagster.model.states import JobState

@@ -12,7 +12,7 @@ from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.consumer import inserted
 from iscp_dagster.clickhouse.write.fitting import fitted
 from iscp_dagster.clickhouse.write.letters import DeadLetter, DeadLetters, key_of
-from iscp_dagster.model.consumerkinds import is_index
+from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import (
     ConfigError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iscp_dagster.model.consumerkinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import Beginning

@@ -11,7 +11,7 @@ from typing import Any
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.staging import left
 from iscp_dagster.clickhouse.write.letters import DeadLetters
-from iscp_dagster.model.consumerkinds import is_index
+from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.names import view_name
 from iscp_dagster.model.declared.sharding import base_name, shard_of, suffix
 from iscp_dagster.model.declared.tables import SourceTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iscp_dagster.clickhouse.kinds.indexes import index_of
-from iscp_dagster.model.consumerkinds import is_index
+from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.sync.deployment import Deployment

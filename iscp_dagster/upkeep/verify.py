@@ -23,7 +23,7 @@ from iscp_dagster.delta.comparing import comparable
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.reader import Selection, snapshot
 from iscp_dagster.delta.transitions import ViewRead, base
-from iscp_dagster.model.consumerkinds import is_index
+from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, Primitive, parse_schema
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable

@@ -11,7 +11,7 @@ import pyarrow as pa
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.consumers import DataType
+from iscp_dagster.model.consumers.protocol import DataType
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.moment import Moment

@@ -29,7 +29,7 @@ from iscp_dagster.cli.parts.tables import (
     time_text,
 )
 from iscp_dagster.joblog.history import Entry, Usage
-from iscp_dagster.model.consumerkinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
 from iscp_dagster.model.moment import START, Beginning, Moment
 from iscp_dagster.model.specs import JobSpec

@@ -7,8 +7,8 @@ from dataclasses import MISSING, fields, replace
 from typing import Any, ClassVar
 
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
-from iscp_dagster.model.consumerkinds import ConsumerKind, Scan
-from iscp_dagster.model.consumers import Consumer
+from iscp_dagster.model.consumers.kinds import ConsumerKind, Scan
+from iscp_dagster.model.consumers.protocol import Consumer
 from iscp_dagster.model.declared.images import Transitions
 from iscp_dagster.model.declared.kinds import kinds
 from iscp_dagster.model.declared.sharding import SHARD

@@ -27,7 +27,7 @@ from iscp_dagster.clickhouse.write.placement import Placement
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.clickhouse.write.tenantwise import halved, named
 from iscp_dagster.clickhouse.write.tokens import chunk_token
-from iscp_dagster.model.consumers import DataRetriever, DataType
+from iscp_dagster.model.consumers.protocol import DataRetriever, DataType
 from iscp_dagster.model.declared.schema import DELETED, VERSION
 from iscp_dagster.model.errors import IscpError, KeyColumnError, SchemaError
 

@@ -31,7 +31,7 @@ from iscp_dagster.location.frames import (
     table_of,
 )
 from iscp_dagster.location.names import CLICKHOUSE, SHARD, TENANT_COLUMN
-from iscp_dagster.model.consumerkinds import ConsumerKind
+from iscp_dagster.model.consumers.kinds import ConsumerKind
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.jobs import Job

@@ -32,7 +32,7 @@ from iscp_dagster.location.names import (
     tenants_job_name,
 )
 from iscp_dagster.location.working import working
-from iscp_dagster.model.consumerkinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.tables import Consuming, SourceTable
 from iscp_dagster.runs.named import DISPATCH_TAG, mark_by_hand
 from iscp_dagster.sync.deployment import Deployment

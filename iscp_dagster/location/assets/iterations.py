@@ -16,7 +16,7 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Failed, Iteration
 from iscp_dagster.location.executor import nameless
 from iscp_dagster.location.internals import PARENT_RUN_ID_TAG, ROOT_RUN_ID_TAG
-from iscp_dagster.model.consumerkinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.tables import Consuming, SourceTable
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobKey

@@ -31,7 +31,7 @@ from iscp_dagster.location.names import (
 )
 from iscp_dagster.location.sensor.lookout import Lookout
 from iscp_dagster.location.sensor.trial import by_hand, is_trial, missing_partitions, trial_look
-from iscp_dagster.model.consumerkinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.look import Dispatch, Look
 from iscp_dagster.runs.named import DISPATCH_TAG

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.model.consumerkinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.sharding import shard_of
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import START, Moment

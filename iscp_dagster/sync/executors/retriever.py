@@ -19,7 +19,7 @@ from iscp_dagster.clickhouse.write.chunks import batches_of
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.clickhouse.write.tenantwise import among, named, parted
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.consumers import DataType
+from iscp_dagster.model.consumers.protocol import DataType
 from iscp_dagster.model.declared.schema import DELETED, SYSTEM_COLUMNS, TIMESTAMP, VERSION
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import IscpError

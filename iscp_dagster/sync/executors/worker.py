@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from iscp_dagster.model.consumers import Consumer
+from iscp_dagster.model.consumers.protocol import Consumer
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.sync.executors.retriever import ConsumerError, Retriever, Share
 

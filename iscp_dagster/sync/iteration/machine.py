@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.joblog.iterations import Claim, Failed
 from iscp_dagster.model.batch import WRITES, Action, Range
-from iscp_dagster.model.consumers import Told, together
+from iscp_dagster.model.consumers.protocol import Told, together
 from iscp_dagster.model.errors import BatchError, FeedGoneError, FenceError, IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.specs import ConsumerInfo

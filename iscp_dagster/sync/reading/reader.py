@@ -33,7 +33,7 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.plans import ReadKind, ReadPlan, by_plan, read_as
 from iscp_dagster.delta.transitions import ViewRead
 from iscp_dagster.model.batch import BatchRecord, Layout, Phase, Range
-from iscp_dagster.model.consumerkinds import consumer_kind, is_index
+from iscp_dagster.model.consumers.kinds import consumer_kind, is_index
 from iscp_dagster.model.declared.images import Transitions
 from iscp_dagster.model.declared.schema import DeltaField
 from iscp_dagster.model.declared.tables import SourceTable

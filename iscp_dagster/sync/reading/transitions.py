@@ -9,7 +9,7 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.files import spark_path
 from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.consumerkinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.images import (
     CONDITION_COLUMNS,
     IMAGE_COLUMNS,

@@ -16,8 +16,8 @@ from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.filescan import NotPlainError
 from iscp_dagster.model.batch import WRITES
-from iscp_dagster.model.consumerkinds import Scan, consumer_kind, is_index
-from iscp_dagster.model.consumers import Consumer, DataType
+from iscp_dagster.model.consumers.kinds import Scan, consumer_kind, is_index
+from iscp_dagster.model.consumers.protocol import Consumer, DataType
 from iscp_dagster.model.declared.images import CONDITION_COLUMNS, Transitions
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.errors import FeedGoneError, IscpError, ReadError

@@ -9,7 +9,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.clickhouse.tables.generations import unsettled_views
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.model.consumerkinds import is_index
+from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.sharding import suffix
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobID

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from tables import Table
 from iscp_dagster import Mirror
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.consumers.kinds import consumer_kind
+from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
@@ -93,7 +96,7 @@ def name(table, job="kept"):
 
 def register(table, kind, *, job="kept", tenant="a", columns=(), **options):
     info = ConsumerInfo(
-        type=kind if ":" in kind else f"{__name__}:{kind}",
+        type=f"{__name__}:{kind}" if kind in globals() else kind,
         db=table.source.database,
         table=table.source.table,
         job=job,
@@ -303,7 +306,7 @@ def test_a_change_of_columns_builds_the_index_anew(deployment):
 
 
 def test_the_example_in_the_docs(spark_deployment, tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (code, _) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "my_consumers.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     table, root = Table.make(spark_deployment), tmp_path / "below" / "files"
@@ -333,3 +336,51 @@ def test_the_example_in_the_docs(spark_deployment, tmp_path, monkeypatch):
     ]
     assert sorted(each.name for each in (tmp_path / "below").iterdir()) == ["files"]
     sys.modules.pop("my_consumers")
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Install the page's example, as pip would."""
+    (code,) = re.findall(r"```python\n(# my_audit.py\n.*?)```", PAGE.read_text(), re.DOTALL)
+    (line,) = re.findall(r"```toml\n(\[.*?\n.*?\n)```", PAGE.read_text())
+    (tmp_path / "my_audit.py").write_text(code)
+    told = tmp_path / "my_audit-1.0.dist-info"
+    told.mkdir()
+    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: my_audit\nVersion: 1.0\n")
+    header, offered = line.replace("project.entry-points.", "").replace('"', "").splitlines()
+    (told / "entry_points.txt").write_text(f"{header}\n{offered}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    consumer_kind.cache_clear()
+    yield
+    sys.modules.pop("my_audit", None)
+    consumer_kind.cache_clear()
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_fifth_kind_reads_every_image_in_order(spark_deployment, tmp_path):
+    table, root = Table.make(spark_deployment, Mirror()), tmp_path / "trail"
+    table.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableInCommitTimestamps' = 'true')")
+    table.insert(1, 2)
+    register(table, "audit", job="trail", folder=str(root))
+    table.follow()
+    table.sql("UPDATE {t} SET name = 'once' WHERE id = 1")
+    table.sql("UPDATE {t} SET name = 'twice' WHERE id = 1")
+    table.sql("DELETE FROM {t} WHERE id = 2")
+    table.follow()
+    base, changes = [
+        [json.loads(each) for each in file.read_text().splitlines()]
+        for file in sorted((root / "a").iterdir())
+    ]
+    shown = [(row["_change"], row["_image"], row["id"], row["name"]) for row in base]
+    kind = ChangeKind.BASE
+    rows = [(kind, 1, 1, "some words 1"), (kind, 1, 2, "some words 2")]
+    assert [each for each in shown if each[0] == kind] == rows
+    shown = [(row["_change"], row["_image"], row["id"], row["name"]) for row in changes]
+    assert shown == [
+        (ChangeKind.UPDATE, 0, 1, "some words 1"),
+        (ChangeKind.UPDATE, 1, 1, "once"),
+        (ChangeKind.UPDATE, 0, 1, "once"),
+        (ChangeKind.UPDATE, 1, 1, "twice"),
+        (ChangeKind.DELETE, 0, 2, "some words 2"),
+    ]
+    assert table.query("SELECT id, name FROM {mirror}") == [(1, "twice")]

@@ -26,7 +26,7 @@ from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.batch import Action
-from iscp_dagster.model.consumers import DataType
+from iscp_dagster.model.consumers.protocol import DataType
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, DeltaField, Primitive
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.jobs import JobID, JobKey

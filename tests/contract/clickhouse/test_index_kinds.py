@@ -18,7 +18,7 @@ from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.location.component.schema import table_model
-from iscp_dagster.model.consumerkinds import consumer_kind, is_index
+from iscp_dagster.model.consumers.kinds import consumer_kind, is_index
 from iscp_dagster.model.declared import kinds
 from iscp_dagster.model.errors import ConfigError, SchemaError
 from iscp_dagster.model.specs import ConsumerInfo

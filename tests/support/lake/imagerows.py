@@ -22,7 +22,7 @@ from iscp_dagster.eventtriggers.evaluation import Rule
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.sql.active import ISCP_ACTIVE, active_sets
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.model.consumers import DataType
+from iscp_dagster.model.consumers.protocol import DataType
 from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.model.jobs import JobID, JobKey, NewJob
 from iscp_dagster.model.moment import START, Moment

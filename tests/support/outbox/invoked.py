@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.consumers import DataType
+from iscp_dagster.model.consumers.protocol import DataType
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import Moment

@@ -16,7 +16,7 @@ from iscp_dagster import Mirror, ServiceConsumer, SourceTable, build_definitions
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager, OutcomeIOManager
 from iscp_dagster.location.names import partitions_name
-from iscp_dagster.model.consumerkinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState

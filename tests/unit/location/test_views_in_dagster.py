@@ -27,7 +27,7 @@ from iscp_dagster.location.names import partitions_name, partitions_of
 from iscp_dagster.location.outs import InOrder
 from iscp_dagster.location.sensor.recovery import Ours
 from iscp_dagster.location.sensor.runner import run_request
-from iscp_dagster.model.consumerkinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS, IMAGE_FIELDS
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.declared.together.attach import attached

@@ -16,7 +16,7 @@ from iscp_dagster.batches.protocol import StateKey
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
-from iscp_dagster.model.consumerkinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.services import SERVICE
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError

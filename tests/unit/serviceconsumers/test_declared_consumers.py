@@ -9,7 +9,7 @@ import pytest
 
 from iscp_dagster import Mirror, ServiceConsumer, SourceTable
 from iscp_dagster.api.checks import check_spec
-from iscp_dagster.model.consumerkinds import consumer_kind
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.lineage import parents
 from iscp_dagster.model.declared.together.attach import Declared, UnfitError
 from iscp_dagster.model.errors import ConfigError

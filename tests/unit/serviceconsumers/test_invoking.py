@@ -20,7 +20,7 @@ from iscp_dagster.invocations.client.errors import (
 )
 from iscp_dagster.joblog import lifecycle
 from iscp_dagster.location.assets.metadata import told_metadata
-from iscp_dagster.model.consumers import together
+from iscp_dagster.model.consumers.protocol import together
 from iscp_dagster.model.errors import ConfigError, FenceError, SchemaError, UnavailableError
 from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.planning.declared import job_spec, name_of

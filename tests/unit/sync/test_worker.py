@@ -10,7 +10,7 @@ from stackfixture import wait_for
 
 from iscp_dagster.clickhouse.write.chunks import BYTES_AT_ONCE
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.consumers import DataType
+from iscp_dagster.model.consumers.protocol import DataType
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START, Moment

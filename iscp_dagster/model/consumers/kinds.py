@@ -9,7 +9,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, cast
 
-from iscp_dagster.model.consumers import Consumer
+from iscp_dagster.model.consumers.protocol import Consumer
 from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.declared.images import Transitions
 from iscp_dagster.model.declared.kinds import kind_names

@@ -51,6 +51,8 @@ def test_rows_come_into_clickhouse_in_few_places():
         "batches/keepermap.py",
         # Marks of where histories begin, in a staging table, and what is staged put in place.
         "clickhouse/tables/indexes.py",
+        # Frames of people's own assets, staged and put in place.
+        "clickhouse/tables/frames.py",
         # Empty partitions, put in place of what is dropped.
         "clickhouse/tables/generations.py",
     }

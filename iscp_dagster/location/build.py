@@ -21,9 +21,8 @@ from iscp_dagster.location.assets.source_check import source_check
 from iscp_dagster.location.executor import named_in_process
 from iscp_dagster.location.internals import ObjectMetadataValue
 from iscp_dagster.location.names import clickhouse_pool
-from iscp_dagster.location.sensor.lookout import SCAN_SECONDS, Lookout
 from iscp_dagster.location.sensor.news import news_sensor
-from iscp_dagster.location.sensor.runner import runner_sensor
+from iscp_dagster.location.sensor.runner import SCAN_SECONDS, Lookout, runner_sensor
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger

@@ -21,8 +21,8 @@ from iscp_dagster.model.specs import (
     TriggerSpec,
     json_object,
 )
+from iscp_dagster.planning.triggers.loading import BUILT_IN, PERIODIC
 from iscp_dagster.planning.triggers.periodic import INTERVAL, SHARE
-from iscp_dagster.planning.triggers.plan import BUILT_IN, PERIODIC_TYPE
 
 if TYPE_CHECKING:
     from iscp_dagster.api.jobs import Jobs
@@ -58,7 +58,7 @@ def asked(
     """
     given = {INTERVAL: interval, SHARE: share}
     schedule = {name: value for name, value in given.items() if value is not None}
-    needless = trigger in BUILT_IN and trigger != PERIODIC_TYPE
+    needless = trigger in BUILT_IN and trigger != PERIODIC
     return SpecUpdate(
         job_type=trigger,
         schedule=schedule if schedule or needless else None,

@@ -27,7 +27,7 @@ from iscp_dagster.planning.effective import effective, flush_jobs
 from iscp_dagster.planning.joining import Due, bounded, joined, parts
 from iscp_dagster.planning.newcomers import begun_before, reached
 from iscp_dagster.planning.table_problems import check_sole
-from iscp_dagster.planning.triggers.rules import iterates_alone
+from iscp_dagster.planning.triggers.plan import iterates_alone
 from iscp_dagster.runs.named import DISPATCH_TAG, is_first, names_of, runs_named
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import iterate

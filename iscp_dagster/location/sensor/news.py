@@ -18,7 +18,7 @@ from iscp_dagster.location.assets.data_versions import AssetEvent, version_event
 from iscp_dagster.location.assets.metadata import facts_if_known
 from iscp_dagster.location.assets.source_check import evaluation
 from iscp_dagster.location.names import NEWS
-from iscp_dagster.location.sensor.lookout import Lookout
+from iscp_dagster.location.sensor.runner import Lookout
 from iscp_dagster.location.sensor.trial import is_trial
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.reporter import News, Report

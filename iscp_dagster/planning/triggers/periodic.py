@@ -12,24 +12,31 @@ from iscp_dagster.model.clock import DURATION, duration
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.planning.triggers.rules import each_alone, is_fresh, together
+from iscp_dagster.planning.triggers.plan import each_alone, is_fresh, together
 
 INTERVAL, SHARE = "interval", "share"
 _TRUTH = {True: True, False: False, "true": True, "false": False}
 
 
-def periodic_trigger(jobs: Sequence[Job], latest: Moment, now: datetime) -> tuple[Iteration, ...]:
+class PeriodicTrigger:
     """A job is due when `now` is more than its interval after its watermark's time.
 
     First iterations are due at once. Jobs with equal intervals and `share` keep one watermark, like
     default jobs; due jobs catch up with those not due yet, and neither wait for the other.
     """
-    alone = [job for job in jobs if not shares(job.spec.trigger.schedule)]
-    sharing = sorted((job for job in jobs if job not in alone), key=_interval)
-    planned = list(each_alone([job for job in alone if _is_due(job, now)], latest))
-    for _, group in groupby(sharing, key=_interval):
-        planned += _shared(list(group), latest, now)
-    return tuple(planned)
+
+    def __call__(self, jobs: Sequence[Job], latest: Moment, now: datetime) -> tuple[Iteration, ...]:
+        alone = [job for job in jobs if not shares(job.spec.trigger.schedule)]
+        sharing = sorted((job for job in jobs if job not in alone), key=_interval)
+        planned = list(each_alone([job for job in alone if _is_due(job, now)], latest))
+        for _, group in groupby(sharing, key=_interval):
+            planned += _shared(list(group), latest, now)
+        return tuple(planned)
+
+    def check_schedule(self, schedule: Mapping[str, Any]) -> None:
+        """Raise ConfigError for a schedule that no periodic job can follow."""
+        interval(schedule)
+        shares(schedule)
 
 
 def interval(schedule: Mapping[str, Any]) -> timedelta:
@@ -57,12 +64,6 @@ def shares(schedule: Mapping[str, Any]) -> bool:
         raise ConfigError(
             f"The periodic schedule's share {value!r} is neither true nor false."
         ) from None
-
-
-def check_schedule(schedule: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a schedule that no periodic job can follow."""
-    interval(schedule)
-    shares(schedule)
 
 
 def _shared(group: Sequence[Job], latest: Moment, now: datetime) -> Sequence[Iteration]:

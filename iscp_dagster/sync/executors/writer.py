@@ -29,9 +29,8 @@ from iscp_dagster.clickhouse.write.tenantwise import among, halved, without
 from iscp_dagster.clickhouse.write.unclear import refuse_replaced, refuse_twins
 from iscp_dagster.model.errors import FeedGoneError, IscpError
 from iscp_dagster.spark.columns import Mapped
-from iscp_dagster.sync.executors.retriever import Retriever, Share
+from iscp_dagster.sync.executors.retriever import Retriever, Share, Worker
 from iscp_dagster.sync.executors.rows import as_they_are
-from iscp_dagster.sync.executors.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,7 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark.columns import Mapped, map_in_arrow, spark_schema
 from iscp_dagster.spark.guard import interruptible
 from iscp_dagster.spark.session import speculates
-from iscp_dagster.sync.executors.retriever import Retriever, Share
-from iscp_dagster.sync.executors.worker import Worker
+from iscp_dagster.sync.executors.retriever import Retriever, Share, Worker
 from iscp_dagster.sync.executors.writer import SCAN_SCHEMA, Receipt, Writer, relayed_rows, writing
 from iscp_dagster.sync.iteration.commands import Part, ScanFailed, Scanned
 from iscp_dagster.sync.iteration.machine import by_job

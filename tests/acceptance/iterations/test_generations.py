@@ -20,7 +20,7 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync import publish
+from iscp_dagster.sync.writing import writer
 from iscp_dagster.sync.writing.serving import serve_all, unserved
 from iscp_dagster.upkeep.maintenance import collect, garbage
 
@@ -223,7 +223,7 @@ def test_one_tenant_of_several_has_no_columns_of_its_own(table):
 def test_what_is_built_when_its_run_dies_is_served_within_the_hour(table, monkeypatch):
     api(table).update_job_spec(EVERY, mirror(table), WIDER)
     with monkeypatch.context() as patched:
-        patched.setattr(publish, "serve_when_built", lambda *_: None)
+        patched.setattr(writer, "serve_when_built", lambda *_: None)
         table.follow()
     assert data(table).served() == 0
     assert serve_all(table.deployment, [table.source]).indexes == [mirror(table)]

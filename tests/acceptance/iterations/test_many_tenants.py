@@ -35,11 +35,11 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync import scan
 from iscp_dagster.sync.interpreter import iterate
 from iscp_dagster.sync.iteration.narrowing import TENANTS_TRIED, UntriedError
 from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.writing import scan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -8,7 +8,7 @@ import pytest
 from logs import carry_out
 from onetable import Clock, commit, in_memory, orders
 
-from iscp_dagster.location.sensor.lookout import COMMITS_SECONDS, EVENTS_SECONDS, Lookout
+from iscp_dagster.location.sensor.runner import COMMITS_SECONDS, EVENTS_SECONDS, Lookout
 from iscp_dagster.location.sensor.trial import trial_look
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import JobState
@@ -47,7 +47,7 @@ class Instance:
 class Ticking:
     def __init__(self, folder, monkeypatch):
         monkeypatch.setattr("iscp_dagster.location.sensor.recovery.Recovery.look", lambda *_: None)
-        monkeypatch.setattr("iscp_dagster.location.sensor.lookout.identity", lambda _: "me")
+        monkeypatch.setattr("iscp_dagster.location.sensor.runner.identity", lambda _: "me")
         self.clock, self.instance = Clock(), Instance()
         self.source, self.deployment = orders(folder), in_memory(self.clock)
         self.lookout = Lookout(

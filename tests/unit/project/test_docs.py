@@ -213,7 +213,7 @@ def test_the_way_of_a_commit_leads_through_modules_and_functions_that_there_are(
     (way,) = re.findall(r"## One commit, module by module.*?\n## ", page, re.DOTALL)
     rows = re.findall(r"^\| \(?(\d+)\)? \| `(\S+)` \| (.*?) \|", way, re.MULTILINE)
     steps = {number: module for number, module, _ in rows}
-    assert steps
+    assert 0 < len(steps) <= 20
     assert list(steps) == [str(number) for number in range(1, len(steps) + 1)]
     assert {(number, module) for number, module, _ in rows} == set(steps.items())
     for _, module, functions in rows:

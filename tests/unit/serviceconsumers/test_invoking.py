@@ -26,7 +26,7 @@ from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.planning.declared import job_spec, name_of
 from iscp_dagster.serviceconsumers.consumer import TENANTS, InvokingConsumer
 from iscp_dagster.serviceconsumers.services import InvocationGoingError
-from iscp_dagster.sync.executors.worker import Worker
+from iscp_dagster.sync.executors.retriever import Worker
 from iscp_dagster.sync.writing.scan import ScanError, _lost
 
 CHANGES = [(desk, id_, None, 2, False) for desk in ("acme", "globex") for id_ in range(5)]

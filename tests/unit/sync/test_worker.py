@@ -14,9 +14,8 @@ from iscp_dagster.model.consumers.protocol import DataType
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START, Moment
-from iscp_dagster.sync.executors import worker as worker_module
-from iscp_dagster.sync.executors.retriever import AHEAD, ConsumerError, Retriever, Share
-from iscp_dagster.sync.executors.worker import Worker
+from iscp_dagster.sync.executors import retriever
+from iscp_dagster.sync.executors.retriever import AHEAD, ConsumerError, Retriever, Share, Worker
 
 SECONDS = 30
 ROWS = pa.table(
@@ -79,7 +78,7 @@ def test_if_one_consumer_is_slow_the_others_may_get_blocked():
 
 
 def test_an_interrupted_run_does_not_wait_for_a_consumer_that_works_on(monkeypatch):
-    monkeypatch.setattr(worker_module, "GIVE_UP_SECONDS", 0.1)
+    monkeypatch.setattr(retriever, "GIVE_UP_SECONDS", 0.1)
     busy = Waits()
     worker = at_work(busy)
     for _ in range(AHEAD):

@@ -1,0 +1,59 @@
+"""Triggers by their type: built in, or a class or function by entry point or import path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from inspect import isclass
+from types import MappingProxyType
+from typing import Any, cast
+
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.imports import load_object, object_at
+from iscp_dagster.model.jobs import Job
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.specs import DEFAULT_TYPE
+
+Trigger = Callable[[Sequence[Job], Moment, datetime], tuple[Iteration, ...]]
+"""Plans for the jobs of one type, table and tenant: (jobs ordered by name, latest, now).
+
+Pure: the same rows, version and time give the same iterations. One that has a method
+`check_schedule` is asked whether a job's schedule is right, and raises ConfigError if not.
+"""
+
+PERIODIC = "periodic"
+BUILT_IN: Mapping[str, str] = MappingProxyType(
+    {
+        DEFAULT_TYPE: "iscp_dagster.planning.triggers.plan:default_trigger",
+        "greedy": "iscp_dagster.planning.triggers.plan:greedy_trigger",
+        PERIODIC: "iscp_dagster.planning.triggers.periodic:PeriodicTrigger",
+    }
+)
+"""The import paths of triggers by `TriggerSpec.job_type`; any other type is a user's."""
+
+GROUP = "iscp_dagster.triggers"
+"""The entry point group that packages offer triggers in."""
+
+
+@lru_cache(maxsize=64)
+def load_trigger(job_type: str) -> Trigger:
+    """The trigger of a type: built in, an entry point of `GROUP`, or `package.module:Name`.
+
+    A class is instantiated, and the instance is called to plan. Raises ConfigError.
+    """
+    built_in = BUILT_IN.get(job_type)
+    found = object_at(built_in, "trigger") if built_in else load_object(job_type, GROUP, "trigger")
+    trigger = _made(job_type, found) if isclass(found) else found
+    if not callable(trigger):
+        raise ConfigError(f"The trigger {job_type!r} is {trigger!r}, which cannot be called.")
+    return cast("Trigger", trigger)
+
+
+def _made(job_type: str, class_: type[Any]) -> Any:
+    try:
+        return class_()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"The trigger {job_type!r} cannot be made: {reason}") from error

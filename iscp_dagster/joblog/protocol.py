@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from iscp_dagster.joblog.history import Bookmark, Entry, Usage
 from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Done, Failed, Iteration, Recall
@@ -39,20 +39,15 @@ class Touched:
     """Whether none is missing: the log still has its history from the bookmark on."""
 
 
-@runtime_checkable
-class SharedLog(Protocol):
-    """A log in a database that others may write to in the same transaction."""
-
-    def within(self, connection: Any) -> JobLog:
-        """The log, with every method in the caller's transaction."""
-
-
-class JobLog(SharedLog, Protocol):
+class JobLog(Protocol):
     """The one durable record of jobs. Each method is one transaction.
 
     Safe to call from several threads and processes. A row that another writer moved
     raises FenceError; a log that does not answer raises UnavailableError.
     """
+
+    def within(self, connection: Any) -> JobLog:
+        """The log, with every method in the caller's transaction."""
 
     @property
     def leases(self) -> Leases:

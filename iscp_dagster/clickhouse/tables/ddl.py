@@ -17,6 +17,7 @@ from functools import cached_property
 from importlib.metadata import version
 
 from iscp_dagster.clickhouse.connect.barrier import Barrier
+from iscp_dagster.clickhouse.connect.engines import ALL_ROWS, last_rows
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.kinds.kind import IndexKind, settings
 from iscp_dagster.clickhouse.tables.parts import check_parts
@@ -266,7 +267,7 @@ class IndexTable:
         """
         name, rows = self.name(self.staging(attempt)), self.name(self.rows)
         return (
-            f"CREATE TABLE {name} AS {rows} ENGINE = MergeTree\n"
+            f"CREATE TABLE {name} AS {rows} ENGINE = {ALL_ROWS}\n"
             f"{self._layout()}\nCOMMENT {text(self.definition)}"
         )
 
@@ -306,9 +307,7 @@ class IndexTable:
                     yield f"DROP VIEW IF EXISTS {self.name(self.beside(end))}"
 
     def _engine(self) -> str:
-        if self.index.append:
-            return "MergeTree"
-        return f"ReplacingMergeTree({ident(VERSION)}, {ident(DELETED)})"
+        return ALL_ROWS if self.index.append else last_rows(ident(VERSION), ident(DELETED))
 
     @property
     def final(self) -> str:

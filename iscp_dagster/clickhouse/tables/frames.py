@@ -15,6 +15,7 @@ import pyarrow as pa
 from deltalake import Schema
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.engines import ALL_ROWS
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.tables.staging import new_attempt
 from iscp_dagster.clickhouse.types.types import clickhouse_type
@@ -115,7 +116,7 @@ class FrameTable:
         by = f"PARTITION BY {ident(self.partition)} " if self.partition else ""
         order = ", ".join(map(ident, self.order_by))
         return (
-            f"CREATE {table} ({columns}) ENGINE = MergeTree {by}ORDER BY ({order}) "
+            f"CREATE {table} ({columns}) ENGINE = {ALL_ROWS} {by}ORDER BY ({order}) "
             "SETTINGS allow_nullable_key = 1"
         )
 

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.engines import last_rows
 from iscp_dagster.clickhouse.connect.gate import Gate
 from iscp_dagster.clickhouse.connect.portions import portions
 from iscp_dagster.clickhouse.connect.quoting import ident
@@ -123,7 +124,7 @@ class DeadLetters:
         self._run(f"CREATE DATABASE IF NOT EXISTS {ident(self.database)}")
         self._run(
             f"CREATE TABLE IF NOT EXISTS {self._name} (\n    {columns},\n    {barrier}\n) "
-            "ENGINE = ReplacingMergeTree(at) ORDER BY (index, tenant, version, id)"
+            f"ENGINE = {last_rows('at')} ORDER BY (index, tenant, version, id)"
         )
 
     def epoch(self) -> int:

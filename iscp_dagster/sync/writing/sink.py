@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from iscp_dagster.joblog.iterations import Claim, Done
-from iscp_dagster.joblog.protocol import JobLog, SharedLog
+from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.model.declared.sharding import base_name, shard_of
-from iscp_dagster.model.errors import ConfigError, FenceError
+from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.model.states import JobState
@@ -86,11 +86,6 @@ class Sink:
         run no longer holds some of the claims, and refuses those: the transaction has their rows
         too, so it must be rolled back.
         """
-        if not isinstance(self.log, SharedLog):
-            raise ConfigError(
-                "This ISCP log is in no database, so consumers cannot share its transactions; call "
-                "update_watermark() without a connection."
-            )
         joined = self.log.within(connection)
         steps = [
             Done(claim=claim, to=claim.step.range.to, counts=retriever.counts(claim.key.tenant))

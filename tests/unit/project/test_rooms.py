@@ -63,7 +63,7 @@ PURE = (
     *("joblog.updates", "joblog.protocol"),
     *(f"batches.{name}" for name in ("compare", "memory", "protocol")),
     *(f"delta.log.{name}" for name in ("commit", "mark", "tenants")),
-    *(f"clickhouse.connect.{name}" for name in ("barrier", "portions", "quoting")),
+    *(f"clickhouse.connect.{name}" for name in ("barrier", "engines", "portions", "quoting")),
     *("clickhouse.types.typetext", "clickhouse.types.widening"),
     *(f"clickhouse.kinds.{name}" for name in ("changes", "kind", "mirror", "text", "vector")),
     *(f"serve.live.{name}" for name in ("cursor", "errors", "positions", "transport.protocol")),

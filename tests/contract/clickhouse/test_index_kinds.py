@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from functools import partial
 
 import pytest
 from places import DOCS
 from pydantic import ValidationError
 from shipping import write
+from starlette.testclient import TestClient
 from test_index_tables import FIELDS, rows, served
 
 import resources
@@ -22,6 +25,10 @@ from iscp_dagster.model.consumers.kinds import consumer_kind, is_index
 from iscp_dagster.model.declared import kinds
 from iscp_dagster.model.errors import ConfigError, SchemaError
 from iscp_dagster.model.specs import ConsumerInfo
+from iscp_dagster.model.variables import ALLOWED_HOSTS
+from iscp_dagster.serve.catalog import catalog
+from iscp_dagster.serve.graph.schemas import Schemas
+from iscp_dagster.serve.web.app import Settings, create_app
 
 PAGE = DOCS / "index-kinds.md"
 BLOOM = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
@@ -73,6 +80,14 @@ def test_a_kind_of_another_package_is_kept_as_those_built_in(installed, clickhou
     assert "contract.blooming/b: body of 4 is empty" in receipt.message
     write(store, rows([4], body="", deleted=True), upto=3)
     assert [row[1] for row in served(store)] == [0, 1, 2, 3]
+    served_in_graphql = replace(source, indexes=[index])
+    load = partial(catalog, [served_in_graphql], [endpoint], lambda *_: ())
+    client = TestClient(
+        create_app(Settings(schemas=Schemas(load=load), environ={ALLOWED_HOSTS: "testserver"}))
+    )
+    asked = '{ contract_blooming_b(has: "others") { id } }'
+    answer = client.post("/graphql", json={"query": asked})
+    assert answer.json() == {"data": {"contract_blooming_b": [{"id": "3"}]}}
     with pytest.raises(ConfigError, match="_counted or _distances or _nearest belong to other"):
         SourceTable("contract.t", key="id", indexes=[Mirror(name="b_counted")])
     assert consumer_kind("bloom").io_manager in resources.from_environment()

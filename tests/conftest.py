@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import chromium
+import insertgate
 import pytest
 import sqlalchemy as sa
 from faultproxy import faulty
@@ -86,6 +87,7 @@ def clickhouse_url(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clickhouse")
     command = [sys.executable, "-m", "chdb_http"]
     command += ["--path", str(folder / "data"), "--host", "127.0.0.1", "--port", "0"]
+    command += ["--remote-host", insertgate.ADDRESS]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=clean_environment(folder)
     ) as server:

@@ -16,7 +16,7 @@ def uvicorn_of(app, **options):
     """Give the address of a server that runs until the block ends."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         settings = {"log_level": "error", "lifespan": "off", "timeout_graceful_shutdown": 1}
-        server = uvicorn.Server(uvicorn.Config(app, **settings, **options))
+        server = uvicorn.Server(uvicorn.Config(app, **(options | settings)))
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()
         try:

@@ -16,7 +16,7 @@ import insertgate
 import pytest
 import sqlalchemy as sa
 from faultproxy import faulty
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from keeperfixture import running_keeper
 from lanes import Lanes, give_way, own_part_first, rank
 from nearspark import near
@@ -31,7 +31,7 @@ from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.spark.session import disconnect
 
 # A test that runs slowly on a busy machine has not failed.
-settings.register_profile("iscp", deadline=None)
+settings.register_profile("iscp", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("iscp")
 
 

@@ -124,7 +124,11 @@ class Unpublished(Interpreter):
 
 
 LEDGERS: dict[Any, Ledger] = {}
-"""The ledger of the iteration that made a delivery."""
+
+
+def ledger_of(delivery: Delivery) -> Ledger:
+    """Return the ledger of the iteration that made the delivery."""
+    return LEDGERS[_holder(delivery)]
 
 
 def _holder(delivery: Delivery) -> Any:
@@ -157,7 +161,7 @@ def publish_all(deployment: Deployment, some: Sequence[Delivery]) -> list[Outcom
     if some[0].published is not None:
         return list(some)
     reader: Any = SimpleNamespace(deployment=deployment)
-    writer, ledger = IndexWriter(deployment), LEDGERS[_holder(some[0])]
+    writer, ledger = IndexWriter(deployment), ledger_of(some[0])
     interpreter = Interpreter(reader=reader, writer=writer, ledger=ledger)
     state = State(open={each.claim.key: each.claim for each in some})
     commands: list[Command] = [Place(tuple(some))]

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 from logs import fail
 from mortal import Life, dies
-from tables import Table, deployment_at, one_by_one, publish_one
+from tables import Table, deployment_at, ledger_of, one_by_one, publish_one
 
 from iscp_dagster import Mirror
 from iscp_dagster.batches.keepermap import KeeperMapStates
@@ -162,7 +162,7 @@ def test_a_run_that_was_thought_dead_cannot_say_that_it_wrote(events):
     events.follow()
     (job,) = events.jobs()
     before = events.deployment.states().read([state_key(job)])
-    (error,) = late.ledger.after([late.claim]).values()
+    (error,) = ledger_of(late).after([late.claim]).values()
     assert "run zombie saw fence" in str(error)
     with pytest.raises(FenceError):
         publish_one(events.deployment, late)

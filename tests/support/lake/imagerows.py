@@ -170,7 +170,7 @@ class Alerts:
         sink = self.begun(to, *tenants)
         while True:
             found = self.consumed(sink, gap=gap)
-            left = [claim for claim in sink.settled.values() if claim is not None]
+            left = [claim for claim in found.settled.values() if claim is not None]
             if not left:
                 return found
             sink = Sink(log=self.log, claims=left)

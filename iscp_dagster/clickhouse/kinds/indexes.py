@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, replace
 from typing import Any, ClassVar
 
@@ -32,7 +33,10 @@ class Indexes(ConsumerKind):
 
     @property
     def of_images(self) -> bool:  # type: ignore[override] # each kind of index says so itself
-        return bool(kinds()[self.type].of_images)
+        # A package's kind that cannot be loaded fails the jobs of indexes, each in its own part.
+        with suppress(ConfigError):
+            return bool(kinds()[self.type].of_images)
+        return False
 
     def transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
         return index_of(source, info).transitions if self.of_images else None

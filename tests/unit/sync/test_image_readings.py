@@ -8,9 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from iscp_dagster import Changes, Mirror, SourceTable, Trigger, View
+from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.model.batch import Range
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.together.attach import attached
 from iscp_dagster.model.errors import ConfigError, SchemaError, SourceError, UntimedError
 from iscp_dagster.model.moment import START, Moment
@@ -125,3 +127,14 @@ def test_commits_without_times_of_their_own_are_refused(log):
 
 def test_a_table_made_with_times_of_its_own_has_them_from_the_first_commit(log):
     check_timestamps(log(ON, ON), Range(from_=Moment(-1), to=Moment(1)), staged=False)
+
+
+def test_a_kind_of_index_that_cannot_be_loaded_holds_up_no_trigger(monkeypatch):
+    def broken():
+        raise ConfigError("a package's kind cannot be loaded")
+
+    monkeypatch.setattr("iscp_dagster.clickhouse.kinds.indexes.kinds", broken)
+    names = ("mirror", "changes", "trigger")
+    assert [consumer_kind(each).of_images for each in names] == [False, False, True]
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        index_of(SOURCE, info("mirror"))

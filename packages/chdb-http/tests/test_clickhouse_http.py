@@ -270,6 +270,19 @@ def test_a_refused_query_id_runs_nothing(http, table):
     assert ok(http.post("/", content=f"SELECT count() FROM {name}")) == "0\n"
 
 
+@pytest.mark.parametrize("query_id", ["  q", "q ", "  "])
+def test_a_query_id_with_blanks_at_its_ends_is_answered(http, query_id):
+    answer = http.post("/", params={"query_id": query_id}, content="SELECT 1")
+    assert ok(answer) == "1\n"
+    assert answer.headers["X-ClickHouse-Query-Id"] == query_id.strip()
+
+
+def test_a_time_zone_that_is_no_header_is_refused(http):
+    answer = http.post("/", params={"session_timezone": "\r\nX: y"}, content="SELECT 1")
+    failed(answer, 400, 36)
+    assert answer.headers["X-ClickHouse-Timezone"] == "X: y"
+
+
 def test_bytes_that_are_no_text_arrive_as_they_are(http, table):
     name = table("s String")
     raw = b"\xff\xfe'\x80"

@@ -22,8 +22,8 @@ def from_header(value: str) -> str:
 
 
 def to_header(value: str) -> bytes:
-    """A header's value, on one line whatever the text holds."""
-    return to_bytes(_CONTROLS.sub(" ", value))
+    """A header's value: on one line, without blanks at its ends (RFC 9110, section 5.5)."""
+    return to_bytes(_CONTROLS.sub(" ", value).strip(" "))
 
 
 def has_controls(text: str) -> bool:

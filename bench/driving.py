@@ -19,20 +19,20 @@ import psutil
 import sqlalchemy as sa
 
 from bench.report import Report
-from iscp_dagster.invocations.protocol import ids
-from iscp_dagster.invocations.protocol.results import Value
-from iscp_dagster.invocations.runtime.http.http1 import IDLE_SECONDS
-from iscp_dagster.invocations.runtime.runtime import Runtime
-from iscp_dagster.invocations.runtime.settings import Settings
-from iscp_dagster.invocations.runtime.sql.store import SqlStore
-from iscp_dagster.invocations.runtime.store.operations import Submit
-from iscp_dagster.invocations.runtime.store.outcomes import Submitted
-from iscp_dagster.invocations.runtime.store.views import Status
-from iscp_dagster.invocations.runtime.timers import SteadyClock
+from durable_invocations.protocol import ids
+from durable_invocations.protocol.results import Value
+from durable_invocations.runtime.http.http1 import IDLE_SECONDS
+from durable_invocations.runtime.runtime import Runtime
+from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.sql.store import SqlStore
+from durable_invocations.runtime.store.operations import Submit
+from durable_invocations.runtime.store.outcomes import Submitted
+from durable_invocations.runtime.store.views import Status
+from durable_invocations.runtime.timers import SteadyClock
 from iscp_dagster.joblog.sql.engine import open_engine
 
 SERVICE = """
-from iscp_dagster.invocations import Context, Service, service_app
+from durable_invocations import Context, Service, service_app
 
 service = Service("Bench")
 

@@ -12,15 +12,15 @@ from statistics import median, quantiles
 
 from bench import driving
 from bench.report import Report
-from iscp_dagster.invocations.protocol.decoding import Decoder
-from iscp_dagster.invocations.protocol.frames import Frame, encode, frame
-from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
-from iscp_dagster.invocations.protocol.versions import NEWEST, content_type
+from durable_invocations.protocol.decoding import Decoder
+from durable_invocations.protocol.frames import Frame, encode, frame
+from durable_invocations.protocol.pb import protocol_pb2 as pb
+from durable_invocations.protocol.versions import NEWEST, content_type
 
 SERVER = """
 import socket
 import uvicorn
-from iscp_dagster.invocations import Context, Service, service_app
+from durable_invocations import Context, Service, service_app
 
 service = Service("Bench")
 

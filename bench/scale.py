@@ -16,7 +16,6 @@ from bench.report import Report
 from iscp_dagster import FullText, Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog import lifecycle
-from iscp_dagster.joblog.sql.engine import transaction
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, to_row
 from iscp_dagster.model.clock import utc_now
@@ -24,6 +23,7 @@ from iscp_dagster.model.moment import Moment
 from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.sync.deployment import Deployment
+from sql_transactions.engine import transaction
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,12 +15,13 @@ from bench.report import Report
 from iscp_dagster import Endpoint
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.joblog.sql.engine import open_engine, transaction
+from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.clock import utc_now
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.pending import PendingEvent
 from iscp_dagster.webhooks.sending.signing import headers
 from iscp_dagster.webhooks.service import SenderService, beside
+from sql_transactions.engine import transaction
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 RECEIVER = """

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         update_job_spec,
         wait,
     )
+    from iscp_dagster.api.invocations import open_invocations_client
     from iscp_dagster.joblog.updates import SpecUpdate
     from iscp_dagster.location.build import build_definitions
     from iscp_dagster.location.component.component import SourceTableComponent
@@ -64,6 +65,7 @@ __all__ = [
     "count_jobs",
     "get_job_count",
     "get_job_status",
+    "open_invocations_client",
     "pause_job",
     "register_job",
     "resources_from_environment",
@@ -78,6 +80,7 @@ _LAZY = {
     "iscp_dagster.model.jobs": ("JobID",),
     "iscp_dagster.model.specs": ("ConsumerInfo", "IterationDetail", "JobSpec", "TriggerSpec"),
     "iscp_dagster.model.states": ("JobState",),
+    "iscp_dagster.api.invocations": ("open_invocations_client",),
     "iscp_dagster.joblog.updates": ("SpecUpdate",),
     "iscp_dagster.location.build": ("build_definitions",),
     "iscp_dagster.location.component.component": ("SourceTableComponent",),

@@ -2,38 +2,66 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from iscp_dagster.invocations.ingress import facts
-from iscp_dagster.invocations.protocol.failures import sayable
-from iscp_dagster.invocations.runtime.sql.store import SqlStore
-from iscp_dagster.invocations.runtime.store.protocol import Store
-from iscp_dagster.invocations.runtime.store.views import Chosen
-from iscp_dagster.joblog.sql.engine import open_engine
+from durable_invocations import errors
+from durable_invocations.client.client import Client
+from durable_invocations.ingress import facts
+from durable_invocations.protocol.failures import sayable
+from durable_invocations.runtime.sql.database import INVOCATIONS, open_database
+from durable_invocations.runtime.sql.store import SqlStore
+from durable_invocations.runtime.store.protocol import Store
+from durable_invocations.runtime.store.views import Chosen
 from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL, LOG_URL
+from iscp_dagster.serviceconsumers.errors import as_job_errors
+from iscp_dagster.serviceconsumers.runtime import ADVICE
 
 
 def open_invocations(environ: Mapping[str, str]) -> Store:
     """The invocations in the database of the ISCP log that the environment or the stack names.
 
-    Raises ConfigError if neither does.
+    Raises ConfigError if neither does. What the store raises is the package's of invocations.
     """
     from iscp_dagster.local.stack.environment import log_of
 
     _, log = log_of(environ)
-    store = SqlStore(open_engine(log))
-    store.ensure()
+    with as_job_errors():
+        store = SqlStore(open_database(log, replace(INVOCATIONS, setting=LOG_URL)))
+        store.ensure()
     return store
+
+
+def open_invocations_client(environ: Mapping[str, str] | None = None) -> Client:
+    """A client of the deployment's runtime of invocations; close it, or use it in a `with`.
+
+    Without `environ` it reads the process's ISCP_INVOCATIONS_URL and ISCP_INVOCATIONS_TOKEN.
+    Raises ConfigError if there is none. What the client raises is the package's of invocations.
+    """
+    given = os.environ if environ is None else environ
+    url = given.get(INVOCATIONS_URL, "")
+    if not url:
+        raise ConfigError(
+            f"{INVOCATIONS_URL} is not set. Start a stack (`iscp up`), whose address "
+            '`eval "$(iscp env)"` sets, or name that of your `iscp invocations serve`.'
+        )
+    try:
+        return Client(url, given.get(INVOCATIONS_TOKEN, ""), advice=ADVICE)
+    except errors.ConfigError as error:
+        raise ConfigError(f"{INVOCATIONS_URL} or {INVOCATIONS_TOKEN}: {error}") from error
 
 
 def chosen(
     *, status: str | None, service: str | None, handler: str | None, key: str | None, limit: int
 ) -> Chosen:
     """The invocations that the names choose. Raises ConfigError for a status that is none."""
+    with as_job_errors():
+        wanted = Chosen() if status is None else facts.named(status)
     return replace(
-        Chosen() if status is None else facts.named(status),
+        wanted,
         service=sayable(service or ""),
         handler=sayable(handler or ""),
         key=None if key is None else sayable(key),

@@ -98,7 +98,7 @@ def _is_database(setting: str) -> bool:
     scheme, separator, _ = setting.partition("://")
     if not separator or scheme in _offered():
         return False
-    from iscp_dagster.joblog.sql.engine import DRIVERS
+    from sql_transactions.engine import DRIVERS
 
     if scheme.partition("+")[0] not in DRIVERS:
         raise ConfigError(

@@ -7,23 +7,17 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.schema import CreateTable
 
 from iscp_dagster.batches.compare import by_id, checked, layout_text, settled, state_id
 from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, StateWrite
-from iscp_dagster.joblog.sql.engine import (
-    ENSURE_LOCK,
-    STATES,
-    open_engine,
-    prepare,
-    transaction,
-    use_wal,
-)
-from iscp_dagster.joblog.sql.given import given, insert_into
+from iscp_dagster.joblog.sql.engine import ENSURE_LOCK, STATES, open_engine
 from iscp_dagster.joblog.sql.statements import portions
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.moment import Moment
+from sql_transactions.engine import prepare, transaction
+from sql_transactions.given import given, insert_into
+from sql_transactions.tables import ensure_tables
 
 STATES_METADATA = sa.MetaData()
 
@@ -57,18 +51,13 @@ class SqlStates(StateStore):
     """
 
     def __init__(self, at: str | sa.URL | sa.Engine) -> None:
-        self.engine = prepare(at if isinstance(at, sa.Engine) else open_engine(at, STATES))
+        self.engine = prepare(at if isinstance(at, sa.Engine) else open_engine(at, STATES), STATES)
 
     def ensure(self) -> None:
         with transaction(self.engine, writes=False) as connection:
             if sa.inspect(connection).has_table(ISCP_STATES.name):
                 return
-        if self.engine.dialect.name == "sqlite":
-            use_wal(self.engine)
-        with transaction(self.engine, writes=True) as connection:
-            if self.engine.dialect.name == "postgresql":
-                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(ENSURE_LOCK)))
-            connection.execute(CreateTable(ISCP_STATES, if_not_exists=True))
+        ensure_tables(self.engine, STATES_METADATA, lock=ENSURE_LOCK)
 
     def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
         wanted, found = by_id(keys), dict[StateKey, Held]()

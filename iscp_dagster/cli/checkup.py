@@ -12,6 +12,8 @@ from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit
 
+from durable_invocations.errors import DurableError
+from iscp_dagster.api.invocations import open_invocations_client
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import (
     command,
@@ -23,7 +25,6 @@ from iscp_dagster.api.names import (
 )
 from iscp_dagster.cli.parts.counting import count_nouns
 from iscp_dagster.clickhouse.connect.endpoint import urls_of
-from iscp_dagster.invocations.client.client import Client
 from iscp_dagster.local.services.clickhouse_health import problem as clickhouse_problem
 from iscp_dagster.local.services.dagster_health import (
     DEAF_SECONDS,
@@ -289,12 +290,12 @@ def invocations(environ: Mapping[str, str]) -> Iterator[Finding]:
     url = environ.get(INVOCATIONS_URL, "")
     if not url:
         return
-    with Client.of(environ) as client:
+    with open_invocations_client(environ) as client:
         what = f"invocations {url}"
         try:
             client.health()
             paused = client.invocations(status="paused", limit=_MOST_PAUSED)
-        except IscpError as error:
+        except DurableError as error:
             then = "for the stack's, see `iscp logs invocations`; start your own (`iscp "
             yield _checked(what, _line(str(error)), f"{then}invocations serve`)", error.code)
             return

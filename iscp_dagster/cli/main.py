@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from durable_invocations.errors import DurableError
 from iscp_dagster.cli.parts.group import Group
 from iscp_dagster.cli.parts.plain import plain
 from iscp_dagster.model.errors import IscpError
@@ -96,7 +97,7 @@ def iscp(
 
 
 def main() -> None:
-    """Run the command line; an IscpError is shown as one message, with exit code 1.
+    """Run the command line; an error of ours is shown as one message, with exit code 1.
 
     The module that declares the tables may be in the working directory, as with Dagster's `-m`:
     there first if ISCP_ASSETS names it, and after the installed ones if not.
@@ -104,7 +105,7 @@ def main() -> None:
     sys.path.insert(0 if os.environ.get(ASSETS) else len(sys.path), str(Path.cwd()))
     try:
         app(prog_name="iscp")
-    except IscpError as problem:
+    except (IscpError, DurableError) as problem:
         # The message may quote a log, whose colours a terminal shows.
         typer.echo(f"iscp: {plain(str(problem), colours=True)}", err=True)
         sys.exit(1)

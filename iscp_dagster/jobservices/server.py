@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -18,25 +18,24 @@ from starlette.routing import Mount
 
 from asgi_guards.admission import Admission, is_loopback, names_in
 from asgi_guards.connections import options
-from iscp_dagster.invocations.ingress.app import Settings as AppSettings
-from iscp_dagster.invocations.ingress.app import create_app
-from iscp_dagster.invocations.ingress.tokens import checked
-from iscp_dagster.invocations.runtime.http.client import HTTP_1
-from iscp_dagster.invocations.runtime.runtime import Runtime
-from iscp_dagster.invocations.runtime.settings import Settings as RuntimeSettings
-from iscp_dagster.invocations.runtime.sql.store import RETENTION, SqlStore
-from iscp_dagster.invocations.runtime.store.operations import Register
-from iscp_dagster.invocations.runtime.store.outcomes import Refused
-from iscp_dagster.invocations.runtime.timers import SteadyClock
-from iscp_dagster.joblog.sql.engine import open_engine
-from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
+from durable_invocations.app import serve_store
+from durable_invocations.errors import DurableError, UnavailableError
+from durable_invocations.ingress.tokens import checked
+from durable_invocations.runtime.http.client import HTTP_1
+from durable_invocations.runtime.runtime import Runtime
+from durable_invocations.runtime.settings import Settings as RuntimeSettings
+from durable_invocations.runtime.sql.database import INVOCATIONS, open_database
+from durable_invocations.runtime.sql.store import RETENTION, SqlStore
+from durable_invocations.runtime.store.operations import Register
+from durable_invocations.runtime.store.outcomes import Refused
+from durable_invocations.runtime.timers import SteadyClock
+from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import ALLOWED_HOSTS, INVOCATIONS_TOKEN, LOG_URL
 from iscp_dagster.serve.web.following import end_when_changed
 from iscp_dagster.serve.web.server import listening
+from iscp_dagster.serviceconsumers.errors import as_job_errors
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from starlette.types import ASGIApp
 
 HOST = "127.0.0.1"
@@ -76,7 +75,8 @@ def settings_of(
             f"{LOG_URL} is not set, and no stack is up. Start one with `iscp up`, or name the "
             "database that invocations are kept in."
         )
-    token = checked(environ.get(INVOCATIONS_TOKEN, ""))
+    with as_job_errors():
+        token = checked(environ.get(INVOCATIONS_TOKEN, ""), INVOCATIONS_TOKEN)
     check_host(host, token)
     driven = runtime or RuntimeSettings()
     # Else an idempotency key would count for a minute longer than it is kept.
@@ -110,8 +110,9 @@ def serve(
     cannot be listened on, and UnavailableError when the database does not answer.
     """
     clock = SteadyClock()
-    store = _store(settings, clock)
-    store.ensure()
+    with as_job_errors():
+        store = _store(settings, clock)
+        store.ensure()
     with listening(host, port) as place:
         address, at, *_ = place.getsockname()
         tell(f"Invocations: http://{_bracketed(host)}:{at}")
@@ -127,32 +128,19 @@ def serve(
 
 def application(settings: Settings, store: SqlStore, clock: SteadyClock, address: str) -> Starlette:
     """The application that is served at `address`; the runtime runs while it does."""
-    runtime = Runtime(store, settings.runtime, clock=clock)
     path = services_path(settings.token)
-
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        async with runtime:
-            own = asyncio.ensure_future(_registered(runtime, f"{address}{path}", settings))
-            try:
-                yield
-            finally:
-                own.cancel()
-                await asyncio.gather(own, return_exceptions=True)
-
     hosts = names_in(settings.environ.get(ALLOWED_HOSTS, ""))
-    own_services = [Mount(path, settings.services)] if settings.services else []
-    return create_app(
-        AppSettings(
-            backend=runtime,
-            token=settings.token,
-            open_below=path if settings.token else "",
-            # Dagster's pages lead people to an invocation.
-            admission=Admission(hosts=hosts, hosts_setting=ALLOWED_HOSTS, links=True),
-            own=OWN,
-            routes=own_services,
-            lifespan=lifespan,
-        )
+    return serve_store(
+        store,
+        settings.runtime,
+        clock,
+        token=settings.token,
+        # Dagster's pages lead people to an invocation.
+        admission=Admission(hosts=hosts, hosts_setting=ALLOWED_HOSTS, links=True),
+        own=OWN,
+        own_path=path,
+        routes=[Mount(path, settings.services)] if settings.services else [],
+        beside=lambda runtime: _register_own(runtime, f"{address}{path}", settings),
     )
 
 
@@ -163,7 +151,7 @@ def services_path(token: str) -> str:
     return f"{SERVICES}/{hmac.new(token.encode(), b'services', hashlib.sha256).hexdigest()}"
 
 
-async def _registered(runtime: Runtime, url: str, settings: Settings) -> None:
+async def _register_own(runtime: Runtime, url: str, settings: Settings) -> None:
     """Register the own services, as soon as they answer at their address."""
     while settings.services:
         try:
@@ -174,7 +162,7 @@ async def _registered(runtime: Runtime, url: str, settings: Settings) -> None:
         except UnavailableError:
             await asyncio.sleep(_AGAIN_SECONDS)
             continue
-        except IscpError as error:
+        except DurableError as error:
             outcome = Refused(code=error.code, message=str(error))
         if isinstance(outcome, Refused):
             _LOGGER.error("the own services are not registered: %s", outcome.message)
@@ -183,7 +171,7 @@ async def _registered(runtime: Runtime, url: str, settings: Settings) -> None:
 
 def _store(settings: Settings, clock: SteadyClock) -> SqlStore:
     return SqlStore(
-        open_engine(settings.log_url, kept=True),
+        open_database(settings.log_url, replace(INVOCATIONS, setting=LOG_URL), kept=True),
         owner=settings.runtime.owner,
         clock=clock.utc,
         lead=clock.lead,

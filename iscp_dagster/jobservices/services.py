@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from durable_invocations.serving.context import Context
+from durable_invocations.serving.declared.services import Service, VirtualObject
+from durable_invocations.serving.errors import TerminalError
 from iscp_dagster.api.names import EVERY
-from iscp_dagster.invocations.serving.context import Context
-from iscp_dagster.invocations.serving.declared.services import Service, VirtualObject
-from iscp_dagster.invocations.serving.errors import TerminalError
 from iscp_dagster.jobservices.arguments import (
     Awaited,
     ChangeOfKey,

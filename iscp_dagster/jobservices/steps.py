@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from durable_invocations.serving.errors import TerminalError
 from iscp_dagster.api.chosen import chosen
 from iscp_dagster.api.facts import compared as compared_facts
 from iscp_dagster.api.facts import job as job_facts
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import EVERY, job_of
-from iscp_dagster.invocations.serving.errors import TerminalError
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.jobservices.arguments import (
     Awaited,

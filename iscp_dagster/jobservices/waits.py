@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from iscp_dagster.invocations.serving.errors import TerminalError
+from durable_invocations.serving.errors import TerminalError
 from iscp_dagster.jobservices.arguments import Awaited
 from iscp_dagster.jobservices.steps import TIMED_OUT, Steps
 
 if TYPE_CHECKING:
-    from iscp_dagster.invocations.serving.context import Context
+    from durable_invocations.serving.context import Context
 
 FIRST, MOST, GROWTH = 0.25, 60.0, 1.5
 """The seconds between the first looks, the last ones, and how they grow: a look and a pause are two

@@ -8,15 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from iscp_dagster.invocations.client.errors import (
-    InvocationFailedError,
-    InvocationRefusedError,
-    shown,
-)
-from iscp_dagster.invocations.protocol.failures import TOO_LARGE
+from durable_invocations.client.errors import shown
+from durable_invocations.protocol.failures import TOO_LARGE
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.errors import IscpError, SchemaError
 from iscp_dagster.serviceconsumers.chunks import Chunk, Owner
+from iscp_dagster.serviceconsumers.errors import InvocationFailedError, InvocationRefusedError
 from iscp_dagster.serviceconsumers.services import (
     INVOKED,
     PAUSED,
@@ -125,8 +122,7 @@ class Invoking:
         if not invoked.ended:
             raise InvocationGoingError(self._going(chunk, invoked))
         if invoked.failed:
-            told, reason = self._failed(chunk, invoked), invoked.failure
-            raise InvocationFailedError(told, invocation=invoked.id, reason=reason)
+            raise InvocationFailedError(self._failed(chunk, invoked))
         self.patience.move()
 
     def _check(self) -> None:

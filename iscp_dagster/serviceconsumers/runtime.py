@@ -9,14 +9,21 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from iscp_dagster.invocations.client.client import Client
-from iscp_dagster.invocations.client.errors import InvocationFailedError, InvocationRefusedError
-from iscp_dagster.invocations.protocol.services import ServiceKind
-from iscp_dagster.invocations.runtime.http.exchange import Address
-from iscp_dagster.model.errors import ConfigError, WaitError
+from durable_invocations.client.client import Advice, Client
+from durable_invocations.client.errors import InvocationFailedError, InvocationRefusedError
+from durable_invocations.errors import WaitError
+from durable_invocations.protocol.services import ServiceKind
+from durable_invocations.runtime.http.exchange import Address
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.variables import INVOCATIONS_URL
+from iscp_dagster.serviceconsumers.errors import as_job_errors
 from iscp_dagster.serviceconsumers.services import ENDED, InvocationGoingError, Invoked
 
 _GONE = 404
+ADVICE = Advice(
+    unanswered=f"Start it (`iscp up`, or `iscp invocations serve`), or correct {INVOCATIONS_URL}.",
+    failed="`iscp invocations show {invocation}` prints its journal.",
+)
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -28,6 +35,7 @@ class RuntimeServices:
     _keyed: dict[tuple[str, str, str], bool] = field(default_factory=dict)
     _registering: threading.Lock = field(default_factory=threading.Lock)
 
+    @as_job_errors()
     def keyed(self, url: str, service: str, handler: str) -> bool:
         asked = url, service, handler
         with self._registering:
@@ -35,6 +43,7 @@ class RuntimeServices:
                 self._keyed[asked] = _is_keyed(self._serving(*asked), *asked)
             return self._keyed[asked]
 
+    @as_job_errors()
     def send(
         self, service: str, handler: str, body: bytes, *, key: str | None, idempotency_key: str
     ) -> Invoked:
@@ -57,6 +66,7 @@ class RuntimeServices:
             is_new=sent.is_new,
         )
 
+    @as_job_errors()
     def stands(self, service: str, handler: str, *, key: str | None, idempotency_key: str) -> bool:
         keyed = () if key is None else (key,)
         try:
@@ -71,6 +81,7 @@ class RuntimeServices:
             return False
         return True
 
+    @as_job_errors()
     def look(self, invoked: Invoked, seconds: float) -> Invoked:
         try:
             if seconds > 0:
@@ -150,4 +161,5 @@ def _is_keyed(found: Mapping[str, Any] | None, url: str, service: str, handler: 
 @lru_cache(maxsize=4)
 def runtime_at(url: str, token: str = "") -> RuntimeServices:
     """The runtime at an address, with one client for the whole process. Raises ConfigError."""
-    return RuntimeServices(Client(url, token))
+    with as_job_errors():
+        return RuntimeServices(Client(url, token, advice=ADVICE))

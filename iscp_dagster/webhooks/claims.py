@@ -13,10 +13,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.joblog.sql.given import given
 from iscp_dagster.webhooks.pending import Delivery
 from iscp_dagster.webhooks.putting import lock, numbers
 from iscp_dagster.webhooks.tables import IS_NEXT, IS_PENDING, ISCP_OUTBOX, OUTBOX, State
+from sql_transactions.given import given
 
 BatchId = Callable[[Sequence[str]], str]
 """Makes a batch's id from the ids of its events, in their order."""

@@ -10,7 +10,7 @@ from datetime import datetime
 import sqlalchemy as sa
 
 from iscp_dagster.joblog.sql import leases
-from iscp_dagster.joblog.sql.engine import prepare, transaction
+from iscp_dagster.joblog.sql.engine import LOG
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import ISCP_LEASES
 from iscp_dagster.model.clock import Clock, utc_now
@@ -19,6 +19,7 @@ from iscp_dagster.webhooks import claims, history, putting, recording
 from iscp_dagster.webhooks.history import Chosen, Count
 from iscp_dagster.webhooks.pending import Attempt, Delivery, PendingEvent
 from iscp_dagster.webhooks.recording import ACTIVE, EndpointState
+from sql_transactions.engine import prepare, transaction
 
 DEFAULT_PENDING = 100_000
 """How many events of a trigger may wait for an endpoint whose own bound is not given."""
@@ -43,7 +44,7 @@ class Outbox:
     """The outbox in the ISCP log's database, SQLite or PostgreSQL; `engine` is the log's."""
 
     def __init__(self, engine: sa.Engine, *, clock: Clock = utc_now) -> None:
-        self.engine = prepare(engine)
+        self.engine = prepare(engine, LOG)
         self.clock = clock
 
     def ensure(self) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.sql.given import given, insert_into, without_nul
 from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.webhooks.pending import OutboxFullError, PendingEvent
 from iscp_dagster.webhooks.tables import (
@@ -19,6 +18,7 @@ from iscp_dagster.webhooks.tables import (
     OUTBOX,
     State,
 )
+from sql_transactions.given import given, insert_into, without_nul
 
 Lane = tuple[str, str]
 """An endpoint, and the digest of a trigger, tenant and key."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.sql.given import given, insert_into, without_nul
 from iscp_dagster.webhooks.answers import Answer, Health, Outcome, Verdict
 from iscp_dagster.webhooks.claims import Message
 from iscp_dagster.webhooks.putting import elect, lock, numbers
@@ -22,6 +21,7 @@ from iscp_dagster.webhooks.tables import (
     OUTBOX,
     State,
 )
+from sql_transactions.given import given, insert_into, without_nul
 
 ACTIVE = "active"
 _ENDS = {Verdict.DELIVERED: State.DELIVERED, Verdict.DEAD: State.DEAD}

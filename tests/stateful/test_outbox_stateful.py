@@ -9,17 +9,19 @@ from datetime import timedelta
 from typing import ClassVar
 
 import sqlalchemy as sa
-from events import Watch, event
+from events import event
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from watches import Watch
 
-from iscp_dagster.joblog.sql.engine import open_engine, transaction
+from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.webhooks.answers import Answer, Outcome, Verdict
 from iscp_dagster.webhooks.history import Chosen
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.recording import EndpointState, Result
 from iscp_dagster.webhooks.tables import OUTBOX, State
+from sql_transactions.engine import transaction
 
 KEYS = 2
 ENDED = ("delivered", "dead")

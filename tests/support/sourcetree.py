@@ -24,7 +24,9 @@ WITH = {
     # Installed as editable, so that their metadata names no modules.
     "asgi-guards": {"asgi_guards"},
     "chdb-http": {"chdb_http"},
+    "durable-invocations": {"durable_invocations"},
     "idempotent-receiver": {"idempotent_receiver"},
+    "sql-transactions": {"sql_transactions"},
 }
 
 

@@ -20,7 +20,7 @@ from iscp_dagster.cli.jobs.options import AsJson
 from iscp_dagster.cli.parts.group import Group
 
 if TYPE_CHECKING:
-    from iscp_dagster.invocations.client.client import Client
+    from durable_invocations.client.client import Client
 
 invocations = typer.Typer(
     add_completion=False,
@@ -42,10 +42,10 @@ def list_invocations(
     as_json: AsJson = False,
 ) -> None:
     """Count invocations by status, and list them, the latest first."""
+    from durable_invocations.ingress import facts
     from iscp_dagster.api.invocations import chosen, open_invocations
     from iscp_dagster.cli.invocations import show as shown
     from iscp_dagster.cli.jobs.json import write
-    from iscp_dagster.invocations.ingress import facts
 
     wanted = chosen(status=status, service=service, handler=handler, key=key, limit=limit)
     store = open_invocations(os.environ)
@@ -172,10 +172,10 @@ def _changed(id_: str, verb: str, how: str, *, as_json: bool) -> None:
 
 
 def _client() -> Client:
-    from iscp_dagster.invocations.client.client import Client
+    from iscp_dagster.api.invocations import open_invocations_client
     from iscp_dagster.local.stack.environment import with_stack
 
-    return Client.of(with_stack(os.environ))
+    return open_invocations_client(with_stack(os.environ))
 
 
 def _parsed(value: str | None) -> bytes | None:

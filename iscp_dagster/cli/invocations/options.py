@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from iscp_dagster.invocations.runtime.store.views import Status
+from durable_invocations.runtime.store.views import Status
 
 InvocationId = Annotated[
     str, typer.Argument(metavar="INVOCATION", help="An invocation's id.", show_default=False)

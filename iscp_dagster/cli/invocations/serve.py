@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iscp_dagster.invocations.runtime.retries import RetryPolicy
+from durable_invocations.runtime.retries import RetryPolicy
 from iscp_dagster.model.clock import DURATION, duration
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def serve(
     from iscp_dagster.model.imports import need
 
     need("serve", "`iscp invocations serve`")
-    from iscp_dagster.invocations.runtime.settings import Settings
+    from durable_invocations.runtime.settings import Settings
     from iscp_dagster.jobservices import server
     from iscp_dagster.jobservices.app import services_app
     from iscp_dagster.local.stack.environment import with_stack

@@ -12,11 +12,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.sql.given import given, insert_into, without_nul
 from iscp_dagster.joblog.sql.statements import key_columns, portions
 from iscp_dagster.joblog.sql.tables import METADATA
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import START, Moment
+from sql_transactions.given import given, insert_into, without_nul
 
 ISCP_ACTIVE_SETS = sa.Table(
     "iscp_active_sets",

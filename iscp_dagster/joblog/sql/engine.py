@@ -1,49 +1,21 @@
-"""Database engines for the ISCP log and the like: SQLite for one machine, else PostgreSQL."""
+"""Engines for the databases of a deployment: the ISCP log, and a state store of its own."""
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
-
 import sqlalchemy as sa
-from sqlalchemy import event, exc
-from sqlalchemy.pool import NullPool, QueuePool
 
+import sql_transactions.engine
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.model.imports import need
 from iscp_dagster.model.variables import LOG_URL, STATE_STORE
-
-BUSY_SECONDS = 30
-"""How long a writer waits for another one on SQLite."""
-
-WAL_ATTEMPTS = 100
+from sql_transactions.engine import Role
 
 ENSURE_LOCK = 0x15C9_106
 """The PostgreSQL advisory lock that `ensure` takes; an arbitrary constant."""
 
-_WRITES = "iscp_writes"
-_ROLE = "iscp_role"
-DRIVERS = {
-    "sqlite": "sqlite",
-    "postgresql": "postgresql+psycopg",
-    "postgres": "postgresql+psycopg",
-}
-"""SQLAlchemy's driver for each supported database."""
-
-
-@dataclass(frozen=True)
-class Role:
-    """What this project uses a database for, and the setting that names it; for errors."""
-
-    name: str
-    setting: str
-
-
-LOG = Role("ISCP log", LOG_URL)
-STATES = Role("state store", STATE_STORE)
+_ERRORS = {"invalid": ConfigError, "unavailable": UnavailableError}
+LOG = Role(name="ISCP log", setting=LOG_URL, **_ERRORS)
+STATES = Role(name="state store", setting=STATE_STORE, **_ERRORS)
 
 
 def open_engine(url: str | sa.URL, role: Role = LOG, *, kept: bool = False) -> sa.Engine:
@@ -54,121 +26,7 @@ def open_engine(url: str | sa.URL, role: Role = LOG, *, kept: bool = False) -> s
     Raises ConfigError for a URL that is malformed, of another database, or of a SQLite
     database in memory; SetupError where PostgreSQL's driver is not installed.
     """
-    parsed = _parse(url, role)
+    parsed = sql_transactions.engine.parse_url(url, role)
     if parsed.get_backend_name() == "postgresql":
         need("postgres", f"the {role.name} on PostgreSQL")
-    options: dict[str, Any] = {"hide_parameters": True, "execution_options": {_ROLE: role}}
-    if kept:
-        return sa.create_engine(
-            parsed, poolclass=QueuePool, pool_size=1, pool_pre_ping=True, **options
-        )
-    # No pool: a connection kept would leak into forked runs, and each use is one transaction.
-    return sa.create_engine(parsed, poolclass=NullPool, **options)
-
-
-def prepare(engine: sa.Engine) -> sa.Engine:
-    """Make SQLite wait for other writers and lock before it reads what it will write."""
-    if engine.dialect.name == "sqlite" and not event.contains(engine, "begin", _begin_sqlite):
-        event.listen(engine, "connect", _connect_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
-    return engine
-
-
-def shown(url: sa.URL) -> str:
-    """The URL without its password and options."""
-    return url.set(query={}).render_as_string(hide_password=True)
-
-
-@contextmanager
-def transaction(engine: sa.Engine, *, writes: bool) -> Iterator[sa.Connection]:
-    """One transaction; committed at the end, rolled back by any error. Raises UnavailableError."""
-    with answering(engine), engine.execution_options(**{_WRITES: writes}).begin() as connection:
-        yield connection
-
-
-@contextmanager
-def answering(engine: sa.Engine) -> Iterator[None]:
-    """Raise failures of the database as UnavailableError, without its secrets."""
-    try:
-        yield
-    except (exc.OperationalError, exc.InterfaceError, exc.ProgrammingError) as error:
-        raise _unavailable(engine, error.orig) from None
-
-
-def use_wal(engine: sa.Engine) -> None:
-    """Let SQLite's readers and writer work side by side; the file keeps this mode. Idempotent."""
-    for _ in range(WAL_ATTEMPTS):
-        if _switched_to_wal(engine):
-            return
-        # The switch never waits for other processes; a transaction does.
-        with transaction(engine, writes=True):
-            pass
-    raise UnavailableError(
-        f"{_role(engine).name} {shown(engine.url)}: other processes keep the file locked; "
-        "try again."
-    )
-
-
-def _switched_to_wal(engine: sa.Engine) -> bool:
-    with engine.connect() as connection:
-        cursor = connection.connection.cursor()
-        try:
-            cursor.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error):
-                raise _unavailable(engine, error) from None
-            return False
-        finally:
-            cursor.close()
-    return True
-
-
-def _parse(url: str | sa.URL, role: Role) -> sa.URL:
-    try:
-        parsed = sa.make_url(url)
-        driver = DRIVERS[parsed.drivername.partition("+")[0]]
-    except (exc.ArgumentError, ValueError):  # the latter for a port that is no number
-        raise ConfigError(
-            f"{role.setting} is not a database URL; give sqlite:///file or "
-            "postgresql://user:password@host/database."
-        ) from None
-    except KeyError:
-        raise ConfigError(
-            f"{role.setting} {shown(parsed)}: the {role.name} needs sqlite or postgresql."
-        ) from None
-    if driver == "sqlite" and parsed.database in {None, "", ":memory:"}:
-        raise ConfigError(f"{role.setting} names no file; give sqlite:///file.")
-    return parsed.set(drivername=driver)
-
-
-def _unavailable(engine: sa.Engine, error: BaseException | None) -> UnavailableError:
-    reason, role = _without_secrets(str(error).strip(), engine.url), _role(engine)
-    return UnavailableError(
-        f"{role.name} {shown(engine.url)}: {reason}. Check {role.setting} and that the database "
-        "is up and set up."
-    )
-
-
-def _role(engine: sa.Engine) -> Role:
-    role: Role = engine.get_execution_options().get(_ROLE, LOG)
-    return role
-
-
-def _without_secrets(text: str, url: sa.URL) -> str:
-    secrets = [url.password, url.query.get("password")]
-    for secret in secrets:
-        text = text.replace(str(secret), "***") if secret else text
-    return text
-
-
-def _connect_sqlite(connection: Any, _record: Any) -> None:
-    # The driver would begin transactions itself, but too late; _begin_sqlite does it.
-    connection.isolation_level = None
-    connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
-    # The log says what was written where: it must survive a power cut.
-    connection.execute("PRAGMA synchronous = FULL")
-
-
-def _begin_sqlite(connection: sa.Connection) -> None:
-    writes = connection.get_execution_options().get(_WRITES, True)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    return sql_transactions.engine.open_engine(parsed, role, kept=kept)

@@ -7,13 +7,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.sql.given import given
 from iscp_dagster.joblog.sql.statements import COLUMNS, KEY, LIVE, key_columns
 from iscp_dagster.joblog.sql.tables import ISCP_LOG
 from iscp_dagster.model.batch import Phase, Range
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
+from sql_transactions.given import given
 
 _FLUSHED = "iscp_flushed"
 _SINCE = sa.column("since", sa.BigInteger)

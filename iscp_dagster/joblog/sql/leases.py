@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.sql.given import insert_into
 from iscp_dagster.joblog.sql.statements import COLUMNS, IS_ACTIVE, LIVE, lock, portions
 from iscp_dagster.joblog.sql.tables import ISCP_LEASES, Seconds
 from iscp_dagster.model.jobs import Job
+from sql_transactions.given import insert_into
 
 LEASES = ISCP_LEASES.c
 Now = sa.ColumnElement[float]

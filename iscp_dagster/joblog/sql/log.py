@@ -10,7 +10,6 @@ from operator import itemgetter
 from typing import TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.schema import CreateIndex, CreateTable
 
 from iscp_dagster.joblog import lifecycle
 from iscp_dagster.joblog.history import Bookmark, Entry, Usage, entry
@@ -27,15 +26,7 @@ from iscp_dagster.joblog.leases import DEFAULT_LEASES, Leases
 from iscp_dagster.joblog.protocol import Interrupted, Touched
 from iscp_dagster.joblog.sharing import check_alone, joined
 from iscp_dagster.joblog.sql import active, leases
-from iscp_dagster.joblog.sql.engine import (
-    ENSURE_LOCK,
-    answering,
-    open_engine,
-    prepare,
-    shown,
-    transaction,
-    use_wal,
-)
+from iscp_dagster.joblog.sql.engine import ENSURE_LOCK, LOG, open_engine
 from iscp_dagster.joblog.sql.flush import flush
 from iscp_dagster.joblog.sql.past import history, prune, tenants_of_runs, touched, usage
 from iscp_dagster.joblog.sql.standing import (
@@ -70,6 +61,8 @@ from iscp_dagster.model.jobs import Job, JobID, JobKey, NewJob
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
+from sql_transactions.engine import answering, prepare, shown, transaction
+from sql_transactions.tables import ensure_tables, find_missing_column
 
 Step = TypeVar("Step", bound="Done | Failed")
 Outcomes = TypeVar("Outcomes")
@@ -96,7 +89,7 @@ class SqlLog:
         leases: Leases = DEFAULT_LEASES,
         lease_clock: Callable[[], float] | None = None,
     ) -> None:
-        self.engine = prepare(at if isinstance(at, sa.Engine) else open_engine(at))
+        self.engine = prepare(at if isinstance(at, sa.Engine) else open_engine(at), LOG)
         self.leases = leases
         self._clock = clock
         self._new_id = new_id
@@ -124,22 +117,14 @@ class SqlLog:
             yield connection
 
     def ensure(self) -> None:
-        with self._transaction(writes=False) as connection:
-            there = set(sa.inspect(connection).get_table_names())
-            for table in METADATA.sorted_tables:
-                if table.name in there:
-                    self._check_columns(connection, table)
-        if there.issuperset(METADATA.tables):
-            return
-        if self.engine.dialect.name == "sqlite":
-            use_wal(self.engine)
-        with self._transaction(writes=True) as connection:
-            if self.engine.dialect.name == "postgresql":
-                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(ENSURE_LOCK)))
-            for table in METADATA.sorted_tables:
-                connection.execute(CreateTable(table, if_not_exists=True))
-                for index in sorted(table.indexes, key=lambda index: str(index.name)):
-                    connection.execute(CreateIndex(index, if_not_exists=True))
+        if missing := find_missing_column(self.engine, METADATA):
+            table, column = missing
+            raise SetupError(
+                f"ISCP log {shown(self.engine.url)} was made by another version of iscp_dagster: "
+                f"its table {table} has no column {column}. Start with a fresh one; the indexes "
+                "are rebuilt."
+            )
+        ensure_tables(self.engine, METADATA, lock=ENSURE_LOCK)
 
     def fill(self, jobs: Iterable[Job], standing: Mapping[JobID, JobSpec]) -> None:
         """Insert jobs of another log as they are into this empty one, without their history."""
@@ -566,16 +551,6 @@ class SqlLog:
 
     def _now(self) -> leases.Now:
         return leases.NOW if self._lease_clock is None else sa.literal(self._lease_clock())
-
-    def _check_columns(self, connection: sa.Connection, table: sa.Table) -> None:
-        found = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
-        missing = sorted({column.name for column in table.columns} - found)
-        if missing:
-            raise SetupError(
-                f"ISCP log {shown(self.engine.url)} was made by another version of iscp_dagster: "
-                f"its table {table.name} has no column {missing[0]}. Start with a fresh one; the "
-                "indexes are rebuilt."
-            )
 
     def _register(
         self,

@@ -8,9 +8,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.sql.engine import transaction
 from iscp_dagster.joblog.sql.statements import COLUMNS, LIVE, portions
 from iscp_dagster.model.jobs import JobID
+from sql_transactions.engine import transaction
 
 _CHOSEN = (COLUMNS.table_id, COLUMNS.tenant, COLUMNS.watermark_version, COLUMNS.job_id)
 

@@ -6,10 +6,10 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.sql.given import insert_into
 from iscp_dagster.joblog.sql.tables import ISCP_STANDING
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import JobSpec
+from sql_transactions.given import insert_into
 
 STANDING = ISCP_STANDING.c
 

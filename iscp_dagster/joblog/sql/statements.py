@@ -9,12 +9,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from iscp_dagster.joblog.history import Entry
-from iscp_dagster.joblog.sql.given import given, insert_into
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, ISCP_LOG_EVENTS, entry_to_row, from_row, to_row
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.model.states import ACTIVE
+from sql_transactions.given import given, insert_into
 
 EntryOf = Callable[[Job | None, Job], Entry | None]
 """Gives the history's entry for the change from one row to another."""

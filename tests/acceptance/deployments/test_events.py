@@ -26,9 +26,9 @@ from tables import Table
 from test_kills import halted
 from tradeflow import QUIET, Key, Sent, Told, Trades
 
+from durable_invocations import Context, Service, service_app
+from durable_invocations.client.client import Client
 from idempotent_receiver import Newest
-from iscp_dagster.invocations import Context, Service, service_app
-from iscp_dagster.invocations.client.client import Client
 from iscp_dagster.local.services import credentials
 from iscp_dagster.local.services.settings import GRAPHQL, INVOCATIONS
 from iscp_dagster.model.states import Event

@@ -24,8 +24,8 @@ from insertgate import insert_gate
 from stackfixture import PARTS, assert_nothing_left, assert_runs, wait_for
 from tables import Table, rows
 
+from durable_invocations import Context, Service, service_app
 from iscp_dagster.demo.dagster_api import LOCATION, REPOSITORY
-from iscp_dagster.invocations import Context, Service, service_app
 from iscp_dagster.local.spark.server import default_cores
 from iscp_dagster.location.names import RUNNER, TABLE_TAG, TENANT_TAG, clickhouse_pool
 from iscp_dagster.model.batch import Phase

@@ -30,11 +30,12 @@ from dagster._core.remote_origin import (
     RemoteRepositoryOrigin,
 )
 from dagster._grpc.impl import get_external_sensor_execution
-from events import NOON, event
+from events import event
 from shipping import ANYWAY
 from stackfixture import clean_environment
 from tables import COLUMNS, FEED, NUMBERS, Table, deployment_at, rows
 from ticks import RUNNER, Ticks
+from watches import NOON
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.local.services.settings import repository

@@ -10,7 +10,7 @@ from cutting import DOWN, UP, wired
 from faults import JOURNEY, once_after_ack
 from ourruntime import running
 
-from iscp_dagster.joblog.sql.engine import open_engine
+from durable_invocations.runtime.sql.database import open_database
 
 CUTS = 16
 BYTES = {1: {UP: 2_500, DOWN: 1_200}, 2: {UP: 600, DOWN: 700}}
@@ -22,7 +22,7 @@ BYTES = {1: {UP: 2_500, DOWN: 1_200}, 2: {UP: 600, DOWN: 700}}
 def test_a_journey_ends_the_same_wherever_its_wire_is_cut(
     request, tmp_path, record_property, served_by, http
 ):
-    engine = open_engine(f"sqlite:///{tmp_path}/log.db", kept=True)
+    engine = open_database(f"sqlite:///{tmp_path}/log.db", kept=True)
     chance, effects = Random(http), {}
 
     async def scene():

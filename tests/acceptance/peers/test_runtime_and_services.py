@@ -12,8 +12,8 @@ from ourruntime import running
 from scenarios import SCENARIOS, promise_kept, until
 from sdkvenv import sdk_python
 
-from iscp_dagster.invocations import Context, Service, service_app
-from iscp_dagster.joblog.sql.engine import open_engine
+from durable_invocations import Context, Service, service_app
+from durable_invocations.runtime.sql.database import open_database
 
 MUCH = 2_000_000
 MODES = {1: "REQUEST_RESPONSE", 2: "BIDI_STREAM"}
@@ -23,7 +23,7 @@ WAYS = pytest.mark.parametrize("http", MODES, ids=["exchange", "duplex"])
 
 @pytest.fixture
 def engine(tmp_path):
-    made = open_engine(f"sqlite:///{tmp_path}/log.db", kept=True)
+    made = open_database(f"sqlite:///{tmp_path}/log.db", kept=True)
     yield made
     made.dispose()
 

@@ -14,7 +14,7 @@ from sdkvenv import sdk_python
 from served import served
 from soaking import soak_seconds
 
-from iscp_dagster.joblog.sql.engine import open_engine
+from durable_invocations.runtime.sql.database import open_database
 
 SECONDS = soak_seconds(120)
 AT_ONCE = 6
@@ -34,7 +34,7 @@ def mortal_sdk(tmp_path):
 def test_journeys_of_restate_sdk_end_once_while_it_is_killed(
     mortal_sdk, tmp_path, http, record_property
 ):
-    engine = open_engine(f"sqlite:///{tmp_path}/log.db", kept=True)
+    engine = open_database(f"sqlite:///{tmp_path}/log.db", kept=True)
     chance, done, kills, journeys = Random(http), Counter(), 0, 0
 
     async def one(caller, number):

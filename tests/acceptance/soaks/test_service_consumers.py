@@ -30,8 +30,8 @@ from soaking import soak_seconds
 from stackfixture import Stack, copied_project, running_stack, wait_for
 from tables import FEED, Table
 
+from durable_invocations.client.client import Client
 from iscp_dagster.api.environment import deployment_of
-from iscp_dagster.invocations.client.client import Client
 from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, INVOCATIONS, SPARK
 from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.model.states import Event, JobState

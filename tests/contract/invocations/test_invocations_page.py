@@ -23,16 +23,16 @@ from asgiservers import uvicorn_of
 from places import DOCS, ROOT
 from runtimeserver import runtime_of
 
+from durable_invocations.client.client import Client
+from durable_invocations.ingress import refusals, tokens
+from durable_invocations.ingress.admin import CHANGES
+from durable_invocations.ingress.invoking import Bounds
+from durable_invocations.runtime.owners import SILENT_SECONDS
+from durable_invocations.runtime.retries import RetryPolicy
+from durable_invocations.runtime.sql import work
+from durable_invocations.runtime.sql.store import RETENTION
+from durable_invocations.runtime.store.views import Status
 from iscp_dagster.cli.main import COMMANDS, load
-from iscp_dagster.invocations.client.client import Client
-from iscp_dagster.invocations.ingress import refusals, tokens
-from iscp_dagster.invocations.ingress.admin import CHANGES
-from iscp_dagster.invocations.ingress.invoking import Bounds
-from iscp_dagster.invocations.runtime.owners import SILENT_SECONDS
-from iscp_dagster.invocations.runtime.retries import RetryPolicy
-from iscp_dagster.invocations.runtime.sql import work
-from iscp_dagster.invocations.runtime.sql.store import RETENTION
-from iscp_dagster.invocations.runtime.store.views import Status
 
 PAGE = (DOCS / "invocations.md").read_text(encoding="utf-8")
 SHELL = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -15,15 +14,7 @@ import pytest
 from liveruntime import IMPATIENT, running
 from places import DOCS
 
-from iscp_dagster.invocations import (
-    Client,
-    Context,
-    InvocationFailedError,
-    Service,
-    service_app,
-    testing,
-)
-from iscp_dagster.model.errors import UnavailableError, WaitError
+from durable_invocations import InvocationFailedError, service_app
 
 PAGE = (DOCS / "services.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r'^```python title="(.+?)"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL))
@@ -131,78 +122,3 @@ def test_the_pages_test_of_a_handler_passes(monkeypatch):
     test = {}
     exec(EXAMPLES["test_greeter.py"], test)
     test["test_ada_is_greeted"]()
-
-
-def test_a_handler_that_fails_in_a_test_is_paused_and_nothing_is_left(
-    caplog, monkeypatch, tmp_path
-):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    broken, tried = Service("Broken"), []
-
-    @broken.handler
-    async def work(_ctx: Context) -> None:
-        tried.append(1)
-        raise OSError("it is broken")
-
-    with testing.running(broken, attempts=2) as client:
-        (folder,) = tmp_path.iterdir()
-        sent = client.send("Broken", "work")
-        wait_until(lambda: client.invocation(sent.id)["status"] == "paused")
-        with pytest.raises(WaitError, match=r"has not ended in 0\.1 s"):
-            client.attach(sent.id, seconds=0.1)
-    assert (len(tried), folder.exists()) == (2, False)
-    assert "OSError: it is broken" in caplog.text
-    with pytest.raises(UnavailableError):
-        Client(client.url).health()
-
-
-@pytest.mark.parametrize("attempts", [1, 10_000])
-def test_what_fails_or_is_paused_ends_when_it_is_canceled(tmp_path, attempts):
-    failing = Service("Failing")
-
-    @failing.handler
-    async def always(ctx: Context) -> None:
-        raise OSError("the disk is full")
-
-    with running(tmp_path, replace(IMPATIENT, attempts=attempts)) as runtime:
-        runtime.client.register(runtime.serve(service_app(failing)))
-        sent = runtime.client.send("Failing", "always")
-        deadline = time.monotonic() + SECONDS
-        wanted = "paused" if attempts == 1 else "backing off"
-        while runtime.client.invocation(sent.id)["status"] != wanted:
-            assert time.monotonic() < deadline
-        assert runtime.client.cancel(sent.id) is True
-        with pytest.raises(InvocationFailedError, match="canceled") as caught:
-            runtime.client.attach(sent.id, seconds=SECONDS)
-        assert caught.value.status == 409
-        assert runtime.client.resume(sent.id) is False
-
-
-def test_what_is_in_finally_is_executed_at_each_end_of_an_attempt_but_no_step_as_it_waits():
-    """A step in it is one of the journal, though, if the attempt failed."""
-    tidy, entered = Service("Tidy"), []
-
-    @tidy.handler
-    async def work(ctx: Context, fails: bool) -> None:
-        try:
-            await ctx.sleep(0.05)
-            if fails:
-                raise OSError
-        finally:
-            entered.append(1)
-            await ctx.run("tidy", entered.append, 2)
-
-    with testing.running(tidy, attempts=1) as client:
-        client.call("Tidy", "work", False, seconds=SECONDS)
-        assert (entered.count(1) > 1, entered.count(2)) == (True, 1)
-        sent = client.send("Tidy", "work", True)
-        wait_until(lambda: client.invocation(sent.id)["status"] == "paused")
-        kinds = [each["type"] for each in client.invocation(sent.id)["journal"]]
-    assert kinds == ["Input", "Sleep", "Run"]
-
-
-def wait_until(seen):
-    ended = time.monotonic() + SECONDS
-    while not seen():
-        assert time.monotonic() < ended
-        time.sleep(0.01)

@@ -14,7 +14,6 @@ from logs import LAYOUT, T0, add, at, complete, key, moment, name, over, span, s
 from iscp_dagster.joblog import lifecycle
 from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.joblog.sql import statements
-from iscp_dagster.joblog.sql.engine import transaction
 from iscp_dagster.joblog.sql.flush import flush
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -23,6 +22,7 @@ from iscp_dagster.model.errors import (
     FenceError,
     UnavailableError,
 )
+from sql_transactions.engine import transaction
 
 # --- the flush, while others write
 

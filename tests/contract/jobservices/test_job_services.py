@@ -15,11 +15,11 @@ from onetable import commit, finish, in_memory, orders
 from places import DOCS
 from stackfixture import wait_for
 
+from durable_invocations import service_app
+from durable_invocations.client.errors import InvocationFailedError
+from durable_invocations.runtime.retries import RetryPolicy
 from iscp_dagster import Mirror
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.invocations import service_app
-from iscp_dagster.invocations.client.errors import InvocationFailedError
-from iscp_dagster.invocations.runtime.retries import RetryPolicy
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.jobservices import arguments
 from iscp_dagster.jobservices.services import index_object, iscp_service

@@ -17,7 +17,7 @@ from invokingrun import table_at
 from liveruntime import running
 from places import ROOT
 
-from iscp_dagster.invocations import Context, Service, TerminalError, service_app
+from durable_invocations import Context, Service, TerminalError, service_app
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.io_manager import shown
 from iscp_dagster.sync.iteration.outcomes import Delivery

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import httpx
@@ -11,8 +12,7 @@ from invoked import retriever_of
 from liveruntime import running
 from scriptedservice import Scripted
 
-from iscp_dagster import ServiceConsumer, SourceTable
-from iscp_dagster.invocations import (
+from durable_invocations import (
     Context,
     Service,
     TerminalError,
@@ -20,10 +20,11 @@ from iscp_dagster.invocations import (
     Workflow,
     service_app,
 )
-from iscp_dagster.invocations.client.errors import InvocationFailedError
+from iscp_dagster import ServiceConsumer, SourceTable
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.serviceconsumers import invoking
 from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
+from iscp_dagster.serviceconsumers.errors import InvocationFailedError
 from iscp_dagster.serviceconsumers.runtime import RuntimeServices, runtime_at
 from iscp_dagster.serviceconsumers.services import InvocationGoingError
 
@@ -132,7 +133,8 @@ def test_a_terminal_failure_is_permanent_until_a_repair_tries_it_anew(live, endp
     assert not retriever.refused
     assert isinstance(error, InvocationFailedError)
     assert "failed: 422 no such account. Correct the handler" in str(error)
-    assert error.invocation in str(error)
+    assert re.search(r"invocation inv_1\w+ of Trades", str(error))
+    assert error.permanent
     assert sorted(DONE) == [("acme", 0), ("acme", 1), ("acme", 2)]
     STATE["fails"] = ""
     again = retriever_of(CHANGES, ["acme", "globex"])

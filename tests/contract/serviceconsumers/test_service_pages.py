@@ -11,8 +11,8 @@ from places import DOCS
 from stackfixture import wait_for
 from tables import Table, deployment_at
 
+from durable_invocations import InvocationFailedError, service_app, testing
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.invocations import InvocationFailedError, service_app, testing
 from iscp_dagster.jobservices.services import index_object, iscp_service
 from iscp_dagster.jobservices.steps import Steps
 from iscp_dagster.model.declared.together.attach import Declared

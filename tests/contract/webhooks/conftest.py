@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from events import Watch
+from watches import Watch
 
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.joblog.sql.tables import METADATA

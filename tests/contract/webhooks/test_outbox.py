@@ -7,13 +7,14 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from events import NOON, event
+from events import event
+from watches import NOON
 
-from iscp_dagster.joblog.sql.engine import transaction
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.webhooks.answers import Answer, Change, Health, Outcome, Verdict
 from iscp_dagster.webhooks.history import Chosen
 from iscp_dagster.webhooks.recording import EndpointState, Result
+from sql_transactions.engine import transaction
 
 DELIVERED = Outcome(verdict=Verdict.DELIVERED)
 DEAD = Outcome(verdict=Verdict.DEAD)

@@ -6,8 +6,9 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
-from events import NOON, event
+from events import event
 from test_outbox import DEAD, DELIVERED, again, claimed, end, put
+from watches import NOON
 
 from iscp_dagster import Changes, Endpoint, SourceTable, Trigger
 from iscp_dagster.joblog.sql.log import SqlLog

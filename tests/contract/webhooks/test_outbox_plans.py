@@ -6,10 +6,11 @@ import sqlalchemy as sa
 from events import event
 
 from iscp_dagster.events.ids import IdScheme
-from iscp_dagster.joblog.sql.engine import open_engine, transaction
+from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.webhooks.answers import Answer, Outcome, Verdict
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.recording import Result
+from sql_transactions.engine import transaction
 
 
 def test_no_statement_of_a_sender_or_a_trigger_goes_through_the_outbox(tmp_path):

@@ -6,10 +6,10 @@ import pytest
 import sqlalchemy as sa
 from events import event
 
-from iscp_dagster.joblog.sql.engine import transaction
 from iscp_dagster.webhooks import putting
 from iscp_dagster.webhooks.pending import OutboxFullError
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, State
+from sql_transactions.engine import transaction
 
 
 def put(outbox, *events, **bounds):

@@ -14,10 +14,11 @@ from events import event
 from receiver import receiving, reply, until
 from standardwebhooks.webhooks import Webhook
 
-from iscp_dagster.joblog.sql.engine import open_engine, transaction
+from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.clock import utc_now
 from iscp_dagster.webhooks.history import Chosen
 from iscp_dagster.webhooks.outbox import Outbox
+from sql_transactions.engine import transaction
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 DECLARED = """

@@ -13,9 +13,10 @@ from collections import Counter
 import pytest
 from events import event
 
-from iscp_dagster.joblog.sql.engine import open_engine, transaction
+from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.webhooks.outbox import Outbox
+from sql_transactions.engine import transaction
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 DECLARED = """

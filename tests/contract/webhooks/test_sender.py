@@ -14,12 +14,12 @@ from receiver import receiving, reply, until
 
 from iscp_dagster import Endpoint
 from iscp_dagster.events.ids import IdScheme
-from iscp_dagster.joblog.sql.engine import transaction
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.sending.posting import Poster
 from iscp_dagster.webhooks.sending.resolving import Resolver
 from iscp_dagster.webhooks.sending.sender import Pace, Sender
+from sql_transactions.engine import transaction
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 QUICK = Pace(look=0.01, record=0.002, lease=30.0, beat=0.05, away=0.02)

@@ -14,10 +14,11 @@ from receiver import receiving, reply, until
 from standardwebhooks.webhooks import Webhook
 
 from iscp_dagster import Endpoint
-from iscp_dagster.joblog.sql.engine import open_engine, transaction
+from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.service import SenderService, beside, is_gone, machine, ping
+from sql_transactions.engine import transaction
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 

@@ -20,16 +20,16 @@ from gates import Gates
 from hypercorn.config import Config
 from ourservices import note
 
-from iscp_dagster.invocations import Context, Service, VirtualObject, service_app
-from iscp_dagster.invocations.ingress.app import Settings as IngressSettings
-from iscp_dagster.invocations.ingress.app import create_app
-from iscp_dagster.invocations.runtime.retries import RetryPolicy
-from iscp_dagster.invocations.runtime.runtime import Runtime
-from iscp_dagster.invocations.runtime.settings import Settings
-from iscp_dagster.invocations.runtime.sql.store import SqlStore
-from iscp_dagster.invocations.runtime.store.operations import Commit, Operation
-from iscp_dagster.invocations.runtime.timers import SteadyClock
-from iscp_dagster.joblog.sql.engine import open_engine
+from durable_invocations import Context, Service, VirtualObject, service_app
+from durable_invocations.ingress.app import Settings as IngressSettings
+from durable_invocations.ingress.app import create_app
+from durable_invocations.runtime.retries import RetryPolicy
+from durable_invocations.runtime.runtime import Runtime
+from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.sql.database import open_database
+from durable_invocations.runtime.sql.store import SqlStore
+from durable_invocations.runtime.store.operations import Commit, Operation
+from durable_invocations.runtime.timers import SteadyClock
 from iscp_dagster.local.stack.ports import free_port
 
 START_SECONDS = 120.0
@@ -39,8 +39,8 @@ OWNER = "rt_"
 TIMES = {"beat": 0.1, "poll": 0.05, "silent": SILENT_SECONDS}
 PRELOADED = [
     *("hypercorn.asyncio", "uvicorn", "psycopg", "sqlalchemy.dialects.postgresql.psycopg"),
-    *("iscp_dagster.invocations.runtime.runtime", "iscp_dagster.invocations.runtime.sql.store"),
-    *("iscp_dagster.invocations.serving.app", "iscp_dagster.invocations.ingress.app"),
+    *("durable_invocations.runtime.runtime", "durable_invocations.runtime.sql.store"),
+    *("durable_invocations.serving.app", "durable_invocations.ingress.app"),
 ]
 """What a new process need not import; the fork server finds no module of the tests."""
 trips, tally = Service("Trips"), VirtualObject("Tally")
@@ -123,7 +123,7 @@ def run_runtime(port: int, log: Path, database: str, folder: Path) -> None:
     """The whole life of a runtime's process."""
     _tell_to(log)
     clock = SteadyClock(wall=PutBack(folder / "clock").seconds)
-    engine = open_engine(database, kept=True)
+    engine = open_database(database, kept=True)
     owner = f"{OWNER}{os.getpid()}"
     store = GatedStore(engine, owner=owner, clock=clock.utc, lead=clock.lead)
     store.gates = Gates(folder)

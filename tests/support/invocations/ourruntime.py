@@ -12,12 +12,12 @@ import httpx
 from plans import FailedError
 from sqlalchemy import Engine
 
-from iscp_dagster.invocations.ingress.app import Settings as IngressSettings
-from iscp_dagster.invocations.ingress.app import create_app
-from iscp_dagster.invocations.runtime.retries import RetryPolicy
-from iscp_dagster.invocations.runtime.runtime import Runtime
-from iscp_dagster.invocations.runtime.settings import Settings
-from iscp_dagster.invocations.runtime.sql.store import SqlStore
+from durable_invocations.ingress.app import Settings as IngressSettings
+from durable_invocations.ingress.app import create_app
+from durable_invocations.runtime.retries import RetryPolicy
+from durable_invocations.runtime.runtime import Runtime
+from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.sql.store import SqlStore
 
 QUICK = RetryPolicy(initial=0.01, cap=0.1, attempts=None)
 

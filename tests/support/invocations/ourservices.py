@@ -7,7 +7,7 @@ import gc
 from pathlib import Path
 from typing import Any
 
-from iscp_dagster.invocations import (
+from durable_invocations import (
     Context,
     KeyedRequest,
     RunRetry,
@@ -17,7 +17,7 @@ from iscp_dagster.invocations import (
     Workflow,
     service_app,
 )
-from iscp_dagster.invocations.serving.stream import Stream
+from durable_invocations.serving.stream import Stream
 
 steps, counter, signup = Service("Steps"), VirtualObject("Counter"), Workflow("Signup")
 newer = Service("Newer")
@@ -266,7 +266,7 @@ async def left(_: Context) -> dict[str, int]:
     gc.collect()
     streams = sum(isinstance(each, Stream) for each in gc.get_objects())
     codes = [each.get_coro().cr_code.co_filename for each in asyncio.all_tasks()]
-    return {"streams": streams, "tasks": sum("iscp_dagster" in code for code in codes)}
+    return {"streams": streams, "tasks": sum("durable_invocations" in code for code in codes)}
 
 
 @newer.handler

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
+
+from watches import NOON
 
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.webhooks.pending import PendingEvent
-
-NOON = datetime(2025, 6, 18, 12, tzinfo=timezone.utc)
 
 
 def event(number, *, key=None, to=("alerts",), trigger="alarm", tenant="acme", type_="MATCH"):
@@ -25,16 +25,3 @@ def event(number, *, key=None, to=("alerts",), trigger="alarm", tenant="acme", t
         body=json.dumps({"event_id": f"{trigger}-{number}", "text": "Füße \0"}).encode(),
         endpoints=tuple(to),
     )
-
-
-class Watch:
-    """A clock that only a test moves, in seconds after noon."""
-
-    def __init__(self, seconds=0.0):
-        self.now = NOON + timedelta(seconds=seconds)
-
-    def __call__(self):
-        return self.now
-
-    def move(self, seconds):
-        self.now += timedelta(seconds=seconds)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from iscp_dagster.invocations import Context, Service, service_app
+from durable_invocations import Context, Service, service_app
 
 REST_SECONDS = 0.05
 Row = tuple[str, int]

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 from commands import found, printed, run_command
-from events import NOON, Watch, event
+from events import event
+from watches import NOON, Watch
 
 from iscp_dagster.api.outbox import Deliveries
 from iscp_dagster.cli import main as cli

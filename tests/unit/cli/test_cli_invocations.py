@@ -11,24 +11,24 @@ from byhand import SERVICES, URL, ByHand
 from commands import found, printed, run_command
 from starlette.testclient import TestClient
 
-from iscp_dagster.invocations.client.client import Client
-from iscp_dagster.invocations.ingress.app import Settings, create_app
-from iscp_dagster.invocations.protocol import ids
-from iscp_dagster.invocations.protocol.awakeables import awakeable_id
-from iscp_dagster.invocations.protocol.failures import ErrorReport, Failure
-from iscp_dagster.invocations.protocol.pb import protocol_pb2 as pb
-from iscp_dagster.invocations.runtime.retries import RetryPolicy
-from iscp_dagster.invocations.runtime.sql.store import SqlStore
-from iscp_dagster.invocations.runtime.store.deployments import Deployment
-from iscp_dagster.invocations.runtime.store.operations import Fail, Register, Resume, Submit
-from iscp_dagster.joblog.sql.engine import open_engine
+from durable_invocations.client.client import Client
+from durable_invocations.ingress.app import Settings, create_app
+from durable_invocations.protocol import ids
+from durable_invocations.protocol.awakeables import awakeable_id
+from durable_invocations.protocol.failures import ErrorReport, Failure
+from durable_invocations.protocol.pb import protocol_pb2 as pb
+from durable_invocations.runtime.retries import RetryPolicy
+from durable_invocations.runtime.sql.database import open_database
+from durable_invocations.runtime.sql.store import SqlStore
+from durable_invocations.runtime.store.deployments import Deployment
+from durable_invocations.runtime.store.operations import Fail, Register, Resume, Submit
 from iscp_dagster.jobservices import server
 from iscp_dagster.model.variables import HOME, INVOCATIONS_URL, LOG_URL
 
 
 @pytest.fixture
 def hand(tmp_path):
-    store = SqlStore(open_engine(f"sqlite:///{tmp_path}/log.sqlite"))
+    store = SqlStore(open_database(f"sqlite:///{tmp_path}/log.sqlite"))
     store.ensure()
     store.do(Register(deployment=Deployment(id="dp_1", url=URL), services=SERVICES))
     yield ByHand(store)
@@ -54,10 +54,8 @@ def iscp(hand, tmp_path, capsys, monkeypatch):
                 answer.status_code, content=answer.content, headers=answer.headers
             )
 
-        def reached(environ):
-            return Client(environ[INVOCATIONS_URL], transport=httpx.MockTransport(carried))
-
-        monkeypatch.setattr(Client, "of", reached)
+        reached = partial(Client, transport=httpx.MockTransport(carried))
+        monkeypatch.setattr("iscp_dagster.api.invocations.Client", reached)
         yield partial(run_command, capsys, monkeypatch, "invocations")
 
 

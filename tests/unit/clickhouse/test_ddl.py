@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
+from growth import SLACK, time_growth
 from places import GOLDEN
-from processors import SLACK, time_growth
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.barrier import Barrier

@@ -60,9 +60,10 @@ def test_it_imports_nothing_of_the_project_nor_do_its_tests(package):
 
 
 def requirements_among_ours(package):
-    names = {
-        re.match(r"[\w.-]+", each)[0] for each in read_project(package).get("dependencies", ())
-    }
+    project = read_project(package)
+    extras = project.get("optional-dependencies", {}).values()
+    asked = [*project.get("dependencies", ()), *(each for extra in extras for each in extra)]
+    names = {re.match(r"[\w.-]+", each)[0] for each in asked} - {package.name}
     return names & {other.name for other in PACKAGES}
 
 

@@ -27,7 +27,6 @@ ROOMS = (
         "clickhouse",
         "joblog",
         "webhooks",
-        "invocations",
         "eventtriggers",
         "serviceconsumers",
         "batches",
@@ -68,9 +67,6 @@ PURE = (
     *(f"clickhouse.kinds.{name}" for name in ("changes", "kind", "mirror", "text", "vector")),
     *(f"serve.live.{name}" for name in ("cursor", "errors", "positions", "transport.protocol")),
     *("clickhouse.tables.staging", "clickhouse.write.tokens"),
-    *("invocations.protocol.*", "invocations.journal.*"),
-    *(f"invocations.runtime.{name}" for name in ("owners", "retries", "timers", "waiting")),
-    *("invocations.runtime.driving.opening", "invocations.runtime.store.*"),
     *(f"serviceconsumers.{name}" for name in ("chunks", "invoking", "services", "sorting")),
     *("webhooks.answers", "webhooks.sending.addresses", "webhooks.sending.signing"),
 )

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from graphql import print_schema
-from processors import SLACK, time_growth
+from growth import SLACK, time_growth
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint

@@ -14,10 +14,6 @@ from logs import T0
 from onetable import Clock
 
 from iscp_dagster import ServiceConsumer, SourceTable
-from iscp_dagster.invocations.client.errors import (
-    InvocationFailedError,
-    InvocationRefusedError,
-)
 from iscp_dagster.joblog import lifecycle
 from iscp_dagster.location.assets.metadata import told_metadata
 from iscp_dagster.model.consumers.protocol import together
@@ -25,6 +21,10 @@ from iscp_dagster.model.errors import ConfigError, FenceError, SchemaError, Unav
 from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.planning.declared import job_spec, name_of
 from iscp_dagster.serviceconsumers.consumer import TENANTS, InvokingConsumer
+from iscp_dagster.serviceconsumers.errors import (
+    InvocationFailedError,
+    InvocationRefusedError,
+)
 from iscp_dagster.serviceconsumers.services import InvocationGoingError
 from iscp_dagster.sync.executors.retriever import Worker
 from iscp_dagster.sync.writing.scan import ScanError, _lost

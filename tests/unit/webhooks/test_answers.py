@@ -6,10 +6,10 @@ import time
 from datetime import timedelta
 
 import pytest
-from events import NOON
 from hypothesis import given
 from hypothesis import strategies as st
 from places import GOLDEN
+from watches import NOON
 
 from iscp_dagster.webhooks.answers import Answer, Health, Rules, Verdict, outcome, seconds_asked
 

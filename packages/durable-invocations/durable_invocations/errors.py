@@ -1,0 +1,30 @@
+"""The one tree of errors. A message names the culprit, its value and the remedy."""
+
+from __future__ import annotations
+
+
+class DurableError(Exception):
+    """The root of every error that this package raises.
+
+    `code` names the kind in answers and logs; below 10,000 another attempt may succeed.
+    """
+
+    code = 10_000
+
+
+class ConfigError(DurableError):
+    """A setting, an address, an id or a declaration is wrong; nothing was started or written."""
+
+    code = 10_100
+
+
+class UnavailableError(DurableError):
+    """The database, the runtime or a service does not answer; try again."""
+
+    code = 1_100
+
+
+class WaitError(DurableError):
+    """An invocation has not ended in time; waiting again may help."""
+
+    code = 1_600

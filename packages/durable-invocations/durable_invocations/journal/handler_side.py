@@ -1,0 +1,62 @@
+"""The handler's side of an attempt: replaying, processing, closed.
+
+`step` is a pure function from events to events. Whoever drives it keeps the recorded entries and
+the results, and gives each event the recorded entry that belongs to it, so that a state stays small
+however long the journal is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from durable_invocations.journal.handler_events import (
+    Awaited,
+    Begun,
+    Failed,
+    Finished,
+    InEvent,
+    InputClosed,
+    Issued,
+    Received,
+    Returned,
+)
+from durable_invocations.journal.handler_state import Attempt, Phase, Step, failed
+from durable_invocations.journal.handler_steps import (
+    awaited,
+    begun,
+    broke,
+    finished,
+    issued,
+    returned,
+)
+from durable_invocations.journal.handler_stream import input_closed, received
+from durable_invocations.protocol.failures import ErrorReport, ProtocolError
+
+_STEPS: Mapping[type, Callable[[Attempt, Any], Step]] = MappingProxyType(
+    {
+        Received: received,
+        InputClosed: input_closed,
+        Issued: issued,
+        Begun: begun,
+        Finished: finished,
+        Awaited: awaited,
+        Returned: returned,
+        Failed: broke,
+    }
+)
+
+
+def step(state: Attempt, event: InEvent) -> Step:
+    """What follows from an event.
+
+    A breach of the protocol, or a journal that does not match, closes the attempt with an error.
+    Once it is closed nothing follows.
+    """
+    if state.phase is Phase.CLOSED:
+        return state, ()
+    try:
+        return _STEPS[type(event)](state, event)
+    except ProtocolError as error:
+        return failed(state, ErrorReport.of(error, state.issued))

@@ -1,0 +1,32 @@
+"""What the attempts of a runtime share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from durable_invocations.runtime.http.client import HttpClient
+from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.store.operations import Operation
+from durable_invocations.runtime.timers import Clock
+
+T = TypeVar("T")
+
+
+class Put(Protocol):
+    """Queues an operation behind those that were put before."""
+
+    def __call__(self, operation: Operation[T]) -> asyncio.Future[T]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """What attempts share."""
+
+    client: HttpClient
+    put: Put
+    settings: Settings
+    clock: Clock
+    monotonic: Callable[[], float]

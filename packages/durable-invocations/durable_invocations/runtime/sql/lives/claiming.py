@@ -1,0 +1,232 @@
+"""Claims: which runtime drives an invocation, and what it needs to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from durable_invocations.protocol.failures import RunAttempts
+from durable_invocations.runtime.sql.packing import deployment, frame, reported
+from durable_invocations.runtime.sql.tables import (
+    DEPLOYMENTS,
+    INVOCATION_NEWS_TABLE,
+    INVOCATIONS,
+    INVOCATIONS_TABLE,
+    IS_READY,
+    IS_RUNNING,
+    JOURNAL,
+    NEWS,
+    RUNTIMES,
+    RUNTIMES_TABLE,
+    SERVICE_DEPLOYMENTS_TABLE,
+    SERVICE_STATE_TABLE,
+    SERVICES,
+    SERVICES_TABLE,
+    STATE,
+)
+from durable_invocations.runtime.sql.work import Work
+from durable_invocations.runtime.store.deployments import Deployment
+from durable_invocations.runtime.store.operations import Beat, Claim, Recover, Release
+from durable_invocations.runtime.store.outcomes import Claimed
+from durable_invocations.runtime.store.views import Status
+from sql_transactions.given import insert_into
+
+MOST_EAGER = 4_096
+"""Names of a state that are taken along."""
+StateOf = tuple[tuple[tuple[bytes, bytes], ...], bool]
+"""Names and values, and whether there are more."""
+
+_CHOSEN = sa.func.coalesce(INVOCATIONS.deployment_id, SERVICES.deployment_id)
+_READY = (
+    sa.select(
+        *(INVOCATIONS[name] for name in ("number", "id", "service", "handler", "key")),
+        *(INVOCATIONS[name] for name in ("fence", "retries", "known", "error")),
+        DEPLOYMENTS.id.label("through"),
+    )
+    .outerjoin(SERVICES_TABLE, SERVICES.name == INVOCATIONS.service)
+    .join(SERVICE_DEPLOYMENTS_TABLE, DEPLOYMENTS.id == _CHOSEN)
+    .where(IS_READY, DEPLOYMENTS.id.not_in(sa.bindparam("without", expanding=True)))
+    .order_by(INVOCATIONS.number)
+    .limit(sa.bindparam("most"))
+)
+_TAKE = (
+    sa.update(INVOCATIONS_TABLE)
+    .where(INVOCATIONS.number == sa.bindparam("taken"))
+    .values(
+        status=int(Status.RUNNING),
+        owner=sa.bindparam("by"),
+        fence=INVOCATIONS.fence + 1,
+        attempts=INVOCATIONS.attempts + 1,
+        deployment_id=sa.bindparam("through"),
+        known=sa.bindparam("length"),
+        retries=sa.bindparam("failed"),
+        next_at=None,
+        changed=sa.bindparam("now"),
+    )
+)
+_DEPLOYMENTS = sa.select(SERVICE_DEPLOYMENTS_TABLE).where(
+    DEPLOYMENTS.id.in_(sa.bindparam("ids", expanding=True))
+)
+_ENTRIES = (
+    sa.select(*(JOURNAL[name] for name in ("invocation", "code", "flags", "body", "result")))
+    .add_columns(JOURNAL.created)
+    .where(JOURNAL.invocation.in_(sa.bindparam("numbers", expanding=True)))
+    .order_by(JOURNAL.invocation, JOURNAL.idx)
+)
+_AT = (STATE.service == sa.bindparam("of"), STATE.key == sa.bindparam("at"))
+_SIZE = sa.func.length(STATE.name) + sa.func.length(STATE.value)
+_FIRST = (
+    sa.select(STATE.name, _SIZE.label("size"))
+    .where(*_AT)
+    .order_by(STATE.name)
+    .limit(MOST_EAGER + 1)
+    .subquery()
+)
+_SIZED = sa.select(
+    _FIRST, sa.func.sum(_FIRST.c.size).over(order_by=_FIRST.c.name).label("total")
+).subquery()
+_FITS = _SIZED.c.total <= sa.bindparam("bound")
+# Values are read of what is taken along, and not of the rest, which may be large.
+_STATE = (
+    sa.select(_SIZED.c.name, sa.case((_FITS, STATE.value)).label("value"))
+    .join(SERVICE_STATE_TABLE, sa.and_(*_AT, STATE.name == _SIZED.c.name))
+    .where(_SIZED.c.total - _SIZED.c.size <= sa.bindparam("bound"))
+    .order_by(_SIZED.c.name)
+)
+
+
+def claim(work: Work, asked: Claim) -> tuple[Claimed, ...]:
+    """See the operation."""
+    chosen = {"most": asked.most, "without": sorted(asked.without)}
+    rows = work.connection.execute(_READY, chosen).all()
+    if len(rows) < asked.most and not asked.without:
+        # All that this transaction made ready is taken.
+        work.ready = False
+    if not rows:
+        return ()
+    journals = _journals(work, [row.number for row in rows])
+    failed = {row.number: _failed(row, len(journals[row.number])) for row in rows}
+    _know(work, asked.owner)
+    taken = [
+        {"taken": row.number, "by": asked.owner, "through": row.through, "now": work.now}
+        | {"length": len(journals[row.number]), "failed": failed[row.number]}
+        for row in rows
+    ]
+    work.connection.execute(_TAKE, taken)
+    ids = sorted({row.through for row in rows})
+    served = {
+        row.id: deployment(row) for row in work.connection.execute(_DEPLOYMENTS, {"ids": ids})
+    }
+    return tuple(
+        _claimed(
+            row,
+            served[row.through],
+            journals[row.number],
+            _state(work, row, asked.eager_bytes),
+            failed[row.number],
+        )
+        for row in rows
+    )
+
+
+def is_claimable(connection: sa.Connection) -> bool:
+    """Whether there is something that a claim would take."""
+    return connection.execute(_READY, {"most": 1, "without": []}).first() is not None
+
+
+def release(work: Work, asked: Release) -> int:
+    """See the operation."""
+    driven = sa.select(*(INVOCATIONS[name] for name in ("number", "id", "fence")))
+    rows = work.connection.execute(driven.where(IS_RUNNING, INVOCATIONS.owner == asked.owner))
+    held = set(asked.held)
+    return _free(work, [row.number for row in rows if (row.id, row.fence) not in held])
+
+
+def beat(work: Work, asked: Beat) -> int:
+    """See the operation."""
+    row = {"owner": asked.owner, "beat": 1}
+    insert = insert_into(work.connection.dialect, RUNTIMES_TABLE).values(row)
+    more = insert.on_conflict_do_update(
+        index_elements=[RUNTIMES.owner], set_={"beat": RUNTIMES.beat + 1}
+    )
+    return int(work.connection.scalar(more.returning(RUNTIMES.beat)) or 0)
+
+
+def recover(work: Work, asked: Recover) -> int:
+    """See the operation."""
+    freed = 0
+    for owner, seen in asked.beats:
+        still = (RUNTIMES.owner == owner, RUNTIMES.beat == seen)
+        if work.connection.execute(sa.delete(RUNTIMES_TABLE).where(*still)).rowcount:
+            work.connection.execute(sa.delete(INVOCATION_NEWS_TABLE).where(NEWS.owner == owner))
+            freed += release(work, Release(owner=owner))
+    return freed
+
+
+def _know(work: Work, owner: str) -> None:
+    """Have others see that the runtime drives something, also one that they took for dead."""
+    insert = insert_into(work.connection.dialect, RUNTIMES_TABLE)
+    row = {"owner": owner, "beat": 0}
+    work.connection.execute(insert.on_conflict_do_nothing().values(row))
+
+
+def _free(work: Work, numbers: Sequence[int]) -> int:
+    if numbers:
+        freed = (
+            sa.update(INVOCATIONS_TABLE)
+            .where(INVOCATIONS.number == sa.bindparam("freed"))
+            .values(status=int(Status.READY), owner=None, changed=work.now)
+        )
+        work.connection.execute(freed, [{"freed": number} for number in numbers])
+        work.ready = True
+    return len(numbers)
+
+
+def _journals(work: Work, numbers: Collection[int]) -> dict[int, list[sa.Row[Any]]]:
+    found: dict[int, list[sa.Row[Any]]] = defaultdict(list)
+    for row in work.connection.execute(_ENTRIES, {"numbers": list(numbers)}):
+        found[row.invocation].append(row)
+    return found
+
+
+def _state(work: Work, row: Any, bound: int) -> StateOf:
+    if not row.key:
+        return (), False
+    of = {"of": row.service, "at": row.key, "bound": bound}
+    pairs = work.connection.execute(_STATE, of).all()
+    fitting = tuple((each.name, each.value) for each in pairs if each.value is not None)
+    return fitting[:MOST_EAGER], len(fitting[:MOST_EAGER]) < len(pairs)
+
+
+def _failed(row: Any, length: int) -> int:
+    """How many attempts failed since the last entry was stored, by whichever attempt."""
+    return 0 if length > row.known else int(row.retries)
+
+
+def _claimed(
+    row: Any, served: Deployment, journal: Sequence[sa.Row[Any]], state: StateOf, failed: int
+) -> Claimed:
+    return Claimed(
+        id=row.id,
+        fence=row.fence + 1,
+        service=row.service,
+        handler=row.handler,
+        key=row.key,
+        deployment=served,
+        journal=tuple(frame(each) for each in journal),
+        state=state[0],
+        partial_state=state[1],
+        retries=failed,
+        stored_at=journal[-1].created,
+        run_attempts=_run_attempts(row.error, len(journal)),
+    )
+
+
+def _run_attempts(error: str | None, length: int) -> tuple[RunAttempts, ...]:
+    """The failed executions of Runs that are not in the journal of that length."""
+    told = reported(error)
+    runs = told.run_attempts if told else None
+    return tuple(each for each in runs or () if each.index >= length)

@@ -1,0 +1,60 @@
+"""The end of invocations: who waits for them goes on, and the next of their keys begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from durable_invocations.protocol.results import Result
+from durable_invocations.runtime.sql.lives import inbox
+from durable_invocations.runtime.sql.lives.completing import complete_waiting
+from durable_invocations.runtime.sql.packing import fields
+from durable_invocations.runtime.sql.tables import (
+    EARLY,
+    EARLY_RESULTS_TABLE,
+    INVOCATIONS,
+    INVOCATIONS_TABLE,
+    TIMERS,
+    TIMERS_TABLE,
+    Role,
+)
+from durable_invocations.runtime.sql.work import Work
+from durable_invocations.runtime.store.views import Status
+
+_END = (
+    sa.update(INVOCATIONS_TABLE)
+    .where(INVOCATIONS.number == sa.bindparam("ending"))
+    .values(
+        status=int(Status.COMPLETED),
+        result=sa.bindparam("the_result"),
+        ended=sa.bindparam("now"),
+        changed=sa.bindparam("now"),
+        keep_until=sa.bindparam("until"),
+        owner=None,
+        waits=None,
+        next_at=None,
+        canceled=False,
+    )
+)
+_NUMBERS: sa.BindParameter[Any] = sa.bindparam("numbers", expanding=True)
+_TIMERS = sa.delete(TIMERS_TABLE).where(TIMERS.invocation.in_(_NUMBERS))
+_EARLY = sa.delete(EARLY_RESULTS_TABLE).where(EARLY.invocation.in_(_NUMBERS))
+
+
+def end(work: Work, ends: Sequence[tuple[sa.Row[Any], Result]]) -> None:
+    """End invocations that have not ended, each once, with their results."""
+    if not ends:
+        return
+    times = {"now": work.now, "until": work.now + work.retention}
+    rows = [{"ending": head.number, "the_result": fields(result)} | times for head, result in ends]
+    work.connection.execute(_END, rows)
+    numbers = {"numbers": [head.number for head, _ in ends]}
+    work.connection.execute(_TIMERS, numbers)
+    work.connection.execute(_EARLY, numbers)
+    held = [head for head, _ in ends if head.role == Role.EXCLUSIVE]
+    inbox.leave(work, [(head.number, (head.service, head.key)) for head in held])
+    results = {head.id: result for head, result in ends}
+    work.ended |= results
+    complete_waiting(work, results)

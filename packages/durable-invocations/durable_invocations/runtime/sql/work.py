@@ -1,0 +1,120 @@
+"""One transaction of the store: its connection, its time, and what it changed for others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from durable_invocations.protocol.results import Result
+from durable_invocations.runtime.sql.tables import (
+    INVOCATIONS,
+    INVOCATIONS_TABLE,
+    JOURNAL,
+    JOURNAL_TABLE,
+)
+from durable_invocations.runtime.store.deployments import Service
+from durable_invocations.runtime.store.outcomes import Changes, News, Refused
+from durable_invocations.runtime.store.views import Status
+
+LOCK = 0x15C9_117
+"""The PostgreSQL advisory lock that writers of these tables take; an arbitrary constant."""
+IDLE = "30s"
+"""A writer that was stopped in a transaction loses it after that on PostgreSQL."""
+LONGEST = 1_000
+"""Bytes of a key, or of a state's or a promise's name; PostgreSQL's indexes take no long ones."""
+MOST_MILLIS = 2**63 - 1
+"""The latest time that is kept."""
+CONFLICT, NOT_FOUND, BAD, VIOLATION = 409, 404, 400, 571
+
+_LENGTH = (
+    sa.select(sa.func.coalesce(sa.func.max(JOURNAL.idx) + 1, 0))
+    .select_from(JOURNAL_TABLE)
+    .where(JOURNAL.invocation == INVOCATIONS.number)
+    .correlate(INVOCATIONS_TABLE)
+    .scalar_subquery()
+)
+_HEAD = sa.select(
+    *(INVOCATIONS[name] for name in ("number", "id", "service", "handler", "key", "role")),
+    *(INVOCATIONS[name] for name in ("status", "owner", "fence", "canceled", "parent", "waits")),
+    *(INVOCATIONS[name] for name in ("deployment_id", "known", "retries")),
+)
+_BY_ID = _HEAD.add_columns(_LENGTH.label("length")).where(
+    INVOCATIONS.id.in_(sa.bindparam("ids", expanding=True))
+)
+_BY_NUMBER = _HEAD.where(INVOCATIONS.number.in_(sa.bindparam("numbers", expanding=True)))
+_LOCKED = sa.select(
+    sa.func.pg_advisory_xact_lock(LOCK),
+    sa.func.set_config("idle_in_transaction_session_timeout", IDLE, sa.true()),
+)
+
+
+@dataclass(kw_only=True)
+class Work:
+    """Mutable: the operations of a transaction add what they change."""
+
+    connection: sa.Connection
+    now: int
+    owner: str
+    retention: int
+    """How long ended invocations are kept, in milliseconds."""
+    lead: int = 0
+    """By how much `now` is ahead of the machine's clock, in milliseconds."""
+    ready: bool = False
+    next_at: int | None = None
+    ended: dict[str, Result] = field(default_factory=dict)
+    news: list[News] = field(default_factory=list)
+    services: dict[str, Service | None] = field(default_factory=dict)
+    """Those that were read in this transaction."""
+
+    def moment(self, told: int) -> int:
+        """When it is that moment of the machine's clock, as handlers and requests tell times."""
+        return min(told + self.lead, MOST_MILLIS)
+
+    def due(self, at: int) -> None:
+        """Something is to be done at that time."""
+        self.next_at = at if self.next_at is None else min(self.next_at, at)
+
+    def changes(self) -> Changes:
+        return Changes(
+            ready=self.ready, next_at=self.next_at, ended=self.ended, news=tuple(self.news)
+        )
+
+    def heads(self, ids: Iterable[str]) -> dict[str, sa.Row[Any]]:
+        """The invocations of these ids, by id, without what is large."""
+        chosen = list(dict.fromkeys(ids))
+        rows = self.connection.execute(_BY_ID, {"ids": chosen})
+        return {row.id: row for row in rows}
+
+    def head(self, id_: str) -> sa.Row[Any] | None:
+        return self.heads([id_]).get(id_)
+
+    def numbered(self, numbers: Collection[int]) -> dict[int, sa.Row[Any]]:
+        """The invocations of these numbers; without the length of their journals."""
+        rows = self.connection.execute(_BY_NUMBER, {"numbers": list(numbers)})
+        return {row.number: row for row in rows}
+
+
+def lock(connection: sa.Connection) -> None:
+    """Have one writer at a time; on SQLite there is only one."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(_LOCKED)
+
+
+def unknown(id_: str) -> Refused:
+    return Refused(code=NOT_FOUND, message=f"There is no invocation {id_!r}.")
+
+
+FENCED = Refused(
+    code=CONFLICT,
+    message="This runtime does not drive the invocation any more; it was claimed by another one, "
+    "ended or paused.",
+    fenced=True,
+)
+
+
+def fenced(head: sa.Row[Any] | None, fence: int) -> bool:
+    """Whether the caller lost the invocation."""
+    return head is None or head.status != Status.RUNNING or head.fence != fence

@@ -1,0 +1,41 @@
+"""How a handler's attempt ends other than by a result."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from durable_invocations.errors import DurableError
+
+
+class TerminalError(DurableError):
+    """Ends the invocation with a failure; it is not tried again.
+
+    Whoever called the handler gets the same `status` (as HTTP's, 500 unless given) and message.
+    Raised also by what a handler awaits: a call that failed, a rejected awakeable, a cancellation
+    (status 409).
+    """
+
+    code = 10_670
+
+    def __init__(self, message: str, status: int = 500) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class RetryableError(DurableError):
+    """Fails the attempt; the runtime tries again after `delay`, or by its own policy.
+
+    A number is one of seconds.
+    """
+
+    code = 1_970
+
+    def __init__(self, message: str, delay: float | timedelta | None = None) -> None:
+        super().__init__(message)
+        self.delay = delay
+
+
+class ContextError(DurableError):
+    """A handler uses its context as it must not; the attempt fails, and a fix is deployed."""
+
+    code = 10_680

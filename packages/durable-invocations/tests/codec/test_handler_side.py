@@ -1,0 +1,297 @@
+"""A handler's steps and the runtime's frames, and what follows for the handler."""
+
+from __future__ import annotations
+
+import pytest
+
+from durable_invocations.journal import handler_side
+from durable_invocations.journal.handler_events import (
+    Acknowledged,
+    Awaited,
+    Begun,
+    Close,
+    Ending,
+    Execute,
+    Failed,
+    Finished,
+    InputClosed,
+    Issued,
+    Ready,
+    Received,
+    Recorded,
+    Resolve,
+    Returned,
+    Send,
+    Started,
+)
+from durable_invocations.journal.handler_state import Attempt, Phase
+from durable_invocations.protocol import kinds
+from durable_invocations.protocol.failures import ErrorReport, Failure
+from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.protocol.pb import protocol_pb2 as pb
+from durable_invocations.protocol.results import EMPTY, Value, completion
+
+INPUT = frame(pb.InputEntryMessage(value=b"in"))
+OUTPUT = frame(pb.OutputEntryMessage(value=b"out"))
+SLEEP = frame(pb.SleepEntryMessage(wake_up_time=7))
+SLEPT = frame(pb.SleepEntryMessage(wake_up_time=7, empty=pb.Empty()))
+GET = frame(pb.GetStateEntryMessage(key=b"k", value=b"v"))
+AWAKEABLE = frame(pb.AwakeableEntryMessage())
+RUN = frame(pb.RunEntryMessage(name="charge"))
+RAN = frame(pb.RunEntryMessage(name="charge", value=b"1"), requires_ack=True)
+SET = frame(pb.SetStateEntryMessage(key=b"k", value=b"v"))
+END = frame(pb.EndMessage())
+ENDED = [Send(frame=END), Close(ending=Ending.ENDED)]
+
+
+class Side:
+    """The handler's side after the replay of a journal, whose entries it gives to each step."""
+
+    def __init__(self, *journal, version=3):
+        self.journal = [INPUT, *journal]
+        self.state, self.out = Attempt(version=version), []
+        start = pb.StartMessage(known_entries=len(self.journal))
+        self.do(*(Received(frame=each) for each in (frame(start), *self.journal)))
+        assert self.out.pop() == Ready()
+        self.out.clear()
+        self.do(self.issued(INPUT))
+
+    def issued(self, entry, kind=Issued):
+        index = self.state.issued
+        recorded = self.journal[index] if index < len(self.journal) else None
+        return kind(entry=entry, recorded=recorded, where="orders.py, line 12")
+
+    def do(self, *events):
+        """Return what follows; an entry stands for Issued, a core message for Received."""
+        begin = len(self.out)
+        for event in events:
+            named = event
+            if isinstance(event, Frame):
+                named = self.issued(event) if event.kind.entry else Received(frame=event)
+            self.state, more = handler_side.step(self.state, named)
+            self.out += more
+        return self.out[begin:]
+
+    def begin(self):
+        return self.do(self.issued(RUN, Begun))
+
+    def fails(self, *events):
+        *_, sent, closed = self.do(*events)
+        assert sent.frame.code == kinds.ERROR.code
+        assert closed.ending is Ending.FAILED
+        assert ErrorReport.read(sent.frame.message()) == closed.report
+        assert self.do(*events, OUTPUT, Returned(), InputClosed()) == []
+        return closed.report
+
+
+def suspension(*indexes):
+    sent = Send(frame=frame(pb.SuspensionMessage(entry_indexes=indexes)))
+    return [sent, Close(ending=Ending.SUSPENDED)]
+
+
+def waits(*indexes):
+    return Awaited(indexes=frozenset(indexes))
+
+
+def ack(index):
+    return frame(pb.EntryAckMessage(entry_index=index))
+
+
+def test_a_first_attempt_from_start_to_end():
+    start = pb.StartMessage(id=b"i", known_entries=1)
+    side, out = Attempt(), []
+    for event in (
+        *(Received(frame=frame(start)), Received(frame=INPUT), InputClosed()),
+        *(Issued(entry=INPUT, recorded=INPUT), Issued(entry=SET), Issued(entry=OUTPUT)),
+        Returned(),
+    ):
+        side, more = handler_side.step(side, event)
+        out += more
+    began = [Started(message=start), Recorded(index=0, entry=INPUT), Ready()]
+    assert out == [*began, Send(frame=SET), Send(frame=OUTPUT), *ENDED]
+    assert side.phase is Phase.CLOSED
+
+
+def test_recorded_entries_are_not_sent_again_and_their_results_are_told():
+    side = Side(RAN, SLEPT, AWAKEABLE, SET)
+    assert side.state.phase is Phase.REPLAYING
+    assert side.begin() == [Resolve(index=1, result=Value(value=b"1"))]
+    assert side.do(SLEEP) == [Resolve(index=2, result=EMPTY)]
+    assert side.do(AWAKEABLE) == []
+    assert side.state.phase is Phase.REPLAYING
+    assert side.do(SET) == []
+    assert side.state.phase is Phase.PROCESSING
+    assert side.do(OUTPUT) == [Send(frame=OUTPUT)]
+
+
+def test_a_completion_may_come_before_the_handler_issues_its_entry():
+    side = Side(SLEPT, AWAKEABLE)
+    told = Resolve(index=2, result=Value(value=b"x"))
+    assert side.do(completion(2, told.result)) == [told]
+    assert side.do(SLEEP, AWAKEABLE) == [Resolve(index=1, result=EMPTY)]
+    assert side.do(OUTPUT, Returned()) == [Send(frame=OUTPUT), *ENDED]
+
+
+def test_an_entry_with_a_result_at_its_creation_is_resolved_at_once():
+    assert Side().do(GET) == [Send(frame=GET), Resolve(index=1, result=Value(value=b"v"))]
+
+
+def test_a_run_is_executed_sent_and_acknowledged():
+    side = Side()
+    assert side.begin() == [Execute(index=1)]
+    assert side.do(Finished(index=1, entry=RAN)) == [Send(frame=RAN)]
+    assert side.do(ack(1), ack(1)) == [Acknowledged(index=1)]
+
+
+def test_an_ack_of_an_entry_is_one_of_those_before_it():
+    side = Side()
+    side.begin()
+    side.begin()
+    side.do(Finished(index=1, entry=RAN), Finished(index=2, entry=RAN), waits(1))
+    assert side.do(ack(2)) == [Acknowledged(index=1), Acknowledged(index=2)]
+    assert side.do(InputClosed()) == []
+
+
+def test_what_is_issued_during_a_run_is_sent_after_it():
+    side = Side()
+    assert side.begin() == [Execute(index=1)]
+    assert side.begin() == [Execute(index=2)]
+    assert side.do(SLEEP, GET) == [Resolve(index=4, result=Value(value=b"v"))]
+    assert side.do(Finished(index=2, entry=RAN)) == []
+    sent = [RAN, RAN, SLEEP, GET]
+    assert side.do(Finished(index=1, entry=RAN)) == [Send(frame=each) for each in sent]
+    assert side.do(OUTPUT, Returned()) == [Send(frame=OUTPUT), *ENDED]
+
+
+def test_a_handler_that_returns_during_a_run_ends_after_it():
+    side = Side()
+    side.begin()
+    assert side.do(OUTPUT, Returned()) == []
+    out = side.do(Finished(index=1, entry=RAN))
+    assert out == [Send(frame=RAN), Send(frame=OUTPUT), *ENDED]
+
+
+def test_a_handler_suspends_when_the_input_is_closed_and_it_waits():
+    assert Side(SLEEP).do(SLEEP, waits(1)) == []
+    assert Side(SLEEP).do(SLEEP, waits(1), InputClosed()) == suspension(1)
+    assert Side().do(InputClosed(), SLEEP, AWAKEABLE, waits(2, 1))[2:] == suspension(1, 2)
+
+
+def test_a_handler_suspends_on_a_run_that_is_not_acknowledged():
+    side = Side()
+    side.do(InputClosed())
+    side.begin()
+    assert side.do(waits(1)) == []
+    assert side.do(Finished(index=1, entry=RAN)) == [Send(frame=RAN), *suspension(1)]
+
+
+def test_a_handler_does_not_suspend_while_it_can_go_on():
+    side = Side(SLEEP, AWAKEABLE)
+    assert side.do(SLEEP, AWAKEABLE, waits(1, 2), completion(2, Value(value=b""))) != []
+    assert side.do(InputClosed()) == []
+    assert side.do(waits(1, 2)) == []
+    assert side.do(waits(1)) == suspension(1)
+    side = Side(SLEEP)
+    side.do(SLEEP, waits(1), waits())
+    assert side.do(InputClosed()) == []
+    side.begin()
+    assert side.do(waits(1)) == []
+
+
+def test_a_failure_is_reported_and_its_delay_is_not_told_to_version_1():
+    report = ErrorReport(message="later", retry_after=5, index=1, name="charge", kind=0x0C05)
+    assert Side().fails(Failed(report=report)) == report
+    *_, sent, _ = Side(version=1).do(Failed(report=report))
+    assert not sent.frame.message().HasField("next_retry_delay")
+
+
+def test_the_first_result_of_an_entry_stands():
+    side = Side(AWAKEABLE)
+    (first,) = side.do(AWAKEABLE, completion(1, Failure(code=500, message="no")))
+    assert first == Resolve(index=1, result=Failure(code=500, message="no"))
+    assert side.do(completion(1, Value(value=b"late"))) == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (frame(pb.CompletionMessage(entry_index=1)), "no result"),
+        (completion(1, Value(value=b"x")), "entry 1 with value"),
+        (completion(2, EMPTY), "entry 2 with empty"),
+        (completion(0, EMPTY), "entry 0"),
+        (completion(0, Value(value=b"")), "entry 0"),
+        (completion(0, Failure(code=500, message="")), "entry 0"),
+        (completion(3, EMPTY), "entry 3"),
+        (completion(2**32 - 1, EMPTY), "entry 4294967295"),
+        (ack(3), "entry 3, of 3"),
+        (ack(2**32 - 1), "entry 4294967295"),
+        (Received(frame=SET), "after the replay"),
+        (frame(pb.StartMessage(known_entries=1)), "after the replay"),
+        (suspension(1)[0].frame, "after the replay"),
+        (END, "after the replay"),
+        (Frame(code=kinds.COMPLETION.code, body=b"\xff"), "cannot be parsed"),
+    ],
+    ids=str,
+)
+def test_what_a_runtime_may_not_send_after_the_replay(sent, said):
+    report = Side(SLEEP, AWAKEABLE).fails(sent)
+    assert said in report.message
+    assert report.code == 571
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        ([], "0 of unknown many entries"),
+        ([INPUT], "begins with Input"),
+        ([ack(0)], "begins with EntryAck"),
+        ([frame(pb.StartMessage())], "no entries"),
+        ([frame(pb.StartMessage(known_entries=2)), INPUT], "1 of 2 entries"),
+        ([frame(pb.StartMessage(known_entries=2)), SET], "as entry 0"),
+        ([frame(pb.StartMessage(known_entries=2)), INPUT, INPUT], "as entry 1"),
+        ([frame(pb.StartMessage(known_entries=2)), INPUT, completion(0, EMPTY)], "as entry 1"),
+        *(
+            ([frame(pb.StartMessage(known_entries=2)), INPUT, Frame(code=0xFC00, body=body)], said)
+            for body, said in ((b"\x72\x00", "uses the field 14"), (b"\xff", "no protobuf"))
+        ),
+    ],
+    ids=str,
+)
+def test_what_a_runtime_may_not_send_before_the_replay_is_whole(sent, said):
+    state, out = Attempt(), []
+    for event in (*(Received(frame=each) for each in sent), InputClosed()):
+        state, more = handler_side.step(state, event)
+        out += more
+    assert out[-1].report.code == 571
+    assert said in out[-1].report.message
+
+
+def test_a_step_that_is_not_the_recorded_one_is_a_mismatch():
+    report = Side(SET).fails(SLEEP)
+    assert (report.code, report.index, report.kind) == (570, 1, kinds.SET_STATE.code)
+    assert "Entry 1 of the journal is SetState key='k'" in report.message
+    assert "issues Sleep at orders.py, line 12" in report.message
+    side = Side(RAN)
+    assert side.fails(SET).name == "charge"
+    side = Side(SET)
+    assert "but the handler ends" in side.fails(Returned(recorded=SET)).message
+
+
+def test_a_replayed_run_needs_a_result():
+    side = Side(RUN)
+    assert "Run without a result" in side.fails(side.issued(RUN, Begun)).message
+
+
+@pytest.mark.parametrize("index", [0, 1, 2, 3])
+def test_only_a_run_that_was_begun_gets_a_result_and_only_one(index):
+    side = Side(RAN)
+    side.begin()
+    side.begin()
+    assert side.do(Finished(index=2, entry=RAN)) == [Send(frame=RAN)]
+    assert "no Run that waits" in side.fails(Finished(index=index, entry=RAN)).message
+
+
+def test_what_the_runtimes_version_lacks_is_refused_to_the_handler():
+    cancel = frame(pb.CancelInvocationEntryMessage(invocation_id="inv_1x"))
+    assert "version 3" in Side(version=2).fails(cancel).message
+    assert Side().do(cancel) == [Send(frame=cancel)]

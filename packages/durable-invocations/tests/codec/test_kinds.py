@@ -1,0 +1,103 @@
+"""The table of types is that of protocol.proto, and so is the code made of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from durable_invocations.protocol import kinds
+from durable_invocations.protocol.failures import ProtocolError
+from durable_invocations.protocol.kinds import KINDS, OF_MESSAGE, kind_of
+from durable_invocations.protocol.pb import custom_pb2, protocol_pb2
+from durable_invocations.protocol.results import variants
+
+PB = Path(__file__).parents[2] / "durable_invocations" / "protocol" / "pb"
+PROTO = (PB / "protocol.proto").read_text()
+COMMENTED = re.findall(
+    r"(?://\s*Completable: (\w+)\n// Fallible: (\w+)\n)?"
+    r"// Type: (0x\w+) \+ (\w)\n((?://.*\n)*)message (\w+) \{",
+    PROTO,
+)
+NAMESPACES = {
+    "Start Completion Suspension Error EntryAck End": 0,
+    "Input Output": 1,
+    "GetState SetState ClearState ClearAllState GetStateKeys GetPromise PeekPromise"
+    " CompletePromise": 2,
+    "Sleep Call OneWayCall Awakeable CompleteAwakeable Run CancelInvocation GetCallInvocationId"
+    " AttachInvocation GetInvocationOutput": 3,
+}
+
+
+def test_the_types_are_those_of_the_schema():
+    said = {
+        int(base, 16) + int(more, 16): (name, completable == "Yes", fallible == "Yes")
+        for completable, fallible, base, more, _, name in COMMENTED
+    }
+    assert said == {
+        each.code: (each.message.DESCRIPTOR.name, each.completable, each.fallible)
+        for each in KINDS.values()
+    }
+    assert {each.code for each in KINDS.values() if not each.entry} == set(range(6))
+
+
+def test_the_first_six_bits_of_a_type_are_its_namespace():
+    held = {
+        name: {each.code >> 10 for each in KINDS.values() if each.name in name.split()}
+        for name in NAMESPACES
+    }
+    assert held == {name: {number} for name, number in NAMESPACES.items()}
+    assert sum(len(name.split()) for name in NAMESPACES) == len(KINDS)
+    assert {code >> 10 for code in (0xFC00, 0xFFFF)} == {63}
+
+
+def test_the_last_entries_came_with_version_3():
+    assert [each.code for each in KINDS.values() if each.since == 3] == [*range(0x0C06, 0x0C0A)]
+    assert {each.since for each in KINDS.values()} == {1, 3}
+
+
+def test_only_completable_entries_get_results_and_all_have_a_name():
+    for each in KINDS.values():
+        fields = each.message.DESCRIPTOR.fields_by_name
+        if each.entry:
+            assert fields["name"].number == 12
+        if each.completable:
+            assert variants(each) <= {"empty", "value", "failure"}
+            assert "failure" in variants(each)
+            numbers = {"empty": 13, "value": 14, "failure": 15}
+            assert all(fields[name].number == numbers[name] for name in variants(each))
+
+
+@pytest.mark.parametrize("file", ["protocol", "custom"])
+def test_the_generated_code_has_the_fields_of_the_schema(file):
+    text = re.sub(r"//.*", "", (PB / f"{file}.proto").read_text())
+    module = {"protocol": protocol_pb2, "custom": custom_pb2}[file]
+    held = {(name, number) for message in messages(module) for name, number in message}
+    said = re.findall(r"^\s*(?:repeated |optional )?[\w.]+ (\w+) = (\d+);", text, re.MULTILINE)
+    assert held == {(name, int(number)) for name, number in said}
+
+
+def messages(module):
+    found = list(module.DESCRIPTOR.message_types_by_name.values())
+    for each in found:
+        found += each.nested_types
+        yield [(field.name, field.number) for field in each.fields]
+
+
+def test_the_schema_comes_with_its_licence():
+    assert "MIT License" in (PB / "LICENSE").read_text()
+    assert "Restate endpoint manifest" in (PB / "endpoint_manifest_schema.json").read_text()
+
+
+def test_a_type_is_known_custom_or_refused():
+    assert kind_of(0x0801) is kinds.SET_STATE
+    assert OF_MESSAGE["dev.restate.service.protocol.SetStateEntryMessage"] is kinds.SET_STATE
+    for code in (0xFC00, 0xFC02, 0xFFFF):
+        assert (kind_of(code).custom, kind_of(code).entry) == (True, True)
+        assert not kind_of(code).completable
+        assert not kind_of(code).fallible
+    for code in (0x0006, 0x0402, 0x0805, 0x0C0A, 0xFBFF, 0x1_0000, -1):
+        with pytest.raises(ProtocolError, match="unknown"):
+            kind_of(code)
+    assert str(kinds.RUN) == "Run (0x0C05)"

@@ -1,0 +1,76 @@
+"""Content types name versions of the protocol and of manifests."""
+
+from __future__ import annotations
+
+import pytest
+
+from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.pb import protocol_pb2 as pb
+from durable_invocations.protocol.versions import (
+    LOWEST,
+    NEWEST,
+    content_type,
+    manifest_type,
+    needed,
+    negotiated,
+    version_of,
+)
+
+V1, V2 = manifest_type(1), manifest_type(2)
+
+
+def test_the_versions_are_those_of_the_schema():
+    assert (LOWEST, NEWEST) == (pb.V1, pb.V3)
+    assert sorted(pb.ServiceProtocolVersion.values()) == [0, *range(LOWEST, NEWEST + 1)]
+
+
+def test_a_content_type_names_the_version_of_the_protocol():
+    assert content_type(1) == "application/vnd.restate.invocation.v1"
+    assert [version_of(content_type(version)) for version in range(6)] == [
+        None,
+        1,
+        2,
+        3,
+        None,
+        None,
+    ]
+    assert version_of("Application/vnd.restate.invocation.v2; charset=x") == 2
+    for header in (None, "", "application/json", "application/vnd.restate.invocation.v03", "v1"):
+        assert version_of(header) is None
+
+
+@pytest.mark.parametrize(
+    ("accept", "version"),
+    [
+        (f"{V2}, {V1}", 2),
+        (f"{V1}, {V2}", 2),
+        (f"{V1}, {V2};q=0.5", 1),
+        (f"{V2};q=0, {V1}", 1),
+        (V1, 1),
+        (f"{manifest_type(3)}, {V1}", 1),
+        (f"{manifest_type(3)}, {V2}", 2),
+        (manifest_type(3), None),
+        ("application/json", None),
+        (f"{V1};q=0", None),
+        ("*/*", 1),
+        ("text/html, */*;q=0.8", 1),
+        ("*/*;q=0", None),
+        ("", 1),
+        (None, 1),
+        (V1.upper(), 1),
+    ],
+)
+def test_the_manifest_is_one_that_the_runtime_accepts(accept, version):
+    assert negotiated(accept) == version
+
+
+def test_the_content_type_of_a_manifest_names_its_version():
+    assert V2 == "application/vnd.restate.endpointmanifest.v2+json"
+
+
+def test_a_calls_idempotency_key_came_with_version_3():
+    for kind in (pb.CallEntryMessage, pb.OneWayCallEntryMessage):
+        assert needed(frame(kind())) == 1
+        assert needed(frame(kind(idempotency_key="x"))) == 3
+    assert needed(frame(pb.CancelInvocationEntryMessage())) == 3
+    assert needed(frame(pb.RunEntryMessage())) == 1

@@ -1,0 +1,206 @@
+"""What a handler's stream may send, and what follows for the runtime."""
+
+from __future__ import annotations
+
+import pytest
+
+from durable_invocations.journal import runtime_side
+from durable_invocations.journal.runtime_events import (
+    Broken,
+    Commit,
+    Committed,
+    CompletionReady,
+    Finish,
+    Notify,
+    Received,
+    Refused,
+    Replayed,
+    Retry,
+    StreamClosed,
+    Suspend,
+    Violation,
+)
+from durable_invocations.protocol.failures import UNKNOWN, ErrorReport, Failure
+from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.protocol.pb import protocol_pb2 as pb
+from durable_invocations.protocol.results import EMPTY, Value, completion
+
+INPUT = frame(pb.InputEntryMessage(value=b"in"))
+OUTPUT = frame(pb.OutputEntryMessage(value=b"out"))
+SLEEP = frame(pb.SleepEntryMessage(wake_up_time=7))
+SLEPT = frame(pb.SleepEntryMessage(wake_up_time=7, empty=pb.Empty()))
+RUN = frame(pb.RunEntryMessage(value=b"x"), requires_ack=True)
+SET = frame(pb.SetStateEntryMessage(key=b"k", value=b"v"))
+END = frame(pb.EndMessage())
+CUSTOM = Frame(code=0xFC07, body=b"\x62\x01n", requires_ack=True, reserved=5)
+REPORT = ErrorReport(message="no", retry_after=5)
+
+
+def suspension(*indexes):
+    return frame(pb.SuspensionMessage(entry_indexes=indexes))
+
+
+def ack(index):
+    return frame(pb.EntryAckMessage(entry_index=index))
+
+
+def run(*events, journal=(INPUT,), duplex=True, version=3, replayed=True):
+    """Return all that follows from the events; a frame stands for Received."""
+    state, out = runtime_side.begun(journal, duplex=duplex, version=version), []
+    for event in [*([Replayed()] if replayed else []), *events]:
+        named = Received(frame=event) if isinstance(event, Frame) else event
+        state, more = runtime_side.step(state, named)
+        out += more
+    return out
+
+
+def violation(*events, **how):
+    *_, last = run(*events, **how)
+    assert isinstance(last, Violation)
+    assert last.report.code == 571
+    return last.report.message
+
+
+def test_entries_are_committed_in_order_and_acknowledged_once_stored():
+    stored = [Committed(index=1), Committed(index=2)]
+    commits = [Commit(index=1, entry=RUN), Commit(index=2, entry=SET)]
+    assert run(RUN, SET, *stored) == [*commits, Notify(frame=ack(1))]
+    assert run(RUN, SET, *stored, duplex=False) == commits
+
+
+def test_a_custom_entry_is_treated_as_any_other():
+    out = run(CUSTOM, Committed(index=1))
+    assert out == [Commit(index=1, entry=CUSTOM), Notify(frame=ack(1))]
+
+
+def test_an_end_finishes_once_the_output_is_stored():
+    commit = Commit(index=1, entry=OUTPUT)
+    assert run(OUTPUT, END) == [commit]
+    assert run(OUTPUT, END, Committed(index=1), StreamClosed()) == [commit, Finish(index=1)]
+    assert run(END, journal=(INPUT, OUTPUT)) == [Finish(index=1)]
+
+
+@pytest.mark.parametrize(
+    "surplus",
+    [SET, END, INPUT, suspension(9), frame(REPORT.written()), Broken(report=REPORT)],
+    ids=lambda each: type(each).__name__,
+)
+def test_what_comes_after_the_last_message_changes_nothing(surplus):
+    finished = [Commit(index=1, entry=OUTPUT), Finish(index=1)]
+    assert run(OUTPUT, END, surplus, Committed(index=1), surplus) == finished
+    asleep = Suspend(indexes=(1,))
+    assert run(SLEEP, suspension(1), surplus, Committed(index=1))[1:] == [asleep]
+
+
+def test_a_suspension_follows_what_it_waits_for():
+    assert run(SLEEP, suspension(1)) == [Commit(index=1, entry=SLEEP)]
+    asleep = Suspend(indexes=(1,))
+    assert run(SLEEP, suspension(1), Committed(index=1))[1:] == [asleep]
+    asleep = Suspend(indexes=(1, 2))
+    assert run(suspension(2, 1), journal=(INPUT, SLEEP, SLEEP)) == [asleep]
+
+
+def test_a_suspension_may_name_an_entry_that_asked_for_an_ack():
+    for entry in (RUN, CUSTOM):
+        out = run(entry, suspension(1), Committed(index=1), duplex=False)
+        assert out[1:] == [Suspend(indexes=(1,))]
+
+
+def test_a_suspension_may_cross_a_completion():
+    ready = CompletionReady(index=1, result=EMPTY)
+    told = Notify(frame=completion(1, EMPTY))
+    out = run(ready, suspension(1), journal=(INPUT, SLEEP))
+    assert out == [told, Suspend(indexes=(1,))]
+
+
+def test_a_completion_is_told_once_and_in_full_duplex_only():
+    ready = CompletionReady(index=1, result=Failure(code=409, message="canceled"))
+    told = Notify(frame=completion(1, ready.result))
+    assert run(ready, ready, journal=(INPUT, SLEEP)) == [told]
+    assert run(ready, journal=(INPUT, SLEEP), duplex=False) == []
+    for entry in (SLEPT, RUN):
+        assert run(CompletionReady(index=1, result=Value(value=b"")), journal=(INPUT, entry)) == []
+
+
+def test_an_error_makes_the_runtime_try_again_once_what_came_before_is_stored():
+    error, retry = frame(REPORT.written()), Retry(report=REPORT)
+    assert run(error) == [retry]
+    assert run(error, replayed=False) == [retry]
+    assert run(SET, error) == [Commit(index=1, entry=SET)]
+    assert run(SET, error, Committed(index=1))[1:] == [retry]
+
+
+def test_a_stream_that_just_ends_counts_as_an_unknown_failure():
+    assert run(StreamClosed()) == [Retry(report=UNKNOWN)]
+    assert run(OUTPUT, Committed(index=1), StreamClosed())[1:] == [Retry(report=UNKNOWN)]
+    assert run(Broken(report=REPORT)) == [Retry(report=REPORT)]
+
+
+def test_an_invalid_entry_is_not_stored_and_ends_the_stream():
+    refused = Refused(index=1, report=REPORT)
+    out = run(SET, OUTPUT, refused, END, Committed(index=2))
+    assert out[2:] == [Retry(report=REPORT)]
+
+
+@pytest.mark.parametrize(
+    ("events", "how", "said"),
+    [
+        ([SET], {"replayed": False}, "before the replay was over"),
+        ([suspension(1)], {"replayed": False}, "before the replay was over"),
+        ([END], {"replayed": False}, "before the replay was over"),
+        ([INPUT], {}, "the runtime alone makes"),
+        ([OUTPUT, SET], {}, "after the Output"),
+        ([SET], {"journal": (INPUT, OUTPUT)}, "after the Output"),
+        ([END], {}, "without an Output"),
+        ([OUTPUT, Frame(code=END.code, body=b"\xff")], {}, "cannot be parsed"),
+        ([suspension()], {}, "names no entry"),
+        ([suspension(0)], {}, "names entry 0"),
+        ([suspension(1)], {}, "names entry 1"),
+        ([suspension(2**32 - 1)], {}, "names entry 4294967295"),
+        ([SLEEP, suspension(1, 2)], {}, "names entry 2"),
+        ([SLEPT, suspension(1)], {}, "names entry 1"),
+        ([SET, suspension(1)], {}, "names entry 1"),
+        ([suspension(1)], {"journal": (INPUT, SLEPT)}, "names entry 1"),
+        ([frame(pb.StartMessage())], {}, "Start"),
+        ([completion(1, EMPTY)], {"journal": (INPUT, SLEEP)}, "Completion"),
+        ([ack(0)], {}, "EntryAck"),
+        ([Frame(code=SLEEP.code, body=b"\xff")], {}, "cannot be parsed"),
+        ([Frame(code=SLEEP.code, body=b"", completed=True)], {}, "COMPLETED"),
+        ([Frame(code=SLEEP.code, body=SLEPT.body)], {}, "COMPLETED"),
+        ([Frame(code=0xFC00, body=b"\xff")], {}, "no protobuf"),
+        ([Frame(code=0xFC00, body=b"\x68\x01")], {}, "field 13"),
+        ([Frame(code=0xFC00, body=b"\x72\x00")], {}, "field 14"),
+        ([Frame(code=0xFC00, body=b"\x7a\x00")], {}, "field 15"),
+        ([frame(pb.OutputEntryMessage())], {}, "no result"),
+        ([frame(pb.RunEntryMessage())], {}, "no result"),
+        ([frame(pb.CompleteAwakeableEntryMessage(id="x"))], {}, "no result"),
+        ([frame(pb.CompletePromiseEntryMessage(key="x"))], {}, "no completion"),
+        ([frame(pb.CancelInvocationEntryMessage())], {}, "no target"),
+        ([frame(pb.AttachInvocationEntryMessage())], {}, "no target"),
+        ([frame(pb.GetInvocationOutputEntryMessage())], {}, "no target"),
+        ([frame(pb.CallEntryMessage(idempotency_key=""))], {}, "empty idempotency key"),
+        ([frame(pb.OneWayCallEntryMessage(idempotency_key=""))], {}, "empty idempotency key"),
+    ],
+    ids=str,
+)
+def test_what_the_protocol_does_not_allow_ends_the_stream(events, how, said):
+    assert said in violation(*events, **how)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.CancelInvocationEntryMessage(invocation_id="x"),
+        pb.GetCallInvocationIdEntryMessage(),
+        pb.AttachInvocationEntryMessage(invocation_id="x"),
+        pb.GetInvocationOutputEntryMessage(invocation_id="x"),
+        pb.CallEntryMessage(idempotency_key="x"),
+        pb.OneWayCallEntryMessage(idempotency_key="x"),
+    ],
+    ids=lambda message: message.DESCRIPTOR.name,
+)
+def test_what_a_later_version_added_is_refused_in_an_earlier_one(message):
+    entry = frame(message)
+    for version in (1, 2):
+        assert "version 3" in violation(entry, version=version)
+    assert run(entry, version=3) == [Commit(index=1, entry=entry)]

@@ -1,0 +1,72 @@
+"""Service endpoints that are killed with kill -9 in the middle of a stream."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import mortalservice
+import pytest
+from asgiservers import run
+from running import running, until
+
+from durable_invocations.runtime.retries import RetryPolicy
+from durable_invocations.runtime.store.views import Status
+
+SERVERS = {
+    "uvicorn": ["--port", "{}", "--no-access-log"],
+    "hypercorn": ["--workers", "0", "--bind", "127.0.0.1:{}"],
+}
+PATIENT = RetryPolicy(initial=0.05, factor=1, cap=0.05, attempts=None)
+
+
+@contextmanager
+def served(server, folder, port=0):
+    """A process of the service, and its port."""
+    command = [sys.executable, "-m", server, "mortalservice:app"]
+    command += [each.format(port) for each in SERVERS[server]]
+    place = Path(mortalservice.__file__).parent
+    environment = os.environ | {"MORTAL_FOLDER": str(folder)}
+    with subprocess.Popen(
+        command, cwd=place, env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            line = next(each for each in process.stderr if "unning on http" in each)
+            yield process, int(line.partition("127.0.0.1:")[2].split()[0])
+        finally:
+            process.kill()
+
+
+def effects(folder):
+    path = folder / "effects"
+    return path.read_text().split() if path.exists() else []
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_an_invocation_survives_the_death_of_its_service_in_a_step(tmp_path, server):
+    """What was acknowledged is not done again; the step that was cut short is."""
+
+    async def inside():
+        async with running(tmp_path, policy=PATIENT) as driven:
+            with served(server, tmp_path) as (process, port):
+                await driven.runtime.register(f"http://127.0.0.1:{port}")
+                id_ = await driven.submit("Mortal/steps")
+                await until(lambda: seen("wait"))
+                process.send_signal(signal.SIGKILL)
+                found = await driven.until(id_, Status.BACKING_OFF)
+            (tmp_path / "go").touch()
+            with served(server, tmp_path, port):
+                return found, await driven.end(id_)
+
+    async def seen(name):
+        return name in effects(tmp_path) or None
+
+    found, result = run(inside())
+    assert json.loads(result.value) == ["one", "waited", "two"]
+    assert effects(tmp_path) == ["one", "wait", "wait", "two"]
+    assert "127.0.0.1" in found.error.message

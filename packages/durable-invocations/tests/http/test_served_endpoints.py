@@ -1,0 +1,187 @@
+"""A service endpoint under uvicorn and hypercorn: streams side by side, and what breaks one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import ExitStack
+
+import pytest
+from asgiservers import hypercorn_of, run, uvicorn_of
+from asgistream import ack, names, told
+
+from durable_invocations import Context, Service, service_app
+from durable_invocations.protocol.decoding import Decoder
+from durable_invocations.protocol.frames import encode, frame
+from durable_invocations.protocol.pb import protocol_pb2 as pb
+from durable_invocations.protocol.versions import content_type
+from durable_invocations.runtime.http.client import HTTP_1, HTTP_2, HttpClient
+from durable_invocations.runtime.http.discovery import discovered
+from durable_invocations.runtime.http.exchange import Address, Request
+
+STREAMS = 12
+service = Service("S")
+ended = threading.Event()
+exchanges = []
+
+
+@service.handler
+async def steps(ctx: Context, count: int) -> list:
+    first = await ctx.run("first", lambda: count)
+    await ctx.sleep(1)
+    return [first, ctx.id]
+
+
+@service.handler
+async def works(ctx: Context) -> None:
+    ctx.send("T", "h")
+    try:
+        await asyncio.sleep(60)
+    finally:
+        ended.set()
+
+
+@pytest.fixture(scope="module")
+def urls():
+    with ExitStack() as stack:
+        app = service_app(service)
+        yield {
+            HTTP_1: stack.enter_context(uvicorn_of(app)).url,
+            HTTP_2: stack.enter_context(hypercorn_of(app)).url,
+        }
+
+
+def begun(known=1, value=b"5"):
+    start = pb.StartMessage(id=b"i" * 16, debug_id="inv_1i", known_entries=known)
+    return encode(frame(start)) + encode(frame(pb.InputEntryMessage(value=value)))
+
+
+class Stream:
+    def __init__(self, exchange):
+        self.exchange = exchange
+        self.decoder = Decoder()
+        self.frames = []
+
+    async def say(self, *frames, end=False):
+        await self.exchange.send(b"".join(encode(each) for each in frames), end=end)
+
+    async def hear(self):
+        while not self.frames:
+            data = await asyncio.wait_for(self.exchange.receive(), 10)
+            if not data:
+                return None
+            self.frames += self.decoder.feed(data)
+        return self.frames.pop(0)
+
+    async def rest(self):
+        heard = []
+        while (each := await self.hear()) is not None:
+            heard.append(each)
+        return heard
+
+
+async def opened(client, url, version, path="/invoke/S/steps", kind=None, **more):
+    headers = [("content-type", kind or content_type(3)), *more.items()]
+    request = Request(method="POST", path=path, headers=headers)
+    exchange = await client.open(Address.parsed(url), request, version)
+    exchanges.append(exchange)
+    return Stream(exchange)
+
+
+def scene_with(talk):
+    async def scene():
+        client = HttpClient()
+        try:
+            return await talk(client)
+        finally:
+            while exchanges:
+                await exchanges.pop().close()
+            await client.close()
+
+    return run(scene())
+
+
+def test_a_runtime_discovers_what_is_served(urls):
+    async def talk(client):
+        found = {version: await discovered(client, url) for version, url in urls.items()}
+        return {version: each.manifest for version, each in found.items()}
+
+    for told_of in scene_with(talk).values():
+        assert "S" in str(told_of)
+        assert "steps" in str(told_of)
+
+
+def test_streams_of_one_connection_do_not_end_each_other(urls):
+    async def talk(client):
+        async def whole(number):
+            stream = await opened(client, urls[HTTP_2], HTTP_2)
+            await stream.exchange.send(begun(value=b"%d" % number))
+            assert names([await stream.hear()]) == ["Run"]
+            await stream.say(ack(1))
+            assert names([await stream.hear()]) == ["Sleep"]
+            await stream.say(told(2))
+            output, end = await stream.hear(), await stream.hear()
+            assert names([end]) == ["End"]
+            await stream.say(end=True)
+            assert await stream.hear() is None
+            return output.message().value
+
+        async def refused(path, kind, **headers):
+            stream = await opened(client, urls[HTTP_2], HTTP_2, path, kind, **headers)
+            head = await stream.exchange.head()
+            await stream.exchange.send(b"whatever", end=True)
+            return head.status
+
+        first = await opened(client, urls[HTTP_2], HTTP_2)
+        await first.exchange.send(begun())
+        await first.hear()
+        made = await asyncio.gather(
+            *(whole(number) for number in range(STREAMS)),
+            refused("/invoke/S/none", None),
+            refused("/invoke/S/steps", "text/plain"),
+            refused("/invoke/S/steps", None, origin="http://foreign.example"),
+        )
+        await first.say(ack(1))
+        assert names([await first.hear()]) == ["Sleep"]
+        await first.say(told(2), end=True)
+        assert names(await first.rest()) == ["Output", "End"]
+        return made
+
+    made = scene_with(talk)
+    assert made[:STREAMS] == [b'[%d,"inv_1i"]' % number for number in range(STREAMS)]
+    assert made[STREAMS:] == [404, 415, 403]
+
+
+def test_a_request_is_answered_entry_by_entry(urls):
+    async def talk(client):
+        stream = await opened(client, urls[HTTP_1], HTTP_1)
+        await stream.exchange.send(begun(), end=True)
+        return names(await stream.rest())
+
+    assert scene_with(talk) == ["Run", "Suspension"]
+
+
+@pytest.mark.parametrize("version", [HTTP_1, HTTP_2])
+def test_a_handler_ends_with_its_connection(urls, version):
+    ended.clear()
+
+    async def talk(client):
+        stream = await opened(client, urls[version], version, "/invoke/S/works")
+        await stream.exchange.send(begun(), end=True)
+        assert names([await stream.hear()]) == ["OneWayCall"]
+
+    scene_with(talk)
+    assert ended.wait(10)
+
+
+@pytest.mark.parametrize("version", [HTTP_1, HTTP_2])
+def test_a_breach_ends_its_own_stream_alone(urls, version):
+    async def talk(client):
+        broken = await opened(client, urls[version], version)
+        await broken.exchange.send(begun(known=3), end=True)
+        (error,) = await broken.rest()
+        sound = await opened(client, urls[version], version)
+        await sound.exchange.send(begun(), end=True)
+        return error.message().code, names(await sound.rest())
+
+    assert scene_with(talk) == (571, ["Run", "Suspension"])

@@ -1,0 +1,12 @@
+"""What a runtime answers to a request that is too large, over a real connection."""
+
+from __future__ import annotations
+
+from largerequests import status_of_large
+from liveruntime import running
+
+
+def test_the_server_of_invocations_takes_in_what_is_too_large(tmp_path):
+    with running(tmp_path) as runtime:
+        assert status_of_large(runtime.url, "/Nobody/has/it") == 404
+        assert status_of_large(runtime.url, "/admin/services") == 405

@@ -1,0 +1,115 @@
+"""What the runtime sends on a stream, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from durable_invocations.protocol.decoding import Decoder
+from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.pb import protocol_pb2 as pb
+from durable_invocations.protocol.results import EMPTY, completion
+from durable_invocations.runtime.driving import outgoing as module
+from durable_invocations.runtime.driving.outgoing import Outgoing
+
+
+class Wire:
+    """An exchange that records what is sent."""
+
+    def __init__(self):
+        self.sent, self.ends = [], []
+
+    async def send(self, data, *, end=False):
+        self.sent.append(data)
+        self.ends.append(end)
+
+    @property
+    def frames(self):
+        return Decoder().feed(b"".join(self.sent))
+
+
+def opening(count):
+    runs = [frame(pb.RunEntryMessage(value=b"%d" % number)) for number in range(count)]
+    return [frame(pb.StartMessage(known_entries=count)), *runs]
+
+
+def sent(frames, *, more=(), whole=False):
+    """The wire, and after how many pieces the replay was told."""
+    wire, told = Wire(), []
+    out = Outgoing(lambda: told.append(len(wire.sent)))
+    out.begin(frames)
+    for each in more:
+        out.put(each)
+    out.end()
+    out.put(completion(99, EMPTY))
+    asyncio.run(out.run_whole(wire) if whole else out.run(wire))
+    return wire, told
+
+
+def test_completions_follow_the_replay_however_early_they_are_ready():
+    first = completion(1, EMPTY)
+    wire, told = sent(opening(3), more=[first])
+    assert wire.frames == [*opening(3), first]
+    assert told == [0]
+
+
+def test_nothing_follows_the_end(monkeypatch):
+    wire, _ = sent(opening(1))
+    assert wire.frames == opening(1)
+    assert wire.ends[-1] is True
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_long_replay_goes_in_pieces_and_is_over_with_the_last_one(monkeypatch, whole):
+    monkeypatch.setattr(module, "PIECE", 20)
+    wire, told = sent(opening(30), whole=whole)
+    assert wire.frames == opening(30)
+    assert (len(wire.sent) == 1) is whole
+    assert len(told) == 1
+    assert wire.ends == [False] * (len(wire.sent) - 1) + [True]
+
+
+def test_what_is_put_later_is_sent_then():
+    async def inside():
+        wire = Wire()
+        out = Outgoing(lambda: None)
+        out.begin(opening(0))
+        sending = asyncio.ensure_future(out.run(wire))
+        for number in range(3):
+            await asyncio.sleep(0)
+            out.put(completion(number, EMPTY))
+        await asyncio.sleep(0)
+        out.end()
+        await sending
+        return wire
+
+    wire = asyncio.run(inside())
+    assert [each.message().entry_index for each in wire.frames[1:]] == [0, 1, 2]
+    assert wire.ends[-1] is True
+
+
+def test_what_is_put_before_the_opening_follows_it_however_often_that_is_sent():
+    first, second = completion(0, EMPTY), completion(1, EMPTY)
+
+    async def inside():
+        out, wires = Outgoing(lambda: None), [Wire(), Wire()]
+        out.put(first)
+        for each in wires:
+            out.begin(opening(2))
+            await out.run_whole(each)
+        return [each.frames for each in wires]
+
+    assert asyncio.run(inside()) == [[*opening(2), first]] * 2
+
+    async def answered():
+        out, wire = Outgoing(lambda: None), Wire()
+        out.begin(opening(1))
+        out.put(first)
+        out.answered()
+        out.put(second)
+        out.begin(opening(1))
+        await out.run_whole(wire)
+        return wire.frames
+
+    assert asyncio.run(answered()) == opening(1)

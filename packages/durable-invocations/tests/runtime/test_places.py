@@ -1,0 +1,50 @@
+"""How deployments share a runtime's places."""
+
+from __future__ import annotations
+
+import pytest
+
+from durable_invocations.runtime.driving.places import Places
+
+
+def taken(places, name):
+    """Take all places that the deployment can have; how many."""
+    count = 0
+    while places.free and name not in places.full:
+        places.take(name)
+        count += 1
+    return count
+
+
+def test_each_deployment_leaves_a_quarter_of_what_the_others_leave():
+    places = Places(256)
+    assert [taken(places, name) for name in ("first", "second", "third")] == [192, 48, 12]
+    assert places.full == ["first", "second", "third"]
+    assert places.free == 3
+    for _ in range(10):
+        places.leave("second")
+    assert "second" not in places.full
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_of_few_places_one_deployment_has_all(most):
+    places = Places(most)
+    assert taken(places, "only") == most
+    assert places.free == 0
+
+
+def test_no_claim_gives_a_deployment_more_than_its_part():
+    places = Places(8)
+    for _ in range(4):
+        places.take("first")
+    assert places.free == 2
+    for _ in range(2):
+        places.take("first")
+    assert (places.free, places.full) == (2, ["first"])
+
+
+def test_who_has_left_is_not_counted():
+    places = Places(4)
+    places.take("first")
+    places.leave("first")
+    assert (places.free, list(places.full)) == (3, [])

@@ -1,0 +1,71 @@
+"""The runtime's clock, and what is due."""
+
+from __future__ import annotations
+
+from durable_invocations.runtime.timers import Due, SteadyClock
+
+
+class Machine:
+    """A machine's clocks, in seconds."""
+
+    def __init__(self):
+        self.wall, self.monotonic = 1_000.0, 5.0
+
+    def passes(self, seconds):
+        self.wall += seconds
+        self.monotonic += seconds
+
+
+def clock_of(machine):
+    return SteadyClock(lambda: machine.wall, lambda: machine.monotonic)
+
+
+def test_time_passes_as_on_the_machine():
+    machine = Machine()
+    clock = clock_of(machine)
+    assert clock() == 1_000_000
+    machine.passes(1.5)
+    assert clock() == 1_001_500
+
+
+def test_a_clock_put_back_does_not_hold_time_up():
+    machine = Machine()
+    clock = clock_of(machine)
+    machine.wall -= 3_600
+    machine.passes(2)
+    assert clock() == 1_002_000
+    machine.passes(2)
+    assert clock() == 1_004_000
+
+
+def test_it_tells_how_far_it_is_ahead_of_the_machine():
+    machine = Machine()
+    clock = clock_of(machine)
+    machine.passes(1.5)
+    assert clock.lead() == 0
+    machine.wall -= 3_600
+    assert clock.lead() == 3_600_000
+    machine.wall += 3_601
+    assert clock.lead() == 0
+
+
+def test_a_clock_put_forward_is_followed():
+    machine = Machine()
+    clock = clock_of(machine)
+    machine.wall += 3_600
+    assert clock() == 4_600_000
+    machine.passes(1)
+    assert clock() == 4_601_000
+
+
+def test_the_earliest_moment_counts():
+    due = Due()
+    assert due.wait(0) is None
+    assert due.heard(5_000)
+    assert not due.heard(6_000)
+    assert not due.heard(None)
+    assert due.heard(4_000)
+    assert due.wait(1_000) == 3.0
+    assert due.wait(9_000) == 0.0
+    due.taken()
+    assert due.wait(0) is None

@@ -1,0 +1,97 @@
+"""An invocation ends as if nothing had happened, whatever is lost and in whatever order."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twosides import World, expected
+
+from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.protocol.pb import protocol_pb2 as pb
+
+ASKS = (
+    pb.SleepEntryMessage(wake_up_time=1),
+    pb.CallEntryMessage(service_name="S", handler_name="h"),
+    pb.AwakeableEntryMessage(),
+    pb.GetStateEntryMessage(key=b"k"),
+    pb.GetStateEntryMessage(key=b"k", value=b"eager"),
+    pb.GetStateKeysEntryMessage(),
+    pb.GetPromiseEntryMessage(key="p"),
+    pb.PeekPromiseEntryMessage(key="p"),
+    pb.CompletePromiseEntryMessage(key="p", completion_value=b"x"),
+    pb.GetCallInvocationIdEntryMessage(call_entry_index=0),
+    pb.AttachInvocationEntryMessage(invocation_id="inv_1x"),
+    pb.GetInvocationOutputEntryMessage(invocation_id="inv_1x"),
+)
+TELLS = (
+    frame(pb.SetStateEntryMessage(key=b"k", value=b"v")),
+    frame(pb.ClearStateEntryMessage(key=b"k"), requires_ack=True),
+    frame(pb.ClearAllStateEntryMessage()),
+    frame(pb.OneWayCallEntryMessage(service_name="S", handler_name="h")),
+    frame(pb.CompleteAwakeableEntryMessage(id="x", value=b"y")),
+    frame(pb.CancelInvocationEntryMessage(invocation_id="inv_1x")),
+    Frame(code=0xFC05, body=b"", reserved=9),
+)
+
+
+@st.composite
+def programs(draw):
+    program = []
+    for position in range(draw(st.integers(0, 8))):
+        earlier = [each for each, (what, _) in enumerate(program) if what in {"run", "ask"}]
+        what = draw(st.sampled_from(["run", "ask", "tell", *["wait"] * 2 * bool(earlier)]))
+        of = {
+            "run": st.just(f"run{position}"),
+            "ask": st.sampled_from(ASKS),
+            "tell": st.sampled_from(TELLS),
+            "wait": st.lists(st.sampled_from(earlier or [0]), min_size=1, max_size=3),
+        }[what]
+        program.append((what, draw(of)))
+    return program
+
+
+@settings(max_examples=150)
+@given(programs(), st.integers(0, 2**32), st.integers(0, 4), st.integers(0, 3))
+def test_crashes_losses_and_any_order_of_completions(program, seed, crashes, losses):
+    world = World(program=program, random=Random(seed), crashes=crashes, losses=losses)
+    assert world.run() == expected(program)
+    runs = [each for each in world.journal if each.code == 0x0C05]
+    assert sum(what == "run" for what, _ in program) == len(runs)
+    assert all(1 <= times <= 1 + crashes for times in world.executed.values())
+    if not crashes:
+        assert set(world.executed.values()) <= {1}
+
+
+PROGRAM = [
+    *(("run", "charge"), ("ask", ASKS[0]), ("wait", [0, 1]), ("tell", TELLS[0])),
+    *(("ask", ASKS[1]), ("run", "ship"), ("ask", ASKS[4]), ("ask", ASKS[2])),
+    *(("wait", [5]), ("run", "tell"), ("wait", [4, 7]), ("wait", [9, 6])),
+]
+ENTRIES = sum(what != "wait" for what, _ in PROGRAM) + 1
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("at", range(1, ENTRIES + 1))
+def test_a_crash_after_every_entry_committed_or_not(at, stored):
+    for seed in range(10):
+        world = World(program=PROGRAM, random=Random(seed), lost_at=at, lost_stored=stored)
+        assert world.run() == expected(PROGRAM)
+        assert world.lost_at is None
+        assert len(world.journal) == ENTRIES + 1
+        # Only what was under way when both sides were lost is executed again.
+        first, *others = world.executed.values()
+        assert sum(times - 1 for times in (first, *others)) <= 2
+        if stored:
+            assert world.executed.get(at, 1) == 1
+
+
+def test_a_run_is_executed_again_only_if_it_was_not_stored():
+    again = {}
+    for stored in (True, False):
+        world = World(program=PROGRAM, random=Random(1), lost_at=1, lost_stored=stored)
+        world.run()
+        again[stored] = world.executed[1]
+    assert again == {True: 1, False: 2}

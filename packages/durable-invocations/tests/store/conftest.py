@@ -1,0 +1,51 @@
+"""An empty store of invocations on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+from desk import TABLES, Desk
+from watches import Watch
+
+from durable_invocations.runtime.sql.database import open_database
+from durable_invocations.runtime.sql.store import SqlStore
+
+
+@pytest.fixture(scope="module")
+def database(new_postgres):
+    engine = open_database(new_postgres(), kept=True)
+    SqlStore(engine).ensure()
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def engine(request, tmp_path):
+    if request.param == "sqlite":
+        made = open_database(f"sqlite:///{tmp_path}/log.db", kept=True)
+        SqlStore(made).ensure()
+        yield made
+        made.dispose()
+        return
+    made = request.getfixturevalue("database")
+    yield made
+    with made.begin() as connection:
+        # A TRUNCATE syncs every file of every table.
+        for table in TABLES:
+            connection.execute(sa.delete(table))
+
+
+@pytest.fixture
+def watch():
+    return Watch(1_000)
+
+
+@pytest.fixture
+def desk(engine, watch):
+    return Desk(engine, watch)
+
+
+@pytest.fixture
+def other(engine, watch):
+    """Another runtime on the same database."""
+    return Desk(engine, watch, owner="two")

@@ -1,0 +1,221 @@
+"""An operation is done whole or not at all, wherever it dies, over SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+import sqlalchemy as sa
+from desk import FIRST, SERVICES, TABLES, Desk, value
+
+from durable_invocations.protocol import awakeables, ids
+from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.pb import protocol_pb2 as pb
+from durable_invocations.runtime.store import operations as op
+
+CALL = pb.CallEntryMessage(service_name="Plain", handler_name="go")
+CART = pb.CallEntryMessage(service_name="Cart", handler_name="add", key="k")
+
+
+class DiedError(BaseException):
+    pass
+
+
+@contextmanager
+def dying(engine, at):
+    """Die before the statement of that number; from 1 on, locks left out."""
+    count = 0
+
+    def before(_connection, _cursor, statement, *_):
+        nonlocal count
+        count += "pg_advisory" not in statement
+        if count == at:
+            raise DiedError
+
+    sa.event.listen(engine, "before_cursor_execute", before)
+    try:
+        yield
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", before)
+
+
+def everything(engine):
+    with engine.connect() as connection:
+        return {
+            table.name: connection.execute(sa.select(table).order_by(*table.primary_key)).all()
+            for table in TABLES
+        }
+
+
+def commit(claimed, index, message):
+    return op.Commit(id=claimed.id, fence=claimed.fence, index=index, frame=frame(message))
+
+
+def awaiting(desk, path, *messages):
+    """An invocation that is suspended on the entries."""
+    mine = desk.begun(path)
+    for message in messages:
+        desk.commit(mine, message)
+    desk.suspend(mine, *range(1, len(messages) + 1))
+    return mine
+
+
+def a_call(desk):
+    return commit(desk.begun(), 1, CART)
+
+
+def a_call_of_a_key_that_is_taken(desk):
+    desk.begun("Cart/k/add")
+    return commit(desk.begun(), 1, CART)
+
+
+def a_delayed_call(desk):
+    at = desk.now + 1_000
+    asked = pb.OneWayCallEntryMessage(service_name="Plain", handler_name="go", invoke_time=at)
+    return commit(desk.begun(), 1, asked)
+
+
+def a_sleep(desk):
+    return commit(desk.begun(), 1, pb.SleepEntryMessage(wake_up_time=desk.now + 1_000))
+
+
+def a_state_that_is_set(desk):
+    return commit(desk.begun("Cart/k/add"), 1, pb.SetStateEntryMessage(key=b"n", value=b"1"))
+
+
+def a_promise_that_is_waited_for(desk):
+    awaiting(desk, "Signup/me/run", pb.GetPromiseEntryMessage(key="mail"))
+    asked = pb.CompletePromiseEntryMessage(key="mail", completion_value=b"ok")
+    return commit(desk.begun("Signup/me/poke"), 1, asked)
+
+
+def an_awakeable_that_is_waited_for(desk):
+    mine = awaiting(desk, "Plain/go", pb.AwakeableEntryMessage())
+    id_ = awakeables.awakeable_id(ids.parsed(mine.id), 1)
+    return commit(desk.begun(), 1, pb.CompleteAwakeableEntryMessage(id=id_, value=b"v"))
+
+
+def an_awakeable_that_came_early(desk):
+    mine = desk.begun()
+    id_ = awakeables.awakeable_id(ids.parsed(mine.id), 1)
+    desk.do(op.CompleteAwakeable(awakeable=id_, result=value(b"v")))
+    return commit(mine, 1, pb.AwakeableEntryMessage())
+
+
+def a_cancellation(desk):
+    mine = awaiting(desk, "Plain/go", CALL, pb.AwakeableEntryMessage())
+    return commit(desk.begun(), 1, pb.CancelInvocationEntryMessage(invocation_id=mine.id))
+
+
+def an_end_that_others_wait_for(desk):
+    first = desk.begun("Cart/k/add")
+    desk.submit("Cart/k/add")
+    target = pb.AttachInvocationEntryMessage(invocation_id=first.id)
+    awaiting(desk, "Plain/go", target)
+    desk.commit(first, pb.OutputEntryMessage(value=b"out"))
+    return op.Finish(id=first.id, fence=first.fence)
+
+
+def a_kill(desk):
+    mine = awaiting(desk, "Cart/k/add", CALL)
+    desk.submit("Cart/k/add")
+    return op.Kill(id=mine.id)
+
+
+def what_is_due(desk):
+    awaiting(desk, "Plain/go", pb.SleepEntryMessage(wake_up_time=desk.now + 1_000))
+    desk.submit("Cart/k/add", at=desk.now + 1_000)
+    desk.watch.move(1)
+    return op.Fire(now=desk.now)
+
+
+def a_submission(desk):
+    id_ = ids.shown(ids.new_id())
+    return op.Submit(id=id_, service="Cart", handler="add", key="k", idempotency_key="a")
+
+
+def a_claim(desk):
+    desk.submit()
+    desk.submit("Cart/k/add")
+    return op.Claim(owner="one", most=5)
+
+
+def a_deployment(_desk):
+    return op.Register(deployment=FIRST, services=SERVICES[:2])
+
+
+def what_is_over(desk):
+    desk.finish(desk.begun("Signup/me/run"))
+    desk.watch.move(90_000)
+    return op.Prune(now=desk.now)
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [
+        *(a_call, a_call_of_a_key_that_is_taken, a_delayed_call, a_sleep, a_state_that_is_set),
+        *(a_promise_that_is_waited_for, an_awakeable_that_is_waited_for),
+        *(an_awakeable_that_came_early, a_cancellation, an_end_that_others_wait_for, a_kill),
+        *(what_is_due, a_submission, a_claim, a_deployment, what_is_over),
+    ],
+    ids=lambda each: each.__name__,
+)
+def test_nothing_of_an_operation_that_dies_is_seen(desk, engine, scene):
+    operation = scene(desk)
+    before, died = everything(engine), 0
+    while True:
+        try:
+            with dying(engine, died + 1):
+                desk.do(operation)
+        except DiedError:
+            died += 1
+            assert everything(engine) == before, died
+        else:
+            break
+    assert died >= 2
+    after = everything(engine)
+    assert after != before
+    # Done again, as by who did not hear of it, it makes nothing twice.
+    if isinstance(operation, op.Commit):
+        desk.do(operation)
+        assert everything(engine) == after
+
+
+DYING = """
+import os, sys
+import sqlalchemy as sa
+from desk import Desk
+from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.pb import protocol_pb2 as pb
+from durable_invocations.runtime.store import operations as op
+from durable_invocations.runtime.sql.database import open_database
+engine = open_database(sys.argv[1])
+desk = Desk(engine)
+mine = desk.begun()
+print(mine.id, flush=True)
+def before(_connection, _cursor, statement, *_):
+    if statement.startswith(sys.argv[2]):
+        os.kill(os.getpid(), 9)
+sa.event.listen(engine, "before_cursor_execute", before)
+desk.commit(mine, pb.CallEntryMessage(service_name="Plain", handler_name="go"))
+"""
+
+
+@pytest.mark.parametrize("statement", ["INSERT INTO durable_journal", "INSERT INTO durable_waits"])
+def test_a_process_that_is_killed_between_entry_and_action_left_neither(desk, engine, statement):
+    url = engine.url.render_as_string(hide_password=False)
+    command = [sys.executable, "-c", DYING, url, statement]
+    environment = {"PYTHONPATH": ":".join(filter(None, sys.path))}
+    killed = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
+    assert killed.returncode == -9, killed.stderr
+    (id_,) = killed.stdout.split()
+    assert [each.id for each in desk.store.invocations()] == [id_]
+    assert len(desk.store.journal(id_)) == 1
+    assert desk.do(op.Recover(beats=(("one", 0),))) == 1
+    (again,) = desk.claim()
+    assert desk.commit(again, CALL).index == 1
+    assert len(Desk(engine, desk.watch).store.invocations()) == 2

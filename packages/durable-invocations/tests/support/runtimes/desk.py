@@ -1,0 +1,101 @@
+"""A store of invocations with three services, worked by hand: a runtime without HTTP."""
+
+from __future__ import annotations
+
+from watches import Watch
+
+from durable_invocations.protocol import ids
+from durable_invocations.protocol.failures import ErrorReport, Failure
+from durable_invocations.protocol.frames import frame
+from durable_invocations.protocol.pb import protocol_pb2 as pb
+from durable_invocations.protocol.results import Value
+from durable_invocations.protocol.services import HandlerKind, ServiceKind
+from durable_invocations.runtime.sql.store import SqlStore
+from durable_invocations.runtime.sql.tables import METADATA
+from durable_invocations.runtime.store import operations as op
+from durable_invocations.runtime.store.deployments import Deployment, Handler, Service
+
+TABLES = list(METADATA.tables.values())
+SHARED, EXCLUSIVE, RUN = HandlerKind.SHARED, HandlerKind.EXCLUSIVE, HandlerKind.WORKFLOW
+SERVICES = (
+    Service(name="Plain", kind=ServiceKind.SERVICE, handlers=(Handler(name="go"),)),
+    Service(
+        name="Cart",
+        kind=ServiceKind.OBJECT,
+        handlers=(Handler(name="add", kind=EXCLUSIVE), Handler(name="look", kind=SHARED)),
+    ),
+    Service(
+        name="Signup",
+        kind=ServiceKind.WORKFLOW,
+        handlers=(Handler(name="run", kind=RUN), Handler(name="poke", kind=SHARED)),
+    ),
+)
+FIRST = Deployment(id="first", url="http://127.0.0.1:9080")
+CANCELED, KILLED = Failure(code=409, message="canceled"), Failure(code=409, message="killed")
+ERROR = ErrorReport(code=500, message="broke", description="in line 1")
+
+
+def value(data):
+    return Value(value=data)
+
+
+class Desk:
+    """Does operations one by one, each in a transaction of its own."""
+
+    def __init__(self, engine, watch=None, *, owner="one", services=SERVICES):
+        self.watch = watch or Watch(1_000)
+        self.store = SqlStore(engine, owner=owner, clock=self.watch)
+        self.owner = owner
+        self.do = self.store.do
+        self.frame = frame
+        self.error = ERROR
+        self.do(op.Register(deployment=FIRST, services=services))
+
+    @property
+    def now(self):
+        return int(self.watch().timestamp() * 1_000)
+
+    def submit(self, path="Plain/go", argument=b"", **more):
+        """Submit by `Service/handler` or `Service/key/handler`; the outcome."""
+        service, *key, handler = path.split("/")
+        asked = {"id": ids.shown(ids.new_id()), "service": service, "handler": handler} | more
+        return self.do(op.Submit(key="".join(key), argument=argument, **asked))
+
+    def claim(self, most=10, owner=None, **more):
+        return self.do(op.Claim(owner=owner or self.owner, most=most, **more))
+
+    def begun(self, path="Plain/go", argument=b"", **more):
+        """Submit an invocation, and claim it: the claim."""
+        made = self.submit(path, argument, **more)
+        (mine,) = [each for each in self.claim() if each.id == made.id]
+        return mine
+
+    def commit(self, claimed, message, index=None, **more):
+        """Commit a message as the next entry of the journal, else at `index`."""
+        at = len(self.store.journal(claimed.id)) if index is None else index
+        sent = frame(message, **more)
+        return self.do(op.Commit(id=claimed.id, fence=claimed.fence, index=at, frame=sent))
+
+    def suspend(self, claimed, *indexes):
+        return self.do(op.Suspend(id=claimed.id, fence=claimed.fence, indexes=indexes))
+
+    def finish(self, claimed, data=b"done", *, failure=None):
+        """Commit the output, and end the invocation."""
+        message = pb.OutputEntryMessage(value=data)
+        if failure is not None:
+            message = pb.OutputEntryMessage(failure=failure.written())
+        self.commit(claimed, message)
+        return self.do(op.Finish(id=claimed.id, fence=claimed.fence))
+
+    def fail(self, claimed, seconds=0.0, error=ERROR):
+        at = self.now + int(seconds * 1_000)
+        return self.do(op.Fail(id=claimed.id, fence=claimed.fence, error=error, next_at=at))
+
+    def result(self, id_):
+        return self.store.results([id_])[id_]
+
+    def status(self, id_):
+        return self.store.invocation(id_).status.label
+
+    def fire(self, **more):
+        return self.do(op.Fire(now=self.now, **more))

@@ -1,0 +1,95 @@
+"""A runtime on a store in SQLite, in the test's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from durable_invocations.protocol import ids
+from durable_invocations.runtime.retries import RetryPolicy
+from durable_invocations.runtime.runtime import Runtime
+from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.sql.database import open_database
+from durable_invocations.runtime.sql.store import SqlStore
+from durable_invocations.runtime.store.operations import Submit
+from durable_invocations.runtime.store.outcomes import Submitted
+from durable_invocations.runtime.timers import SteadyClock
+
+SECONDS = 40
+AT_ONCE = RetryPolicy(initial=0.001, factor=1, cap=0.001, attempts=5)
+
+
+@dataclass
+class Driven:
+    """Invokes, and waits for what becomes of it."""
+
+    runtime: Runtime
+
+    @property
+    def store(self):
+        return self.runtime.store
+
+    async def submit(self, target, argument=None, *, key="", at=0, idempotency_key=None):
+        """`Service/handler`; the invocation's id."""
+        service, handler = target.split("/")
+        asked = Submit(
+            id=ids.shown(ids.new_id()), service=service, handler=handler, key=key,
+            argument=json.dumps(argument).encode(), at=at, idempotency_key=idempotency_key,
+        )  # fmt: skip
+        made = await self.runtime.do(asked)
+        assert isinstance(made, Submitted), made
+        return made.id
+
+    async def end(self, id_):
+        return await asyncio.wait_for(self.runtime.ended(id_), SECONDS)
+
+    async def call(self, target, argument=None, *, key=""):
+        """The output, or the Failure."""
+        result = await self.end(await self.submit(target, argument, key=key))
+        value = getattr(result, "value", None)
+        return result if value is None else json.loads(value)
+
+    async def until(self, id_, *statuses):
+        """Wait until the invocation has one of these statuses."""
+        return await until(lambda: self._standing(id_, statuses))
+
+    async def _standing(self, id_, statuses):
+        found = await self.runtime.read(self.store.invocation, id_)
+        return found if found.status in statuses else None
+
+    def journal(self, id_):
+        return self.store.journal(id_)
+
+
+async def until(found, seconds=SECONDS):
+    """Ask again and again until there is something; then return it."""
+    for _ in range(int(seconds / 0.005)):
+        if (what := await found()) is not None:
+            return what
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"it did not come within {seconds} s")
+
+
+def store_at(folder, clock=None, database=None):
+    clock = clock or SteadyClock()
+    url = database or f"sqlite:///{folder}/log.db"
+    store = SqlStore(open_database(url, kept=True), clock=clock.utc, lead=clock.lead)
+    store.ensure()
+    return store
+
+
+@asynccontextmanager
+async def running(folder, *urls, clock=None, database=None, **settings):
+    """A runtime that knows these deployments; settings are quick ones unless given."""
+    clock = clock or SteadyClock()
+    store = store_at(folder, clock, database)
+    quick = {"policy": AT_ONCE, "poll": 0.05, "beat": 0.05, "silent": 10.0} | settings
+    try:
+        async with Runtime(store, Settings(**quick), clock=clock) as runtime:
+            for url in urls:
+                await runtime.register(url)
+            yield Driven(runtime)
+    finally:
+        store.engine.dispose()

@@ -1,0 +1,299 @@
+"""A handler and a runtime, each a pure machine, between which messages and both sides can be lost.
+
+Programs are lists of steps: `("run", name)`, `("ask", message)` for an entry that the runtime
+completes, `("tell", frame)` for one that it does not, and `("wait", positions)` of earlier steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+
+from durable_invocations.journal import handler_events as h
+from durable_invocations.journal import handler_side, runtime_side
+from durable_invocations.journal import runtime_events as r
+from durable_invocations.journal.handler_state import Attempt
+from durable_invocations.protocol.frames import Frame, frame
+from durable_invocations.protocol.pb import protocol_pb2 as pb
+from durable_invocations.protocol.results import (
+    EMPTY,
+    Value,
+    keys_value,
+    put,
+    result_of,
+    variants,
+)
+
+INPUT = frame(pb.InputEntryMessage(value=b"in"))
+MOST = 4_000
+"""Actions after which an invocation that has not ended never will."""
+
+
+def given(index: int, entry: Frame):
+    """The result that the runtime gives to an entry: always the same, as its effect is."""
+    if entry.code == 0x0804:
+        return keys_value([b"k%d" % index])
+    return Value(value=b"r%d" % index) if "value" in variants(entry.kind) else EMPTY
+
+
+def completed(entry: Frame, result) -> Frame:
+    """The entry with its result, as the runtime replays it."""
+    message = entry.message()
+    put(message, result, entry.kind)
+    return frame(message, requires_ack=entry.requires_ack)
+
+
+def expected(program) -> bytes:
+    """The output of an attempt that nothing interrupts."""
+    shown, index, results = [], 0, {}
+    for position, (what, of) in enumerate(program):
+        if what == "wait":
+            shown += [results[each] for each in of]
+            continue
+        index += 1
+        if what == "run":
+            results[position] = of
+        elif what == "ask":
+            results[position] = str(result_of(frame(of).message()) or given(index, frame(of)))
+    return ";".join(shown).encode()
+
+
+class Handler:
+    """A service endpoint's side of one attempt."""
+
+    def __init__(self, program, executed: Counter, duplex: bool) -> None:
+        self._program, self._executed = program, executed
+        self._state = Attempt()
+        self._recorded: list[Frame] = []
+        self._results: dict[int, str] = {}
+        self._at: dict[int, int] = {}
+        """The index of each step's entry."""
+        self._next, self._ready, self._returned = 0, False, False
+        self._kept: dict[int, str] = {}
+        self.duplex = duplex
+        self.up: list[Frame] = []
+        self.running: dict[int, str] = {}
+        self.closed: h.Close | None = None
+
+    def do(self, event) -> None:
+        self._state, out = handler_side.step(self._state, event)
+        for each in out:
+            self._take(each)
+        if self._ready and self.closed is None:
+            self._advance()
+
+    def finish(self, index: int) -> None:
+        name = self.running.pop(index)
+        self._executed[index] += 1
+        self._kept[index] = name
+        done = frame(pb.RunEntryMessage(name=name, value=name.encode()), requires_ack=True)
+        self.do(h.Finished(index=index, entry=done))
+
+    def _take(self, out) -> None:
+        if isinstance(out, h.Recorded):
+            self._recorded.append(out.entry)
+        elif isinstance(out, h.Ready):
+            self._ready = True
+            self._step(h.Issued, INPUT)
+        elif isinstance(out, h.Send):
+            self.up.append(out.frame)
+        elif isinstance(out, h.Execute):
+            self.running[out.index] = self._program[self._next][1]
+        elif isinstance(out, h.Acknowledged):
+            self._results[out.index] = self._kept.get(out.index, "")
+        elif isinstance(out, h.Resolve):
+            self._results[out.index] = self._shown(out)
+        elif isinstance(out, h.Close):
+            self.closed, self.running = out, {}
+
+    def _shown(self, out: h.Resolve) -> str:
+        recorded = self._recorded[out.index] if out.index < len(self._recorded) else None
+        is_run = recorded is not None and recorded.code == 0x0C05
+        return out.result.value.decode() if is_run else str(out.result)
+
+    def _step(self, kind, entry: Frame) -> None:
+        index = self._state.issued
+        recorded = self._recorded[index] if index < len(self._recorded) else None
+        self._state, out = handler_side.step(self._state, kind(entry=entry, recorded=recorded))
+        for each in out:
+            self._take(each)
+
+    def _advance(self) -> None:
+        while self._next < len(self._program) and self.closed is None:
+            what, of = self._program[self._next]
+            if what == "wait" and not self._waited(of):
+                return
+            if what != "wait":
+                self._at[self._next] = self._state.issued
+            if what == "run":
+                self._step(h.Begun, frame(pb.RunEntryMessage(name=of)))
+            elif what != "wait":
+                self._step(h.Issued, of if what == "tell" else frame(of))
+            self._next += 1
+        if self.closed is None and not self._returned:
+            self._end()
+
+    def _waited(self, positions) -> bool:
+        left = {self._at[each] for each in positions} - self._results.keys()
+        self._state, out = handler_side.step(self._state, h.Awaited(indexes=frozenset(left)))
+        for each in out:
+            self._take(each)
+        return not left
+
+    def _end(self) -> None:
+        self._returned = True
+        waits = [of for what, of in self._program if what == "wait"]
+        shown = [self._results[self._at[each]] for of in waits for each in of]
+        self._step(h.Issued, frame(pb.OutputEntryMessage(value=";".join(shown).encode())))
+        self._state, out = handler_side.step(self._state, h.Returned())
+        for each in out:
+            self._take(each)
+
+
+@dataclass
+class World:
+    """One invocation, and all that may happen to it, as `random` chooses.
+
+    A side is lost `crashes` times at most, and a message to the handler `losses` times. Both are
+    lost when the entry at `lost_at` is being stored, which it then is or is not (`lost_stored`).
+    """
+
+    program: list
+    random: Random
+    crashes: int = 0
+    losses: int = 0
+    lost_at: int | None = None
+    lost_stored: bool = False
+    journal: list[Frame] = field(default_factory=lambda: [INPUT])
+    executed: Counter = field(default_factory=Counter)
+    """How often each Run was executed, by its index."""
+    attempts: int = 0
+    actions: int = 0
+    finished: bool = False
+
+    def run(self) -> bytes:
+        while not self.finished:
+            self.attempts += 1
+            AttemptRun(self, duplex=self.random.random() < 0.5).run()
+        return self.journal[-1].message().value
+
+    def open(self) -> list[int]:
+        journal = enumerate(self.journal)
+        return [i for i, each in journal if each.kind.completable and not each.completed]
+
+    def complete(self, index: int):
+        result = given(index, self.journal[index])
+        self.journal[index] = completed(self.journal[index], result)
+        return result
+
+    def executes(self, index: int) -> None:
+        assert index >= len(self.journal), "a Run that is stored is not executed again"
+
+
+class AttemptRun:
+    """One stream: what is under way in both directions, and what is being stored."""
+
+    def __init__(self, world: World, duplex: bool) -> None:
+        self.world, self.duplex = world, duplex
+        self.handler = Handler(world.program, world.executed, duplex)
+        self.runtime = runtime_side.begun(world.journal, duplex=duplex)
+        start = pb.StartMessage(id=b"i" * 16, known_entries=len(world.journal))
+        self.down: list = [h.Received(frame=each) for each in (frame(start), *world.journal)]
+        self.storing: list[r.Commit] = []
+        self.input_open, self.over = True, False
+        self._tell(r.Replayed())
+        if not duplex:
+            self._close_input()
+
+    def run(self) -> None:
+        while not self.over:
+            self.world.actions += 1
+            assert self.world.actions < MOST, "the invocation never ends"
+            actions = self._actions()
+            if not actions:
+                assert self.input_open, "nothing can happen any more"
+                self._close_input()
+            else:
+                self.world.random.choice(actions)()
+
+    def _actions(self) -> list:
+        handler = self.handler
+        actions = [lambda index=each: self._execute(index) for each in handler.running]
+        actions += [self._deliver_down] * bool(self.down)
+        actions += [self._deliver_up] * bool(handler.up)
+        actions += [self._store] * bool(self.storing)
+        actions += [lambda index=each: self._complete(index) for each in self.world.open()]
+        actions += [self._crash] * bool(actions and self.world.crashes)
+        return actions
+
+    def _close_input(self) -> None:
+        self.input_open = False
+        self.down.append(h.InputClosed())
+
+    def _execute(self, index: int) -> None:
+        self.world.executes(index)
+        self.handler.finish(index)
+
+    def _deliver_down(self) -> None:
+        self.handler.do(self.down.pop(0))
+
+    def _deliver_up(self) -> None:
+        self._tell(r.Received(frame=self.handler.up.pop(0)))
+
+    def _store(self) -> None:
+        commit = self.storing[0]
+        assert commit.index == len(self.world.journal)
+        if self.world.lost_at == commit.index:
+            self.world.lost_at = None
+            self._lose(int(self.world.lost_stored))
+        else:
+            self.world.journal.append(self.storing.pop(0).entry)
+            self._tell(r.Committed(index=commit.index))
+
+    def _complete(self, index: int) -> None:
+        result = self.world.complete(index)
+        self._tell(r.CompletionReady(index=index, result=result))
+
+    def _crash(self) -> None:
+        """The handler, the connection or the runtime is gone: what was under way may be stored."""
+        self.world.crashes -= 1
+        self._lose(self.world.random.randint(0, len(self.storing)))
+
+    def _lose(self, stored: int) -> None:
+        self.world.journal += [each.entry for each in self.storing[:stored]]
+        self.over = True
+
+    def _tell(self, event) -> None:
+        self.runtime, out = runtime_side.step(self.runtime, event)
+        for each in out:
+            self._take(each)
+
+    def _take(self, out) -> None:
+        if isinstance(out, r.Commit):
+            self.storing.append(out)
+        elif isinstance(out, r.Notify):
+            self._send(out.frame)
+        else:
+            self.over = True
+            self._end(out)
+
+    def _send(self, sent: Frame) -> None:
+        assert self.duplex
+        if not self.input_open:
+            return
+        if self.world.losses and self.world.random.random() < 0.3:
+            self.world.losses -= 1
+            return
+        times = 2 if self.world.random.random() < 0.2 else 1
+        self.down += [h.Received(frame=sent)] * times
+
+    def _end(self, out) -> None:
+        if isinstance(out, r.Finish):
+            assert out.index == len(self.world.journal) - 1
+            self.world.finished = True
+            return
+        assert isinstance(out, r.Suspend), out
+        waits = set(out.indexes)
+        while waits <= set(self.world.open()):
+            self.world.complete(self.world.random.choice(self.world.open()))

@@ -1,0 +1,244 @@
+"""The client against a runtime with a token."""
+
+from __future__ import annotations
+
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from liveruntime import running
+
+from durable_invocations import Context, Service, TerminalError, VirtualObject, service_app
+from durable_invocations.client.client import Client, Sent
+from durable_invocations.client.errors import (
+    InvocationFailedError,
+    InvocationRefusedError,
+    TokenRefusedError,
+)
+from durable_invocations.errors import ConfigError, UnavailableError, WaitError
+from durable_invocations.protocol.ids import new_id, shown
+
+TOKEN = "a-token-of-this-test"
+DEADLINE = 20
+desk = Service("Desk")
+counter = VirtualObject("Counter")
+
+
+@desk.handler
+async def double(_ctx: Context, number: int) -> int:
+    return 2 * number
+
+
+@desk.handler
+async def refuse(_ctx: Context, status: int) -> None:
+    raise TerminalError("it is refused", status=status)
+
+
+@desk.handler
+async def approve(ctx: Context, awakeable_at: str) -> str:
+    id_, answer = ctx.awakeable()
+    await ctx.run("tell", Path(awakeable_at).write_text, id_)
+    return await answer
+
+
+@counter.handler
+async def add(ctx: Context, many: int) -> str:
+    total = (await ctx.state.get("total") or 0) + many
+    ctx.state.set("total", total)
+    return f"{ctx.key}: {total}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("invocations")
+
+
+@pytest.fixture(scope="module")
+def url(folder):
+    with running(folder, token=TOKEN) as runtime:
+        runtime.client.register(runtime.serve(service_app(desk, counter)))
+        yield runtime.url
+
+
+@pytest.fixture
+def client(url):
+    with Client(url, TOKEN) as client:
+        yield client
+
+
+def until(found):
+    """What is found, once it is."""
+    ended = time.monotonic() + DEADLINE
+    while not (value := found()):
+        assert time.monotonic() < ended
+        time.sleep(0.01)
+    return value
+
+
+def asked_for(client, tmp_path):
+    """An invocation that waits for an awakeable, and the awakeable's id."""
+    file = tmp_path / "awakeable"
+    sent = client.send("Desk", "approve", str(file))
+    return sent.id, until(lambda: file.exists() and file.read_text())
+
+
+def test_a_handler_is_called_and_its_output_returned(client):
+    client.health()
+    assert client.call("Desk", "double", 21) == 42
+    assert client.call("Desk", "double", b"4", idempotency_key="eight") == 8
+    assert client.call("Desk", "double", b"4", idempotency_key="ächt 中") == 8
+    assert client.call("Counter", "add", 2, key="a/b c") == "a/b c: 2"
+    assert client.call("Counter", "add", 3, key="a/b c") == "a/b c: 5"
+
+
+def test_an_invocation_is_sent_once_and_attached_to(client):
+    sent = client.send("Desk", "double", 1, idempotency_key="once")
+    assert sent.is_new
+    assert client.send("Desk", "double", 5, idempotency_key="once") == Sent(
+        id=sent.id, is_new=False
+    )
+    assert client.attach(sent.id, seconds=DEADLINE) == client.output(sent.id) == 2
+
+
+KEYS = [".", "..", "../x", "a/..", "a/b", "a%2Fb", "%2e%2e", "a b", "A b", "a?b#c", "\u202e", "é"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_is_that_key_alone_however_it_looks_in_a_path(client, key):
+    """A path's parts `.` and `..` go upwards: another service's handler would be invoked."""
+    assert client.call("Counter", "add", 1, key=key, seconds=DEADLINE) == f"{key}: 1"
+
+
+def test_a_delayed_invocation_begins_later(client):
+    sent = client.send("Desk", "double", 1, delay=60)
+    assert client.invocation(sent.id)["status"] == "scheduled"
+    with pytest.raises(WaitError, match=f"{sent.id} has not ended in 0.1 s"):
+        client.attach(sent.id, seconds=0.1)
+    with pytest.raises(WaitError, match="has not ended yet"):
+        client.output(sent.id)
+    assert client.cancel(sent.id)
+    with pytest.raises(InvocationFailedError) as failed:
+        client.attach(sent.id, seconds=DEADLINE)
+    assert failed.value.status == 409
+
+
+def test_a_terminal_failure_names_the_invocation(client):
+    with pytest.raises(InvocationFailedError, match="failed with 418: it is refused") as failed:
+        client.call("Desk", "refuse", 418)
+    found = client.invocation(failed.value.invocation)
+    assert found["result"] == {"failure": {"code": 418, "message": "it is refused"}}
+    assert (failed.value.status, failed.value.reason) == (418, "it is refused")
+    assert failed.value.code >= 10_000
+    with pytest.raises(InvocationFailedError) as again:
+        client.output(failed.value.invocation)
+    assert again.value.invocation == failed.value.invocation
+
+
+def test_a_handlers_failure_is_told_from_a_refusal_of_the_same_status(client):
+    with pytest.raises(InvocationFailedError):
+        client.call("Desk", "refuse", 404)
+    with pytest.raises(InvocationRefusedError, match="no handler 'dance'") as refused:
+        client.call("Desk", "dance")
+    assert refused.value.status == 404
+
+
+def test_an_awakeable_is_resolved_or_rejected(client, tmp_path):
+    id_, awakeable = asked_for(client, tmp_path)
+    assert client.resolve(awakeable, "yes")
+    assert not client.resolve(awakeable, "no")
+    assert client.attach(id_, seconds=DEADLINE) == "yes"
+    (tmp_path / "awakeable").unlink()
+    id_, awakeable = asked_for(client, tmp_path)
+    assert client.reject(awakeable, "zu spät")
+    with pytest.raises(InvocationFailedError, match="500: zu spät"):
+        client.attach(id_, seconds=DEADLINE)
+
+
+def test_invocations_are_listed_paused_resumed_killed_and_purged(client, tmp_path):
+    id_, _ = asked_for(client, tmp_path)
+    until(lambda: client.invocation(id_)["status"] == "suspended")
+    assert id_ in [each["id"] for each in client.invocations(handler="approve", status="suspended")]
+    assert client.change(id_, "pause")
+    assert client.resume(id_)
+    assert client.kill(id_)
+    assert client.purge(id_)
+    with pytest.raises(InvocationRefusedError, match="404: There is no invocation"):
+        client.invocation(id_)
+
+
+def test_each_of_two_runtimes_on_a_database_answers_for_the_other(client, folder, tmp_path):
+    id_, awakeable = asked_for(client, tmp_path)
+    with running(folder, token=TOKEN) as second:
+        other = second.client
+        assert other.call("Desk", "double", 4, seconds=DEADLINE) == 8
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(client.attach, id_, seconds=DEADLINE)
+            assert other.resolve(awakeable, "by the other")
+            assert waiting.result(DEADLINE) == other.output(id_) == "by the other"
+        later = other.send("Desk", "double", 1, delay=60)
+        assert client.cancel(later.id)
+        with pytest.raises(InvocationFailedError, match="409"):
+            other.attach(later.id, seconds=DEADLINE)
+
+
+def test_what_is_not_registered_is_not_asked(client):
+    with pytest.raises(InvocationRefusedError, match=r"422: The address .* has a user in it"):
+        client.register("http://me:secret@127.0.0.1:1")
+    with pytest.raises(UnavailableError, match="answers 502"):
+        client.register("http://127.0.0.1:1")
+    assert len(client.deployments()) == 1
+
+
+def test_unknown_invocations_are_refused(client):
+    for ask in (client.output, client.attach, client.invocation, client.cancel):
+        with pytest.raises(InvocationRefusedError) as refused:
+            ask(shown(new_id()))
+        assert refused.value.status == 404
+
+
+def test_a_token_that_was_changed_elsewhere_is_refused_for_now(url):
+    """Else the jobs of all tenants would have to be repaired after each change of it."""
+    with Client(url, f"{TOKEN}-of-yesterday") as stale:
+        for asked in (stale.services, lambda: stale.send("Desk", "double", 1)):
+            with pytest.raises(TokenRefusedError) as refused:
+                asked()
+            assert refused.value.status == 401
+            assert refused.value.code < 10_000
+            assert TOKEN not in str(refused.value)
+
+
+def test_without_the_token_the_runtime_refuses(url):
+    with Client(url, "another-token-of-it") as client:
+        client.health()
+        with pytest.raises(
+            InvocationRefusedError, match=r"401.*with the runtime's token"
+        ) as refused:
+            client.services()
+        assert TOKEN not in str(refused.value)
+
+
+def test_a_runtime_that_does_not_answer_is_unavailable():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with Client(url) as client, pytest.raises(UnavailableError, match=f"{url} does not answer"):
+            client.services()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "127.0.0.1:4080",
+        "ftp://host",
+        "http://me:secret@host",
+        "http://host?x=secret",
+        "http://",
+    ],
+)
+def test_an_address_that_is_none_is_a_mistake_in_the_settings(url):
+    with pytest.raises(ConfigError, match="is not an address of a runtime") as wrong:
+        Client(url)
+    assert "secret" not in str(wrong.value)

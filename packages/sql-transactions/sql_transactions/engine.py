@@ -1,0 +1,174 @@
+"""Database engines: SQLite for one machine, else PostgreSQL."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+from sqlalchemy.pool import NullPool, QueuePool
+
+BUSY_SECONDS = 30
+"""How long a writer waits for another one on SQLite."""
+
+WAL_ATTEMPTS = 100
+
+_WRITES = "sql_transactions_writes"
+_ROLE = "sql_transactions_role"
+DRIVERS = {
+    "sqlite": "sqlite",
+    "postgresql": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+}
+"""SQLAlchemy's driver for each supported database."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """What a program uses a database for, the setting that names it, and the errors to raise."""
+
+    name: str
+    setting: str
+    invalid: type[Exception] = ValueError
+    """For a URL that is malformed, or of another database."""
+    unavailable: type[Exception] = ConnectionError
+    """For a database that does not answer, or lacks tables."""
+
+
+def open_engine(url: str | sa.URL, role: Role, *, kept: bool = False) -> sa.Engine:
+    """An engine for `sqlite:///file` or `postgresql://…`. Connects on first use.
+
+    With `kept` a connection stays open between transactions, for processes that are not forked.
+
+    Raises the role's `invalid` for a URL that is malformed, of another database, or of a SQLite
+    database in memory; ImportError where PostgreSQL's driver, psycopg 3, is not installed.
+    """
+    parsed = parse_url(url, role)
+    options: dict[str, Any] = {"hide_parameters": True, "execution_options": {_ROLE: role}}
+    if kept:
+        return sa.create_engine(
+            parsed, poolclass=QueuePool, pool_size=1, pool_pre_ping=True, **options
+        )
+    # No pool: a connection kept would leak into forked runs, and each use is one transaction.
+    return sa.create_engine(parsed, poolclass=NullPool, **options)
+
+
+def parse_url(url: str | sa.URL, role: Role) -> sa.URL:
+    """The URL with its driver. Raises the role's `invalid`."""
+    try:
+        parsed = sa.make_url(url)
+        driver = DRIVERS[parsed.drivername.partition("+")[0]]
+    except (exc.ArgumentError, ValueError):  # the latter for a port that is no number
+        raise role.invalid(
+            f"{role.setting} is not a database URL; give sqlite:///file or "
+            "postgresql://user:password@host/database."
+        ) from None
+    except KeyError:
+        raise role.invalid(
+            f"{role.setting} {shown(parsed)}: the {role.name} needs sqlite or postgresql."
+        ) from None
+    if driver == "sqlite" and parsed.database in {None, "", ":memory:"}:
+        raise role.invalid(f"{role.setting} names no file; give sqlite:///file.")
+    return parsed.set(drivername=driver)
+
+
+def prepare(engine: sa.Engine, role: Role) -> sa.Engine:
+    """Make SQLite wait for other writers and lock before it reads what it will write.
+
+    An engine of the caller's own gets the role. Idempotent.
+    """
+    if _ROLE not in engine.get_execution_options():
+        engine.update_execution_options(**{_ROLE: role})
+    if engine.dialect.name == "sqlite" and not event.contains(engine, "begin", _begin_sqlite):
+        event.listen(engine, "connect", _connect_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def shown(url: sa.URL) -> str:
+    """The URL without its password and options."""
+    return url.set(query={}).render_as_string(hide_password=True)
+
+
+@contextmanager
+def transaction(engine: sa.Engine, *, writes: bool) -> Iterator[sa.Connection]:
+    """One transaction; committed at the end, rolled back by any error.
+
+    Raises the role's `unavailable`.
+    """
+    with answering(engine), engine.execution_options(**{_WRITES: writes}).begin() as connection:
+        yield connection
+
+
+@contextmanager
+def answering(engine: sa.Engine) -> Iterator[None]:
+    """Raise failures of the database as the role's `unavailable`, without its secrets."""
+    try:
+        yield
+    except (exc.OperationalError, exc.InterfaceError, exc.ProgrammingError) as error:
+        raise _unavailable(engine, error.orig) from None
+
+
+def use_wal(engine: sa.Engine) -> None:
+    """Let SQLite's readers and writer work side by side; the file keeps this mode. Idempotent."""
+    for _ in range(WAL_ATTEMPTS):
+        if _switched_to_wal(engine):
+            return
+        # The switch never waits for other processes; a transaction does.
+        with transaction(engine, writes=True):
+            pass
+    role = _role(engine)
+    raise role.unavailable(
+        f"{role.name} {shown(engine.url)}: other processes keep the file locked; try again."
+    )
+
+
+def _switched_to_wal(engine: sa.Engine) -> bool:
+    with engine.connect() as connection:
+        cursor = connection.connection.cursor()
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise _unavailable(engine, error) from None
+            return False
+        finally:
+            cursor.close()
+    return True
+
+
+def _unavailable(engine: sa.Engine, error: BaseException | None) -> Exception:
+    reason, role = _without_secrets(str(error).strip(), engine.url), _role(engine)
+    return role.unavailable(
+        f"{role.name} {shown(engine.url)}: {reason}. Check {role.setting} and that the database "
+        "is up and set up."
+    )
+
+
+def _role(engine: sa.Engine) -> Role:
+    role: Role = engine.get_execution_options()[_ROLE]
+    return role
+
+
+def _without_secrets(text: str, url: sa.URL) -> str:
+    secrets = [url.password, url.query.get("password")]
+    for secret in secrets:
+        text = text.replace(str(secret), "***") if secret else text
+    return text
+
+
+def _connect_sqlite(connection: Any, _record: Any) -> None:
+    # The driver would begin transactions itself, but too late; _begin_sqlite does it.
+    connection.isolation_level = None
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
+    # What was committed must survive a power cut.
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    writes = connection.get_execution_options().get(_WRITES, True)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,107 @@
+"""Rows that a statement is given, and the tables that are made for them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+
+import pytest
+import sqlalchemy as sa
+
+from sql_transactions.engine import transaction
+from sql_transactions.given import given, insert_into, without_nul
+from sql_transactions.tables import ensure_tables, find_missing_column
+
+LOCK = 7_001
+METADATA = sa.MetaData()
+PRICES = sa.Table(
+    "prices",
+    METADATA,
+    sa.Column("item", sa.Text, primary_key=True),
+    sa.Column("price", sa.Integer),
+    sa.Column("share", sa.Float),
+    sa.Column("at", sa.DateTime(timezone=True)),
+    sa.Index("prices_by_price", "price"),
+)
+NAMES = ("item", "price", "share")
+ROWS = [
+    {"item": "pear", "price": 3, "share": 0.5},
+    {"item": "plüm '\"\\", "price": None, "share": None},
+]
+
+
+def rows_of(engine, rows, names=NAMES):
+    columns = [PRICES.c[name] for name in names]
+    with transaction(engine, writes=False) as connection:
+        table = given(connection.dialect, columns, rows)
+        return [dict(row) for row in connection.execute(sa.select(table)).mappings()]
+
+
+def test_rows_are_a_table_of_their_values(engine):
+    assert sorted(rows_of(engine, ROWS), key=lambda row: row["item"]) == ROWS
+    assert rows_of(engine, []) == []
+
+
+def test_only_the_named_columns_of_a_row_are_sent(engine):
+    assert rows_of(engine, [ROWS[0] | {"more": object()}], ["price"]) == [{"price": 3}]
+
+
+def test_many_rows_are_one_parameter(engine):
+    rows = [{"item": str(number), "price": number, "share": 1.5} for number in range(40_000)]
+    assert len(rows_of(engine, rows)) == len(rows)
+
+
+def test_rows_are_inserted_unless_they_are_there(engine):
+    ensure_tables(engine, METADATA, lock=LOCK)
+    for rows in (ROWS[:1], [ROWS[0] | {"price": 9}, ROWS[1]]):
+        with transaction(engine, writes=True) as connection:
+            table = given(connection.dialect, [PRICES.c[name] for name in NAMES], rows)
+            insert = insert_into(connection.dialect, PRICES)
+            insert = insert.from_select(NAMES, sa.select(table).where(sa.true()))
+            connection.execute(insert.on_conflict_do_nothing())
+    with transaction(engine, writes=False) as connection:
+        kept = connection.execute(sa.select(PRICES.c.item, PRICES.c.price)).all()
+    assert sorted(kept) == [("pear", 3), ("plüm '\"\\", None)]
+
+
+def test_a_time_of_any_zone_is_compared_with_those_that_are_kept(engine):
+    ensure_tables(engine, METADATA, lock=LOCK)
+    noon = datetime(2025, 6, 18, 12, 0, 0, 5, tzinfo=timezone.utc)
+    there = noon.astimezone(timezone(timedelta(hours=2)))
+    with transaction(engine, writes=True) as connection:
+        kept = noon if engine.dialect.name == "postgresql" else noon.replace(tzinfo=None)
+        connection.execute(sa.insert(PRICES), {"item": "pear", "at": kept})
+        table = given(connection.dialect, [PRICES.c.at], [{"at": there}])
+        found = sa.select(PRICES.c.item).join(table, table.c.at == PRICES.c.at)
+        assert connection.scalars(found).all() == ["pear"]
+
+
+def test_a_nul_is_written_out():
+    assert without_nul("a\0b\\") == "a\\0b\\"
+
+
+def test_tables_and_indexes_are_made_by_whoever_comes_first(engine):
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: ensure_tables(engine, METADATA, lock=LOCK), range(4)))
+    with engine.connect() as connection:
+        found = sa.inspect(connection)
+        assert found.get_table_names() == ["prices"]
+        assert [index["name"] for index in found.get_indexes("prices")] == ["prices_by_price"]
+        if engine.dialect.name == "sqlite":
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+
+
+def test_a_column_that_another_version_had_not_is_found(engine):
+    assert find_missing_column(engine, METADATA) is None
+    with transaction(engine, writes=True) as connection:
+        connection.exec_driver_sql("CREATE TABLE prices (item TEXT, price INTEGER, at TEXT)")
+    assert find_missing_column(engine, METADATA) == ("prices", "share")
+    with transaction(engine, writes=True) as connection:
+        connection.exec_driver_sql("ALTER TABLE prices ADD COLUMN share REAL")
+    assert find_missing_column(engine, METADATA) is None
+
+
+@pytest.mark.parametrize("column", ["item", "share"])
+def test_what_is_no_json_is_refused_before_it_is_sent(engine, column):
+    with pytest.raises(TypeError):
+        rows_of(engine, [ROWS[0] | {column: object()}])

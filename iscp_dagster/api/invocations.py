@@ -7,18 +7,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from durable_invocations import errors
 from durable_invocations.client.client import Client
 from durable_invocations.ingress import facts
 from durable_invocations.protocol.failures import sayable
-from durable_invocations.runtime.sql.database import INVOCATIONS, open_database
+from durable_invocations.runtime.sql.database import INVOCATIONS
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store.protocol import Store
 from durable_invocations.runtime.store.views import Chosen
+from iscp_dagster.joblog.sql.engine import LOG, open_engine
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL, LOG_URL
+from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL
 from iscp_dagster.serviceconsumers.errors import as_job_errors
-from iscp_dagster.serviceconsumers.runtime import ADVICE
+from iscp_dagster.serviceconsumers.runtime import open_client
+
+IN_LOG = replace(INVOCATIONS, name=LOG.name, setting=LOG.setting)
+"""The ISCP log's database, whose failures are the package's errors."""
 
 
 def open_invocations(environ: Mapping[str, str]) -> Store:
@@ -30,7 +33,7 @@ def open_invocations(environ: Mapping[str, str]) -> Store:
 
     _, log = log_of(environ)
     with as_job_errors():
-        store = SqlStore(open_database(log, replace(INVOCATIONS, setting=LOG_URL)))
+        store = SqlStore(open_engine(log, IN_LOG))
         store.ensure()
     return store
 
@@ -48,10 +51,7 @@ def open_invocations_client(environ: Mapping[str, str] | None = None) -> Client:
             f"{INVOCATIONS_URL} is not set. Start a stack (`iscp up`), whose address "
             '`eval "$(iscp env)"` sets, or name that of your `iscp invocations serve`.'
         )
-    try:
-        return Client(url, given.get(INVOCATIONS_TOKEN, ""), advice=ADVICE)
-    except errors.ConfigError as error:
-        raise ConfigError(f"{INVOCATIONS_URL} or {INVOCATIONS_TOKEN}: {error}") from error
+    return open_client(url, given.get(INVOCATIONS_TOKEN, ""))
 
 
 def chosen(

@@ -52,7 +52,6 @@ from iscp_dagster.planning.declared import declared, job_spec, placed
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.planning.triggers import check_scheduled
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.histories import history
 from iscp_dagster.upkeep.progress import Progress, progress
 
 
@@ -234,7 +233,9 @@ class Jobs:
 
     def get_history(self, job: Job) -> Beginning | None:
         """Where a changes index's history of the tenant begins. Raises IscpError."""
-        return history(self.deployment, self.source(f"{job.name.db}.{job.name.table}"), job)
+        kind = consumer_kind(job.spec.detail.consumer.type)
+        source = self.source(f"{job.name.db}.{job.name.table}")
+        return kind.history(source, job, self.deployment)
 
     def get_job_count(self, state: JobState | str) -> list[tuple[str, JobID, JobStatus]]:
         """Tenant, name and latest iteration of every job in `state`; `len` counts them.

@@ -406,7 +406,7 @@ def careful(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Findin
     """Yield the findings; if the check itself fails, that is one more."""
     try:
         yield from look()
-    except IscpError as error:
+    except (IscpError, DurableError) as error:
         yield Finding(what=what, problem=_line(str(error)), code=error.code)
 
 

@@ -29,4 +29,6 @@ def services_app(environ: Mapping[str, str], hosts: Iterable[str] = ()) -> Starl
 
     allowed = {*hosts, *names_in(environ.get(ALLOWED_HOSTS, ""))}
     steps = Steps(jobs=jobs)
-    return service_app(iscp_service(steps), index_object(steps), hosts=allowed)
+    return service_app(
+        iscp_service(steps), index_object(steps), hosts=allowed, hosts_setting=ALLOWED_HOSTS
+    )

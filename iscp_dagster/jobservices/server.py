@@ -24,11 +24,12 @@ from durable_invocations.ingress.tokens import checked
 from durable_invocations.runtime.http.client import HTTP_1
 from durable_invocations.runtime.runtime import Runtime
 from durable_invocations.runtime.settings import Settings as RuntimeSettings
-from durable_invocations.runtime.sql.database import INVOCATIONS, open_database
 from durable_invocations.runtime.sql.store import RETENTION, SqlStore
 from durable_invocations.runtime.store.operations import Register
 from durable_invocations.runtime.store.outcomes import Refused
 from durable_invocations.runtime.timers import SteadyClock
+from iscp_dagster.api.invocations import IN_LOG
+from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import ALLOWED_HOSTS, INVOCATIONS_TOKEN, LOG_URL
 from iscp_dagster.serve.web.following import end_when_changed
@@ -135,6 +136,7 @@ def application(settings: Settings, store: SqlStore, clock: SteadyClock, address
         settings.runtime,
         clock,
         token=settings.token,
+        credential=f"the token of {INVOCATIONS_TOKEN}",
         # Dagster's pages lead people to an invocation.
         admission=Admission(hosts=hosts, hosts_setting=ALLOWED_HOSTS, links=True),
         own=OWN,
@@ -171,7 +173,7 @@ async def _register_own(runtime: Runtime, url: str, settings: Settings) -> None:
 
 def _store(settings: Settings, clock: SteadyClock) -> SqlStore:
     return SqlStore(
-        open_database(settings.log_url, replace(INVOCATIONS, setting=LOG_URL), kept=True),
+        open_engine(settings.log_url, IN_LOG, kept=True),
         owner=settings.runtime.owner,
         clock=clock.utc,
         lead=clock.lead,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from durable_invocations.serving.errors import TerminalError
+from durable_invocations.serving.errors import RetryableError, TerminalError
 from iscp_dagster.api.chosen import chosen
 from iscp_dagster.api.facts import compared as compared_facts
 from iscp_dagster.api.facts import job as job_facts
@@ -36,7 +36,7 @@ BAD, UNKNOWN, TIMED_OUT, HELD_UP, FAILED = 400, 404, 408, 409, 500
 class Steps:
     """What can be done with the jobs of the deployment that `jobs` opens.
 
-    Raises TerminalError for what another attempt would not change, else the IscpError.
+    Raises TerminalError for what another attempt would not change, else RetryableError.
     """
 
     jobs: Callable[[], Jobs]
@@ -161,4 +161,4 @@ def _told() -> Iterator[None]:
     except IscpError as error:
         if error.permanent:
             raise TerminalError(f"[{error.code}] {error}", FAILED) from error
-        raise
+        raise RetryableError(f"[{error.code}] {error}") from error.__cause__

@@ -12,6 +12,7 @@ from iscp_dagster.model.errors import (
     ConfigError,
     IscpError,
     UnavailableError,
+    WaitError,
 )
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN
 
@@ -41,6 +42,7 @@ class TokenRefusedError(InvocationRefusedError):
 _KINDS: tuple[tuple[type[errors.DurableError], type[IscpError]], ...] = (
     (of_clients.InvocationFailedError, InvocationFailedError),
     (errors.UnavailableError, UnavailableError),
+    (errors.WaitError, WaitError),
     (errors.ConfigError, ConfigError),
 )
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from durable_invocations import errors
 from durable_invocations.client.client import Advice, Client
 from durable_invocations.client.errors import InvocationFailedError, InvocationRefusedError
-from durable_invocations.errors import WaitError
 from durable_invocations.protocol.services import ServiceKind
 from durable_invocations.runtime.http.exchange import Address
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.variables import INVOCATIONS_URL
+from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL
 from iscp_dagster.serviceconsumers.errors import as_job_errors
 from iscp_dagster.serviceconsumers.services import ENDED, InvocationGoingError, Invoked
 
@@ -73,7 +73,7 @@ class RuntimeServices:
             self.client.output(service, *keyed, handler, idempotency_key)
         except InvocationFailedError:
             return False
-        except WaitError:
+        except errors.WaitError:
             return True
         except InvocationRefusedError as error:
             if error.status != _GONE:
@@ -91,7 +91,7 @@ class RuntimeServices:
         except InvocationFailedError as error:
             failure = f"{error.status} {error.reason}"
             return replace(invoked, status=ENDED, failure=failure)
-        except WaitError:
+        except errors.WaitError:
             return self._described(invoked)
         except InvocationRefusedError as error:
             if error.status != _GONE:
@@ -158,8 +158,15 @@ def _is_keyed(found: Mapping[str, Any] | None, url: str, service: str, handler: 
     return kind.keyed
 
 
+def open_client(url: str, token: str) -> Client:
+    """A client of the deployment's runtime. Raises ConfigError."""
+    try:
+        return Client(url, token, advice=ADVICE)
+    except errors.ConfigError as error:
+        raise ConfigError(f"{INVOCATIONS_URL} or {INVOCATIONS_TOKEN}: {error}") from error
+
+
 @lru_cache(maxsize=4)
 def runtime_at(url: str, token: str = "") -> RuntimeServices:
     """The runtime at an address, with one client for the whole process. Raises ConfigError."""
-    with as_job_errors():
-        return RuntimeServices(Client(url, token, advice=ADVICE))
+    return RuntimeServices(open_client(url, token))

@@ -287,7 +287,8 @@ def register(
     named, standing = declared(source, chosen), log.standing()
     specs = {name: standing.get(name, spec) for name, spec in named.items()}
     rows = new_jobs(table_id, tenants, specs)
-    if auto := {each.name for each in chosen if each.auto_register and _begins_early(each)}:
+    early = [each for each in chosen if consumer_kind(each.kind).begins_before_first_commit]
+    if auto := {each.name for each in early if each.auto_register}:
         delta_log = deployment.delta_log(source)
         after = reached(log, delta_log, table_id)
         rows = begun_before(
@@ -298,10 +299,6 @@ def register(
         for job in log.jobs(tenants=tenants, name=name):
             if job.key.table_id != table_id:
                 log.unregister(job.key.tenant, name, job.key.table_id)
-
-
-def _begins_early(each: Consuming) -> bool:
-    return consumer_kind(each.kind).begins_before_first_commit
 
 
 def free(deployment: Deployment, jobs: Collection[Job]) -> None:

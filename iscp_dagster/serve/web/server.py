@@ -157,7 +157,8 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def log_to_stderr() -> None:
-    """Have the server's own warnings written to standard error."""
+    """Have the warnings of the server, and of the runtime of invocations, written to stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.getLogger("iscp_dagster").addHandler(handler)
+    for name in ("iscp_dagster", "durable_invocations"):
+        logging.getLogger(name).addHandler(handler)

@@ -23,6 +23,7 @@ from iscp_dagster.model.declared.schema import DELETED, SYSTEM_COLUMNS, TIMESTAM
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID
+from iscp_dagster.serviceconsumers.errors import as_job_errors
 
 AHEAD = 2
 """Batches that wait for a slow consumer before the scan does."""
@@ -379,7 +380,8 @@ class Worker:
         try:
             consumer = self._make()
             self.made = True
-            consumer.consume(self.retriever)
+            with as_job_errors():
+                consumer.consume(self.retriever)
         except IscpError as error:
             self.failure = error
         except Exception as error:  # noqa: BLE001 - whatever a user's code raises is its result

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from asgi_guards.admission import Admission
 from durable_invocations.ingress.app import Settings as AppSettings
 from durable_invocations.ingress.app import create_app
+from durable_invocations.ingress.tokens import checked
 from durable_invocations.runtime.runtime import Runtime
 from durable_invocations.runtime.settings import Settings
 from durable_invocations.runtime.sql.database import open_database
@@ -32,10 +33,14 @@ def runtime_app(
     """The ingress and administration of a runtime that keeps invocations in a database's URL.
 
     Makes the tables that are missing. Several may run on one PostgreSQL. Who has no `token` is
-    refused, if there is one; `hosts` are names of the server besides its address. Raises
-    ConfigError for another database than SQLite or PostgreSQL, and UnavailableError for one that
-    does not answer.
+    refused, if there is one; `hosts` are names of the server besides its address. Serve it by
+    itself, since servers run no lifespan of a mounted application, and let none fork after it is
+    made.
+
+    Raises ConfigError for another database than SQLite or PostgreSQL, and for a token that is too
+    short; UnavailableError for a database that does not answer.
     """
+    checked(token)
     clock, driven = SteadyClock(), settings or Settings()
     store = SqlStore(
         open_database(database, kept=True), owner=driven.owner, clock=clock.utc, lead=clock.lead
@@ -53,6 +58,7 @@ def serve_store(
     clock: SteadyClock | None = None,
     *,
     token: str = "",
+    credential: str = "the runtime's token",
     admission: Admission | None = None,
     own: str = "",
     own_path: str = "",
@@ -81,6 +87,7 @@ def serve_store(
         AppSettings(
             backend=runtime,
             token=token,
+            credential=credential,
             open_below=own_path if token else "",
             admission=admission or Admission(),
             own=own,

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import sqlalchemy as sa
@@ -45,9 +46,13 @@ def open_engine(url: str | sa.URL, role: Role, *, kept: bool = False) -> sa.Engi
     With `kept` a connection stays open between transactions, for processes that are not forked.
 
     Raises the role's `invalid` for a URL that is malformed, of another database, or of a SQLite
-    database in memory; ImportError where PostgreSQL's driver, psycopg 3, is not installed.
+    database in memory, and where PostgreSQL's driver is not installed.
     """
     parsed = parse_url(url, role)
+    if parsed.get_backend_name() == "postgresql" and find_spec("psycopg") is None:
+        raise role.invalid(
+            f"The {role.name} on PostgreSQL needs psycopg: pip install 'sql-transactions[postgres]'"
+        )
     options: dict[str, Any] = {"hide_parameters": True, "execution_options": {_ROLE: role}}
     if kept:
         return sa.create_engine(

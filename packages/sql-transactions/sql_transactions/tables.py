@@ -12,9 +12,8 @@ def find_missing_column(engine: sa.Engine, metadata: sa.MetaData) -> tuple[str, 
     """The first table and column that an existing table lacks; None if all have theirs."""
     with transaction(engine, writes=False) as connection:
         inspector = sa.inspect(connection)
-        for table in metadata.sorted_tables:
-            if not inspector.has_table(table.name):
-                continue
+        there = set(inspector.get_table_names())
+        for table in (each for each in metadata.sorted_tables if each.name in there):
             kept = {column["name"] for column in inspector.get_columns(table.name)}
             if missing := sorted({column.name for column in table.columns} - kept):
                 return table.name, missing[0]

@@ -23,6 +23,7 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.io_manager import shown
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS, ChangeKind
 from iscp_dagster.model.declared.together.attach import index_of_view
 from iscp_dagster.model.errors import (
@@ -34,7 +35,6 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark.session import shared
-from iscp_dagster.upkeep.histories import history
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -195,7 +195,7 @@ def test_a_gap_begins_a_history_anew_and_is_told(
     keys = keys_of(dealt.model, "big", upto)
     assert rows_in(table, "big") == [(*key, 0, 1, upto) for key in keys]
     for job in table.jobs():
-        begun = history(deployment, table.source, job)
+        begun = consumer_kind(job.spec.detail.consumer.type).history(table.source, job, deployment)
         assert (begun.at.version, begun.gap) == (upto, (told,))
         assert job_json.history(begun)["gap"] == told
         job_show.status([job], {}, {}, (), {job.key: begun})

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from asgiservers import uvicorn_of
+from lyingruntimes import http, lying
 from runtimeserver import runtime_of
 from starlette.responses import PlainTextResponse
 
@@ -17,10 +18,12 @@ from durable_invocations import Context, Service, VirtualObject, service_app
 from durable_invocations.client.client import Client
 from durable_invocations.client.errors import InvocationRefusedError
 from iscp_dagster.api.invocations import open_invocations_client
+from iscp_dagster.cli.checkup import careful
 from iscp_dagster.cli.checkup import invocations as checked
 from iscp_dagster.jobservices.server import OWN, SERVICES, check_host, services_path, settings_of
-from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL, LOG_URL
+from iscp_dagster.serviceconsumers.runtime import runtime_at
 
 TOKEN = "a-token-of-this-test"
 DEADLINE = 20
@@ -96,6 +99,18 @@ def test_the_checkup_tells_of_a_runtime_that_does_not_answer():
         (finding,) = checked({INVOCATIONS_URL: f"http://127.0.0.1:{silent.getsockname()[1]}"})
     assert "does not answer" in finding.problem
     assert list(checked({})) == []
+
+
+def test_the_checkup_goes_on_after_what_is_no_answer_of_a_runtime():
+    with lying(http(b'{"invocations":[{}]}')) as url:
+        findings = list(careful("invocations", lambda: checked({INVOCATIONS_URL: url})))
+    assert [each.code for each in findings] == [UnavailableError.code]
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:4080", "http://me:secret@host"])
+def test_a_job_is_told_which_setting_names_the_runtime(url):
+    with pytest.raises(ConfigError, match=INVOCATIONS_URL):
+        runtime_at(url)
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:4080", "http://me:secret@host"])

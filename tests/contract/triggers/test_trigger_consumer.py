@@ -13,9 +13,9 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.eventtriggers.recording import Recorder
 from iscp_dagster.joblog.sql.active import keep
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.errors import FeedGoneError, FenceError, SchemaError
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.histories import history
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.pending import OutboxFullError
 
@@ -192,7 +192,7 @@ def test_the_jobs_status_says_after_which_commit_events_are_told_and_the_gap(ale
 
     def told(tenant):
         (job,) = [each for each in alerts.log.jobs() if each.key.tenant == tenant]
-        found = history(deployment, alerts.source, job)
+        found = consumer_kind(job.spec.detail.consumer.type).history(alerts.source, job, deployment)
         return None if found is None else (found.at.version, found.gap)
 
     assert told("acme") == (0, ())

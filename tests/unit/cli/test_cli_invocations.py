@@ -55,7 +55,7 @@ def iscp(hand, tmp_path, capsys, monkeypatch):
             )
 
         reached = partial(Client, transport=httpx.MockTransport(carried))
-        monkeypatch.setattr("iscp_dagster.api.invocations.Client", reached)
+        monkeypatch.setattr("iscp_dagster.serviceconsumers.runtime.Client", reached)
         yield partial(run_command, capsys, monkeypatch, "invocations")
 
 

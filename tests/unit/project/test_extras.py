@@ -64,6 +64,9 @@ results = {
     "test": command("test"),
     "jobs": command("job", "list"),
     "postgres": command("job", "list", ISCP_LOG_URL="postgresql://iscp:secret@127.0.0.1/log"),
+    "invocations": command(
+        "invocations", "list", ISCP_LOG_URL="postgresql://iscp:secret@127.0.0.1/log"
+    ),
     "webserver": told(webserver),
 }
 json.dump(results, sys.stdout)
@@ -110,6 +113,7 @@ def test_what_needs_no_extra_works_without(told):
         ("serve", "`iscp serve`", "serve"),
         ("test", "`iscp test`", "test"),
         ("postgres", "the ISCP log on PostgreSQL", "postgres"),
+        ("invocations", "the ISCP log on PostgreSQL", "postgres"),
     ],
 )
 def test_what_needs_one_says_so_in_a_line_with_the_command(told, asked, what, extra):

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from stackfixture import wait_for
 
+import durable_invocations.errors
 from iscp_dagster.clickhouse.write.chunks import BYTES_AT_ONCE
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.consumers.protocol import DataType
@@ -113,6 +114,17 @@ def test_who_returns_before_the_end_has_failed():
     assert isinstance(worker.failure, ConsumerError)
     with pytest.raises(ConsumerError, match="returned before it had read everything"):
         raise worker.failure
+
+
+class Invokes:
+    def consume(self, retriever):
+        raise durable_invocations.errors.UnavailableError("the runtime is away")
+
+
+def test_who_invokes_a_handler_is_tried_again_while_the_runtime_is_away():
+    worker = at_work(Invokes())
+    worker.end()
+    assert isinstance(worker.failure, UnavailableError)
 
 
 class Sizes:

@@ -45,6 +45,8 @@ class Settings:
 
     backend: Backend
     token: str = field(default="", repr=False)
+    credential: str = "the runtime's token"
+    """What whoever has none is told to send."""
     admission: Admission = field(default_factory=Admission)
     """Guards a server without a token against foreign web pages."""
     bounds: Bounds = field(default_factory=Bounds)
@@ -70,7 +72,8 @@ def create_app(settings: Settings) -> Starlette:
 def _guard(settings: Settings) -> Middleware:
     if settings.token:
         open_below = f"{settings.open_below}/" if settings.open_below else ""
-        return Middleware(Gate, token=settings.token, open_at=HEALTH, open_below=open_below)
+        named = {"token": settings.token, "name": settings.credential}
+        return Middleware(Gate, **named, open_at=HEALTH, open_below=open_below)
 
     def forbidden(status: int, reason: str, headers: Mapping[str, str]) -> Response:
         return told(status, status, reason, headers)

@@ -34,7 +34,7 @@ class Backend(Protocol):
         """
 
     async def discover(self, url: str) -> tuple[Deployment, tuple[Service, ...]]:
-        """What is served at a checked address. Raises IscpError where that cannot be learnt."""
+        """What is served at a checked address. Raises DurableError where that cannot be learnt."""
 
 
 class Catalog:

@@ -39,6 +39,7 @@ class Gate:
 
     app: ASGIApp
     token: str
+    name: str = "the runtime's token"
     open_at: str = ""
     open_below: str = ""
 
@@ -46,7 +47,7 @@ class Gate:
         if scope["type"] != "http" or self._open(scope["path"]):
             await self.app(scope, receive, send)
         elif not self._admits(Headers(scope=scope).getlist("authorization")):
-            reason = "Send `Authorization: Bearer …` with the runtime's token."
+            reason = f"Send `Authorization: Bearer …` with {self.name}."
             headers = {"WWW-Authenticate": "Bearer", "Connection": "close"}
             refused = told(UNAUTHENTICATED, UNAUTHENTICATED, reason, headers)
             await refused(scope, receive, send)

@@ -45,6 +45,7 @@ _INVOKE = 3
 def service_app(
     *services: AnyService,
     hosts: Iterable[str] = (),
+    hosts_setting: str = "service_app(hosts=…)",
     origins: Iterable[str] = (),
     limits: Limits = DEFAULT,
     tracebacks: bool = False,
@@ -53,8 +54,9 @@ def service_app(
     """The app that serves these services, under any prefix of the path.
 
     Over HTTP/1.1 in request/response mode, over HTTP/2 full duplex. `hosts` are names of the
-    server besides its address, `origins` web pages that may use
-    it. `tracebacks` shows the runtime where an attempt failed; `clock` tells seconds since 1970.
+    server besides its address; a refusal says that they are set in `hosts_setting`. `origins` are
+    web pages that may use it. `tracebacks` shows the runtime where an attempt failed; `clock` tells
+    seconds since 1970.
     Raises ConfigError for two services of one name, and for a workflow without a run.
     """
     names = [each.name for each in services]
@@ -65,7 +67,7 @@ def service_app(
     admission = Admission(
         hosts=frozenset(each.lower() for each in hosts),
         origins=frozenset(origins),
-        hosts_setting="service_app(hosts=…)",
+        hosts_setting=hosts_setting,
     )
     options = Options(limits=limits, tracebacks=tracebacks, clock=clock)
     endpoint = ServiceEndpoint({each.name: each for each in services}, options, admission)

@@ -8,6 +8,7 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from asgi_guards.sending import Sending
+from durable_invocations import runtime_app
 from durable_invocations.errors import ConfigError
 from durable_invocations.ingress.addresses import service_address
 from durable_invocations.ingress.inputs import answer, check_input, kept_headers
@@ -196,3 +197,9 @@ def test_an_idempotency_key_that_is_no_text_is_refused():
     with pytest.raises(RefusedError, match="no UTF-8") as refused:
         idempotency_key(keyed(b"\xff"))
     assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("token", ["x", "0123456789abcdef\n"])
+def test_an_application_is_not_made_with_a_token_that_is_no_secret(tmp_path, token):
+    with pytest.raises(ConfigError, match="token is no secret"):
+        runtime_app(f"sqlite:///{tmp_path}/invocations.sqlite", token=token)

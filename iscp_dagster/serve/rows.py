@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.columns import Column
 
@@ -117,8 +116,3 @@ def _client(endpoint: Endpoint) -> Client:
     client = endpoint.connect()
     client.form_encode_query_params = True
     return client
-
-
-def source(database: str, view: str) -> str:
-    """Return the FROM clause of a view."""
-    return f"FROM {ident(database, view)}"

@@ -17,7 +17,6 @@ from iscp_dagster.clickhouse.types.typetext import ChType
 Fit = Callable[[pa.Array, ChType], pa.Array]
 
 INTEGERS = {f"{sign}Int{bits}": (sign, bits) for sign in ("", "U") for bits in (8, 16, 32, 64)}
-WIDE = {f"{sign}Int{bits}" for sign in ("", "U") for bits in (128, 256)}
 FLOATS = {"Float32": pa.float32(), "Float64": pa.float64(), "BFloat16": pa.float32()}
 DAYS = -25_567, 120_529
 """1900-01-01 to 2299-12-31, the days of Date32."""

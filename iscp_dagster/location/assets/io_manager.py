@@ -60,7 +60,7 @@ class OutcomeIOManager(IOManager):
 
 
 class ClickHouseIOManager(IOManager):
-    """The one object that writes into ClickHouse: index tables, and people's own frames.
+    """Writes index tables, and people's own frames, into ClickHouse; nothing else of a run does.
 
     An iteration calls its `writer` index by index, before Dagster has the outputs; when Dagster
     then calls `handle_output`, that finds the rows in place (decision 44).
@@ -77,7 +77,7 @@ class ClickHouseIOManager(IOManager):
     def handle_output(
         self, context: OutputContext, obj: Delivery | InStep | Outcomes | Frame
     ) -> None:
-        """Put the rows in place, and show on the output what was stored. Idempotent.
+        """Put in place what is not yet, and show on the output what was stored. Idempotent.
 
         A frame replaces the rows of the run's partitions, or of an asset without partitions the
         table's. Raises IscpError.

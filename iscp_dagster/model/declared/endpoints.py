@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from ipaddress import ip_network
 from typing import Any
 
-from iscp_dagster.model.declared.addresses import http_address
+from durable_invocations.addresses import http_address
 from iscp_dagster.model.declared.names import checked_name
 from iscp_dagster.model.errors import ConfigError
 

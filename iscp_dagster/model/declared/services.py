@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
-from iscp_dagster.model.declared.addresses import http_address, without_secrets
+from durable_invocations.addresses import http_address, without_secrets
 from iscp_dagster.model.declared.names import checked_name
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import check_priority

@@ -12,7 +12,6 @@ from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.serve.where import EVERYTHING, Expression, predicate
 
 INSERT, UPDATE, DELETE, PROGRESS = "INSERT", "UPDATE", "DELETE", "PROGRESS"
-OPERATIONS = (INSERT, UPDATE, DELETE, PROGRESS)
 
 
 @dataclass(frozen=True, kw_only=True)

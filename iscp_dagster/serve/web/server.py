@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HOST, PORT = "127.0.0.1", 4000
-_LOGGER = logging.getLogger(__name__)
 TOKENS_VARIABLE = "ISCP_GRAPHQL_TOKENS"
 WEBSOCKET_BYTES = 1024 * 1024
 """A larger frame ends its connection before it is read; smaller ones are told what is allowed."""

@@ -66,7 +66,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Place:
-    """Put the rows in place, of one index and reading, for the jobs that are still held: Placed."""
+    """Put what is staged, of one index and reading, in place for the jobs still held: Placed.
+
+    A tail is in place since its scan: it only loses the jobs that are no longer held.
+    """
 
     deliveries: tuple[Delivery, ...]
 
@@ -115,7 +118,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Release:
-    """Let go of the claims, so that the jobs are planned again at once."""
+    """Let go of the claims, so that the jobs are planned again at once: Discarded."""
 
     claims: Claims
 
@@ -210,7 +213,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Discarded:
-    """Nothing staged is left of the scan."""
+    """Nothing staged is left of the scan, or no claim is held any more."""
 
 
 @dataclass(frozen=True)

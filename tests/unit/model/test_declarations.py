@@ -9,7 +9,7 @@ import pytest
 from iscp_dagster import Changes, Endpoint, Mirror, SourceTable, Trigger, View
 from iscp_dagster.delta.checks import RESERVED
 from iscp_dagster.model.declared.lineage import in_order, parents
-from iscp_dagster.model.declared.together.attach import Declared, UnfitError, attached, endpoints_of
+from iscp_dagster.model.declared.together.attach import Declared, UnfitError, attached
 from iscp_dagster.model.declared.together.clashes import check_declared_once
 from iscp_dagster.model.declared.views import TAKEN
 from iscp_dagster.model.errors import ConfigError
@@ -47,7 +47,6 @@ def test_a_trigger_s_endpoints_may_be_named():
     named = replace(LARGE, to=["alerts"])
     (given,) = attached([TRADES], [], [named], [ALERTS])
     assert given.triggers[0].to == (ALERTS,)
-    assert endpoints_of([given]) == [ALERTS]
     other = replace(ALERTS, name="other")
     known = Declared.of([TRADES, other, LARGE, LARGE]).all_endpoints()
     assert known == [ALERTS, other], "with those that only a trigger has, and no trigger at all"

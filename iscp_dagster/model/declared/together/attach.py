@@ -152,18 +152,6 @@ def _check_addresses(services: Iterable[ServiceConsumer]) -> None:
             )
 
 
-def endpoints_of(tables: Iterable[SourceTable]) -> list[Endpoint]:
-    """The endpoints of the tables' triggers, each once, in order of their names."""
-    found = {
-        each.name: each
-        for table in tables
-        for trigger in table.triggers
-        for each in trigger.to
-        if isinstance(each, Endpoint)
-    }
-    return [found[name] for name in sorted(found)]
-
-
 def index_of_view(view: View) -> Index:
     """The changes index that keeps the view."""
     said: dict[str, Any] = {name: getattr(view, name) for name in _SAID_BY_THE_VIEW}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from iscp_dagster.model.declared.addresses import without_secrets
+from durable_invocations.addresses import without_secrets
 
 
 @pytest.mark.parametrize(

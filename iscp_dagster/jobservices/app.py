@@ -19,8 +19,7 @@ def services_app(environ: Mapping[str, str], hosts: Iterable[str] = ()) -> Starl
     """The service endpoint of the deployment that the environment or the running stack names.
 
     `hosts` are names of the server besides its address and those in ISCP_ALLOWED_HOSTS. The
-    deployment is opened when a handler first needs it, and
-    kept.
+    deployment is opened when a handler first needs it, and kept.
     """
 
     @cache

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from liveruntime import running
+from liveruntime import DEADLINE, asked_for, running, until
 
 from durable_invocations import Context, Service, TerminalError, VirtualObject, service_app
 from durable_invocations.client.client import Client, Sent
@@ -21,7 +20,6 @@ from durable_invocations.errors import ConfigError, UnavailableError, WaitError
 from durable_invocations.protocol.ids import new_id, shown
 
 TOKEN = "a-token-of-this-test"
-DEADLINE = 20
 desk = Service("Desk")
 counter = VirtualObject("Counter")
 
@@ -66,22 +64,6 @@ def url(folder):
 def client(url):
     with Client(url, TOKEN) as client:
         yield client
-
-
-def until(found):
-    """What is found, once it is."""
-    ended = time.monotonic() + DEADLINE
-    while not (value := found()):
-        assert time.monotonic() < ended
-        time.sleep(0.01)
-    return value
-
-
-def asked_for(client, tmp_path):
-    """An invocation that waits for an awakeable, and the awakeable's id."""
-    file = tmp_path / "awakeable"
-    sent = client.send("Desk", "approve", str(file))
-    return sent.id, until(lambda: file.exists() and file.read_text())
 
 
 def test_a_handler_is_called_and_its_output_returned(client):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-import time
 from datetime import timedelta
 from pathlib import Path
 
 import httpx
 import pytest
 from asgiservers import uvicorn_of
+from liveruntime import DEADLINE, asked_for, until
 from lyingruntimes import http, lying
 from runtimeserver import runtime_of
 from starlette.responses import PlainTextResponse
@@ -26,7 +26,6 @@ from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL, LOG
 from iscp_dagster.serviceconsumers.runtime import runtime_at
 
 TOKEN = "a-token-of-this-test"
-DEADLINE = 20
 desk = Service("Desk")
 counter = VirtualObject("Counter")
 
@@ -62,22 +61,6 @@ def client(url):
     with Client(url, TOKEN) as client:
         until(client.services)
         yield client
-
-
-def until(found):
-    """What is found, once it is."""
-    ended = time.monotonic() + DEADLINE
-    while not (value := found()):
-        assert time.monotonic() < ended
-        time.sleep(0.01)
-    return value
-
-
-def asked_for(client, tmp_path):
-    """An invocation that waits for an awakeable, and the awakeable's id."""
-    file = tmp_path / "awakeable"
-    sent = client.send("Desk", "approve", str(file))
-    return sent.id, until(lambda: file.exists() and file.read_text())
 
 
 def test_the_checkup_tells_of_what_is_paused(client, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from durable_invocations.runtime.settings import Settings
 from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
 
+DEADLINE = 20
 IMPATIENT = RetryPolicy(initial=0.05, factor=1.0, cap=0.05, attempts=3)
 
 
@@ -44,3 +46,19 @@ def running(folder: Path, policy: RetryPolicy = IMPATIENT, *, token: str = "") -
         client = stack.enter_context(Client(url, token))
         yield Running(url, client, stack)
     store.engine.dispose()
+
+
+def until(found):
+    """What is found, once it is."""
+    ended = time.monotonic() + DEADLINE
+    while not (value := found()):
+        assert time.monotonic() < ended
+        time.sleep(0.01)
+    return value
+
+
+def asked_for(client, tmp_path):
+    """An invocation that waits for an awakeable, and the awakeable's id."""
+    file = tmp_path / "awakeable"
+    sent = client.send("Desk", "approve", str(file))
+    return sent.id, until(lambda: file.exists() and file.read_text())

@@ -160,10 +160,11 @@ class Http2Exchange:
         for _, counted in self._parts:
             self._taken(counted)
         try:
-            if self._got_all and not self._sent_all:
-                http.end_stream(self._number)
-            elif not self._got_all:
+            if not self._got_all:
                 http.reset_stream(self._number, h2.errors.ErrorCodes.CANCEL)
+            elif not self._sent_all:
+                # hypercorn ends the whole connection for data, also none, of what it has answered.
+                http.reset_stream(self._number, h2.errors.ErrorCodes.NO_ERROR)
         except h2.exceptions.ProtocolError:
             pass  # The peer was first.
 

@@ -4,8 +4,6 @@ A webhook tells a receiver on this machine when a symbol's documentation starts 
 something is deprecated.
 """
 
-from __future__ import annotations
-
 import os
 
 from iscp_dagster import Endpoint, FullText, Mirror, SourceTable, Trigger, Vector, View

@@ -3,8 +3,6 @@
 Where there is no package `resources`, the environment configures it.
 """
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 

@@ -1,7 +1,5 @@
 """Real services for the whole session: a ClickHouse for each worker, and one Spark for all."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import json

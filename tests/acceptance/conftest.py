@@ -1,7 +1,5 @@
 """Deployments of real services: with the stand-in for Spark, and with Spark itself."""
 
-from __future__ import annotations
-
 import pytest
 from tables import deployment_at
 

@@ -1,7 +1,5 @@
 """The arguments and options of the commands on events."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

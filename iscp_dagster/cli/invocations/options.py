@@ -1,7 +1,5 @@
 """The arguments and options of `iscp invocations`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """Which requests the guard lets in."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

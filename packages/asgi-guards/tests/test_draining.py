@@ -1,7 +1,5 @@
 """What becomes of an answer whose request was not read, over a real connection."""
 
-from __future__ import annotations
-
 import socket
 
 import httpx

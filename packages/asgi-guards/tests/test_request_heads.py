@@ -1,7 +1,5 @@
 """How much of a request's head a server takes."""
 
-from __future__ import annotations
-
 import socket
 from contextlib import suppress
 from urllib.parse import urlsplit

@@ -1,7 +1,5 @@
 """How long servers keep idle connections."""
 
-from __future__ import annotations
-
 import httpx
 
 from asgi_guards.connections import options

@@ -1,7 +1,5 @@
 """A real uvicorn in a thread of the test."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from contextlib import contextmanager

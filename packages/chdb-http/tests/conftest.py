@@ -1,7 +1,5 @@
 """Settings of the package's tests."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 
 # A test that runs slowly on a busy machine has not failed.

@@ -1,7 +1,5 @@
 """The embedded server as clickhouse-connect sees it."""
 
-from __future__ import annotations
-
 import datetime as dt
 import logging
 import re

@@ -1,7 +1,5 @@
 """The embedded server over HTTP: ClickHouse's documented examples, and cases beyond them."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import gzip
 import json

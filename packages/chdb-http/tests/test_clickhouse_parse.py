@@ -1,7 +1,5 @@
 """The embedded server tells statements apart without help from the engine."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Searching a text piece by piece finds the same as searching the whole."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A query reaches nothing outside the tables but user_files and what is allowed by name."""
 
-from __future__ import annotations
-
 import http.server
 import threading
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 The requests carry what a browser sends with those of a page (Fetch standard, Fetch Metadata).
 """
 
-from __future__ import annotations
-
 import socket
 import time
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The longest times that either side takes, in seconds."""
 
-from __future__ import annotations
-
 YEAR = 366 * 86_400
 """Between attempts."""
 CENTURY = 100 * YEAR

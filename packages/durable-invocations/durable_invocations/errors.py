@@ -1,7 +1,5 @@
 """The one tree of errors. A message names the culprit, its value and the remedy."""
 
-from __future__ import annotations
-
 
 class DurableError(Exception):
     """The root of every error that this package raises.

@@ -1,7 +1,5 @@
 """Databases on a PostgreSQL; nothing else is shared."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys

@@ -1,7 +1,5 @@
 """The first example of the README does what it says, in the processes that it starts."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The client against servers that are no runtime, and given names that no request can carry."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

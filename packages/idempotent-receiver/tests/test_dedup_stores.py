@@ -1,7 +1,5 @@
 """Every store of handled events keeps one contract."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import Barrier, Event

@@ -1,7 +1,5 @@
 """What a deduplicator refuses, how it is bounded, and what subscribers take."""
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 

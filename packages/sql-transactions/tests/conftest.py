@@ -1,7 +1,5 @@
 """A database on SQLite, and one on PostgreSQL."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import warnings

@@ -1,7 +1,5 @@
 """Rows that a statement is given, and the tables that are made for them."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 

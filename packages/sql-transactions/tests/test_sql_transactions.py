@@ -1,7 +1,5 @@
 """Engines and transactions: what is refused, what is told, and how writers wait."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Other people's clients and audits, and a served table for them."""
 
-from __future__ import annotations
-
 import npm
 import pytest
 from servedtrades import serving_trades

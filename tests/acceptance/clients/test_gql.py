@@ -1,7 +1,5 @@
 """The Python client gql asks and subscribes, over HTTP and by websocket."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The server of GraphQL over HTTP, held against the audits of the npm package graphql-http."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections import Counter

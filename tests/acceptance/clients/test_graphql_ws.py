@@ -1,7 +1,5 @@
 """The npm client graphql-ws follows a subscription while the server is ended again and again."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections import Counter

@@ -1,7 +1,5 @@
 """The package in a user's Dagster project: a wheel, and ten lines of Python or YAML."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The deployment of docs/production.md, executed: no `iscp up`, PostgreSQL, passwords."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Spark sessions: who gets one, and that their Python workers stay few over many runs."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct

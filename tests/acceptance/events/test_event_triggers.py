@@ -1,7 +1,5 @@
 """Event triggers on real services: each transition of the source once, whatever the cuts."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Commits that are no everyday ones, under a view, its triggers and a mirror in one iteration."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -6,8 +6,6 @@ compared in between, and what differs from a table `(tenant, id, v)`: other colu
 kinds of what went wrong; `ELSEWHERE` says where the kinds are that are no such history.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Null arrays, maps and structs, and rows without a vector, in every kind of index."""
 
-from __future__ import annotations
-
 import pytest
 from tables import Table, kinds
 

@@ -1,7 +1,5 @@
 """Each tenant ends as it would alone, whichever tenants share its iteration or fail."""
 
-from __future__ import annotations
-
 from contextlib import closing, suppress
 from dataclasses import replace
 

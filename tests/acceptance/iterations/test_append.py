@@ -1,7 +1,5 @@
 """Append-only indexes on real services: each row once, by tokens and the state of batches alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

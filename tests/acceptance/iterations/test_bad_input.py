@@ -1,7 +1,5 @@
 """Bad input: one clear error with culprit and remedy, and no loss of what was served."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Dead letters on real services: set aside, seen, replayed and dropped by command."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

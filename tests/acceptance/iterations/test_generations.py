@@ -1,7 +1,5 @@
 """A changed index is built beside the served one, and replaces it whole."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Iterations on real services: a Delta table through Spark into ClickHouse, in step and whole."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Source tables in an S3-compatible store: detection, snapshots, tails and comparison."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pyarrow as pa

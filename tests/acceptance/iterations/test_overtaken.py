@@ -1,7 +1,5 @@
 """Statements of a dead run that the network held land after its heir has published."""
 
-from __future__ import annotations
-
 import shutil
 from contextlib import closing
 from dataclasses import replace

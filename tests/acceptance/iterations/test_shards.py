@@ -1,7 +1,5 @@
 """An index on two ClickHouse servers: each row on one of them, each server in step by itself."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 from threading import Thread

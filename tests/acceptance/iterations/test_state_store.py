@@ -1,7 +1,5 @@
 """Iterations whose batch states are in KeeperMap: a run may die between any two of its writes."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Endpoints to drive: the services of the tests, written with each SDK."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """The wire between the runtime and a service is cut anywhere; each journey ends the same, once."""
 
-from __future__ import annotations
-
 import asyncio
 from random import Random
 

@@ -1,7 +1,5 @@
 """The project's service endpoint, driven by a driver written from the protocol's text alone."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The tests' own driver of the protocol, held against an independent SDK: restate-sdk."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Runtimes, endpoints and databases are killed, and each invocation ends with its output, once."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Answers that break the protocol: each is refused and tried again, and nothing is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

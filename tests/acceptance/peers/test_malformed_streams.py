@@ -1,7 +1,5 @@
 """Streams that break the protocol, sent to a real server: each is refused, none leaves anything."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from random import Random

@@ -1,7 +1,5 @@
 """An endpoint written with restate-sdk is killed while the runtime drives it; each journey ends."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The whole benchmark runs, on few rows."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

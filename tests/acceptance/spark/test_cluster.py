@@ -1,8 +1,6 @@
 """On a Spark cluster tasks are as many as its cores, and run twice: by speculation, or after their
 executor died."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Commits that change a table's columns and no row: every tenant reads as Spark does afterwards."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

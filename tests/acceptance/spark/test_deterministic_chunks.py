@@ -1,7 +1,5 @@
 """A range with one layout always gives the same chunks, byte for byte, however Spark reads it."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 from nearspark import NearSpark

@@ -1,7 +1,5 @@
 """Every Delta type through Spark into ClickHouse, as it is and as declared, and verified."""
 
-from __future__ import annotations
-
 import pytest
 from nearspark import NearSpark
 from shipping import ANYWAY

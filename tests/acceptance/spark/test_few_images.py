@@ -1,7 +1,5 @@
 """Image rows of a few changes that the run itself reads: those that Spark reads, of every type."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

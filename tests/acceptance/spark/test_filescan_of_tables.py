@@ -1,7 +1,5 @@
 """A snapshot read with Arrow equals the one that Spark reads, type by type and row by row."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 from tables import TYPES, Table, deployment_at, typed_columns, typed_rows

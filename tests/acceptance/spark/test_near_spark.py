@@ -1,7 +1,5 @@
 """The stand-in gives the same as Spark, for random histories and for damaged indexes."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

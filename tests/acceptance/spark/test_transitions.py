@@ -1,7 +1,5 @@
 """The changes of a view, read per commit with both images, against a model in Python."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """`where:` of queries and subscriptions means what Spark's SQL of views means."""
 
-from __future__ import annotations
-
 import pytest
 from wherecases import EDGES, clickhouse_says, conditions
 

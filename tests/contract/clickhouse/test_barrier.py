@@ -1,7 +1,5 @@
 """Barriers on the real engine: which inserts they let in, refuse and wait for."""
 
-from __future__ import annotations
-
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tables of changes indexes on the real engine: read, folded, begun, and asked for twins."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Rows that an index cannot take, on the real engine: each set aside, the rest delivered."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Inserts through a network that fails before and after ClickHouse applies them: each row once."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace

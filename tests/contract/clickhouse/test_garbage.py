@@ -1,7 +1,5 @@
 """Garbage on the real engine: the rows of a dropped job are dropped once."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone

@@ -1,7 +1,5 @@
 """A kind of index from another package: one module, and one line that registers it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import partial

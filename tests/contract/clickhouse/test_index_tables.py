@@ -1,7 +1,5 @@
 """Index tables on the real engine: written, replayed, replaced, searched."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Every cell of docs/types.md on the real engine: kept to the last bit, or refused by name."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import struct

@@ -1,7 +1,5 @@
 """On real servers, rows lie on the shard where a Distributed table puts them."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace

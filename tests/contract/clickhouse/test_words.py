@@ -1,7 +1,5 @@
 """Words on the real engine: what is folded, and where. docs/quickstart.md says what is not."""
 
-from __future__ import annotations
-
 import itertools
 import unicodedata
 

@@ -1,7 +1,5 @@
 """Frames in ClickHouse: replaced as a whole or by partition, by whoever comes, once or twice."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from datetime import date, datetime, timezone

@@ -1,7 +1,5 @@
 """What docs/invocations.md says: its examples are run, its tables are those of the code."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import json

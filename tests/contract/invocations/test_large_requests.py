@@ -1,7 +1,5 @@
 """What the server of queries answers to a request that is too large, over a real connection."""
 
-from __future__ import annotations
-
 from asgiservers import uvicorn_of
 from largerequests import status_of_large
 

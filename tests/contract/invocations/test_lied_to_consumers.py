@@ -1,7 +1,5 @@
 """Jobs that call services are told what is no runtime in errors of their own."""
 
-from __future__ import annotations
-
 import pytest
 from lyingruntimes import LIES, http, lied_to
 

@@ -1,7 +1,5 @@
 """The examples of docs/services.md, deployed at a runtime and invoked by HTTP."""
 
-from __future__ import annotations
-
 import re
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The active rows of triggers, in both databases."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The columns of `iscp_log`, as the design note names them and as databases have them."""
 
-from __future__ import annotations
-
 from datetime import datetime, timezone
 
 import pytest

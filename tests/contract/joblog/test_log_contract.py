@@ -1,7 +1,5 @@
 """Registrations and iterations, in every ISCP log: in memory, on SQLite, on PostgreSQL."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta, timezone
 

@@ -1,7 +1,5 @@
 """Garbage, history and usage, in every ISCP log."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Leases in every ISCP log: working runs are left alone, and nobody waits for silent ones."""
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """The watermarks that readers of changes ask for, on SQLite and PostgreSQL."""
 
-from __future__ import annotations
-
 from logs import at, key, name
 
 from iscp_dagster.joblog.sql.reached import Reached, reached

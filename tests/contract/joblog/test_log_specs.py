@@ -1,7 +1,5 @@
 """Specs, pauses and jobs for everybody, in every ISCP log."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The service `Iscp` and the virtual object `Index`, invoked by HTTP through a real runtime."""
 
-from __future__ import annotations
-
 import re
 import sys
 from contextlib import contextmanager

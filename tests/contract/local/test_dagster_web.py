@@ -1,7 +1,5 @@
 """What a web page may do with Dagster's webserver: follow a link to it, and no more."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Each package in a virtual environment with nothing but what it asks for."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What a run prints: in Dagster's files, without processes that copy it."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Dagster's storage of ours: the same files and answers, and a batch of events at once."""
 
-from __future__ import annotations
-
 import multiprocessing
 import shutil
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """What `iscp health` asks Dagster for: the runner's ticks, of whichever start of Dagster."""
 
-from __future__ import annotations
-
 from dagster._core.scheduler.instigation import (
     InstigatorState,
     InstigatorStatus,

@@ -1,7 +1,5 @@
 """One shop for the tests of the GraphQL server that only read it."""
 
-from __future__ import annotations
-
 import pytest
 from servedshop import Shop
 

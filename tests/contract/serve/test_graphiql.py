@@ -1,7 +1,5 @@
 """GraphiQL, as browsers see it at the address of queries."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The examples of docs/graphql.md answer as they say, and its tables are those of the code."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """What is selected of a changes index, against the changes that it was written from."""
 
-from __future__ import annotations
-
 import pytest
 from history import FakeIndex
 from imagetable import ImageTable

@@ -1,7 +1,5 @@
 """Subscriptions through real websockets, over ClickHouse and an ISCP log in SQLite."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """GraphQL over HTTP as the specification has it, and what the server refuses."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Indexes of other forms: over several shards, of a view's changes, with binary columns."""
 
-from __future__ import annotations
-
 import itertools
 
 import pyarrow as pa

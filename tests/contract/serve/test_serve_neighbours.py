@@ -1,7 +1,5 @@
 """Neighbours by GraphQL: live ones alone, as many as asked for, among what `where` selects."""
 
-from __future__ import annotations
-
 import pytest
 from servedshop import Shop, ask, table_of
 from shipping import write

@@ -1,7 +1,5 @@
 """`iscp serve` as a process: tokens, its log, its end; and the schema that it prints."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

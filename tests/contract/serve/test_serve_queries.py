@@ -1,7 +1,5 @@
 """Queries of a real ClickHouse through the schema: rows, conditions, orders, words, neighbours."""
 
-from __future__ import annotations
-
 import pytest
 from servedshop import ask
 

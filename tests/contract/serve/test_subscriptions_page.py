@@ -1,7 +1,5 @@
 """What docs/graphql.md says of subscriptions: its examples, its numbers, its codes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

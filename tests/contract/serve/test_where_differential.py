@@ -1,7 +1,5 @@
 """`where:` means the same to ClickHouse and to Python, value by value at the types' edges."""
 
-from __future__ import annotations
-
 import pytest
 from wherecases import EDGES, ONLY_CLICKHOUSE, clickhouse_says, conditions
 

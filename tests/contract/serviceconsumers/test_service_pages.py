@@ -1,7 +1,5 @@
 """The examples of docs/service-consumers.md, carried out."""
 
-from __future__ import annotations
-
 import json
 import re
 

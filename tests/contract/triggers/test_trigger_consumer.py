@@ -1,7 +1,5 @@
 """A trigger's job on a real log: what commits together, and what fails alone."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A run that dies at any point of a trigger's transaction: nothing lost, nothing told twice."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

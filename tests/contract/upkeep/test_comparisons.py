@@ -1,7 +1,5 @@
 """What `verify` says where some of a table's indexes or tenants cannot be compared."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import count
 from pathlib import Path

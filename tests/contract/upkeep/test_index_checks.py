@@ -1,7 +1,5 @@
 """The check of an index as Dagster gets it."""
 
-from __future__ import annotations
-
 import dagster as dg
 
 from iscp_dagster.location.assets.checks import _evaluations

@@ -1,7 +1,5 @@
 """An empty outbox on SQLite and on PostgreSQL."""
 
-from __future__ import annotations
-
 import pytest
 from watches import Watch
 

@@ -1,7 +1,5 @@
 """The outbox over SQLite and PostgreSQL: what is due, what ends, batches, leases, sent again."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 from datetime import timedelta

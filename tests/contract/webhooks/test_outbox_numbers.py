@@ -1,7 +1,5 @@
 """What is shown of a trigger's deliveries, and what the maintenance prunes."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """What a sender asks for again and again goes through an index, whatever is pending."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from events import event
 

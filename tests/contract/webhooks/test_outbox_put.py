@@ -1,7 +1,5 @@
 """What is put into the outbox: once, in order, bounded, with the caller's transaction."""
 
-from __future__ import annotations
-
 import pytest
 import sqlalchemy as sa
 from events import event

@@ -1,7 +1,5 @@
 """One attempt against a real receiver: signatures, addresses, timeouts, kept connections."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import datetime as dt

@@ -1,7 +1,5 @@
 """10,000 events through real processes while sender and receiver are killed in turn."""
 
-from __future__ import annotations
-
 import base64
 import os
 import random

@@ -1,7 +1,5 @@
 """The sender against a real receiver: order, retries, limits, several senders, stopping."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import threading

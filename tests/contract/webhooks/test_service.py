@@ -1,7 +1,5 @@
 """The sender beside a server, pings, and whose leases are inherited."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import os

@@ -1,7 +1,5 @@
 """Runs `iscp` in the test's process, and reads what it prints."""
 
-from __future__ import annotations
-
 import json
 import sys
 

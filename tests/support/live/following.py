@@ -1,7 +1,5 @@
 """A subscriber in a thread, for tests that do other things meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

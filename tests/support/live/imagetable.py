@@ -1,7 +1,5 @@
 """A changes index in ClickHouse and its jobs in an ISCP log, written by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 

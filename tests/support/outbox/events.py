@@ -1,7 +1,5 @@
 """Short names for events in tests of the outbox and the sender."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """The job API over real Delta logs, with the ISCP log in memory and in SQLite; no Spark."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """The job API takes the jobs of views and event triggers as those of indexes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """`iscp events` and `iscp endpoint` over an outbox in SQLite."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """`iscp invocations` over a database in SQLite, and the runtime's HTTP before it."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from functools import partial
 

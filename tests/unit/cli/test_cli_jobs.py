@@ -1,7 +1,5 @@
 """`iscp job`, `wait`, `usage` and `health` over a Delta table and an ISCP log in memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The output of commands fits a terminal of 80 columns."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

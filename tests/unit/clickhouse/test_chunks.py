@@ -1,7 +1,5 @@
 """Chunks and their digests do not depend on how the stream was cut."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 
 import pyarrow as pa

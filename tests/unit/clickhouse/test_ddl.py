@@ -1,7 +1,5 @@
 """The DDL of every index kind, as text."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

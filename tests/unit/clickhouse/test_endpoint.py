@@ -1,7 +1,5 @@
 """Where ClickHouse is, as its URL says."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Keys that Spark holds equal are written alike, so that ClickHouse knows them as one."""
 
-from __future__ import annotations
-
 from math import inf, nan
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Null arrays, maps and structs, by the rules that a declaration gives."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Values as messages show them, also those that Python does not have."""
 
-from __future__ import annotations
-
 from datetime import date
 from decimal import Decimal
 

@@ -1,7 +1,5 @@
 """Types that a declaration asks for: parsed, allowed or refused, and documented."""
 
-from __future__ import annotations
-
 import pickle
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Values of a file, read as the table's current type."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """What readers see of columns: which changes of a schema are seen, and which are not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The change feed's files read with Arrow, against a plain model of the feed."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from dataclasses import replace

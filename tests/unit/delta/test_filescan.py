@@ -1,7 +1,5 @@
 """Reading a snapshot's files with Arrow, against deltalake's own reader."""
 
-from __future__ import annotations
-
 import pickle
 from array import array
 from collections import Counter

@@ -1,7 +1,5 @@
 """The schema of the log as values."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Errors of file systems and stores: whether one file is at fault, or its whole store is down."""
 
-from __future__ import annotations
-
 import errno
 import os
 

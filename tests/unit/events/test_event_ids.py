@@ -1,7 +1,5 @@
 """Ids and keys of events: golden values, no collisions, no ambiguity."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

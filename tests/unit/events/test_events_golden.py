@@ -1,7 +1,5 @@
 """The design note's examples, as golden/events.txt has them."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Triggers fire on transitions: the machine compared with a small model."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """Image rows become changes, whichever way they come."""
 
-from __future__ import annotations
-
 from datetime import datetime, timezone
 
 import pytest

@@ -1,7 +1,5 @@
 """The bodies of webhooks."""
 
-from __future__ import annotations
-
 import json
 import math
 from datetime import date, datetime, timedelta, timezone

@@ -1,7 +1,5 @@
 """Source timestamps: a type of their own, ordered by version and ordinal."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from datetime import datetime, timezone

@@ -1,7 +1,5 @@
 """What a trigger need not hold: updates that leave a row where it was."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 from hypothesis import given

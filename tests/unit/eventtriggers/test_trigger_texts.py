@@ -1,7 +1,5 @@
 """Values that an event cannot have, and rows without a key: each has one clear end."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

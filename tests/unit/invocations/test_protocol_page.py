@@ -1,7 +1,5 @@
 """docs/invocation-protocol.md shows what the code has."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """docs/services.md says what the code does, and its examples run."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 

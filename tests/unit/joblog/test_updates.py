@@ -1,7 +1,5 @@
 """Changes of a spec: named fields are replaced, empty ones stay."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

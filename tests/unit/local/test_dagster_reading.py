@@ -1,7 +1,5 @@
 """Which GraphQL Dagster's guarded webserver executes for a GET."""
 
-from __future__ import annotations
-
 import pytest
 
 from iscp_dagster.local.web.reading import LONGEST, beyond_reading

@@ -1,7 +1,5 @@
 """The daemon of Python workers: what it forks, and that it ends only without live workers."""
 
-from __future__ import annotations
-
 import os
 import select
 import socket

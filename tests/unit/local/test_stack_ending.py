@@ -1,7 +1,5 @@
 """The end of a stack cancels the iterations that were under way."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A table in `defs.yaml`: the same definitions as in Python, and errors that say where."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import fields, replace

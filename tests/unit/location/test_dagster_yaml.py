@@ -1,7 +1,5 @@
 """What `dagster.yaml` lets run at once, as Dagster's own queue decides it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections import Counter

@@ -1,7 +1,5 @@
 """What a run that is ahead of the runner reports to Dagster with a data version."""
 
-from __future__ import annotations
-
 import dagster as dg
 import pytest
 from onetable import commit, orders

@@ -1,7 +1,5 @@
 """How a tick of the runner's sensor waits for something to do; only its pauses move the clock."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

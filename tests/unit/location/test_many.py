@@ -1,7 +1,5 @@
 """The maximum number of tenants and runs, in a Dagster with SQLite storage."""
 
-from __future__ import annotations
-
 import sqlite3
 import sys
 

@@ -1,7 +1,5 @@
 """Pruning keeps what Dagster compares, of source tables and of indexes."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 

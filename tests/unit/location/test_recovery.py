@@ -1,7 +1,5 @@
 """A look frees what dead runs leave behind, and leaves live runs of any Dagster alone."""
 
-from __future__ import annotations
-
 import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus
 from logs import log_in_memory

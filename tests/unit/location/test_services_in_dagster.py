@@ -1,7 +1,5 @@
 """Service consumers as assets: below their table, materialized tenant by tenant."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace

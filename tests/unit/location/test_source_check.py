@@ -1,7 +1,5 @@
 """What Dagster shows of a source table that cannot be followed, without Spark or ClickHouse."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace

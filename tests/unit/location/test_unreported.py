@@ -1,7 +1,5 @@
 """What a run that ends too soon reports, without Dagster and without rows."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from threading import Event
 from types import SimpleNamespace

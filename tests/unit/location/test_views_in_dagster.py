@@ -1,7 +1,5 @@
 """Views and event triggers as assets: below what they are of, and materialized like indexes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

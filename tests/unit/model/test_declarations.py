@@ -1,7 +1,5 @@
 """Views, event triggers and endpoints as they are declared: what they give, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

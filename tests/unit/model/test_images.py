@@ -1,7 +1,5 @@
 """What image rows are read of, as a value."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

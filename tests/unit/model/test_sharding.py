@@ -1,7 +1,5 @@
 """Which shards may be declared, and which indexes they become."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What a declaration refuses, and with which message."""
 
-from __future__ import annotations
-
 import pytest
 
 from iscp_dagster import Changes, FullText, Mirror, SourceTable, Vector

@@ -1,7 +1,5 @@
 """The jobs that follow from a declaration: of its indexes, its views and its triggers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from iscp_dagster import Changes, Mirror, SourceTable, Trigger, View

@@ -1,7 +1,5 @@
 """Due iterations of tenants are joined into as few as possible, with each job in one."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from itertools import combinations
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Tenants that appear while a trigger is there, as the runner registers them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Reports of the runner's looks, over real Delta logs and an ISCP log in memory."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

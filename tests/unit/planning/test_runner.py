@@ -1,7 +1,5 @@
 """The runner over real Delta logs and an ISCP log in memory; Spark is never asked for."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

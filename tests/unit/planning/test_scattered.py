@@ -1,7 +1,5 @@
 """Tenants whose watermarks lie at different commits: what one look and one run ask of the log."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path

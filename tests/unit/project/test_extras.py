@@ -1,7 +1,5 @@
 """Without extras the package works against existing services, and names the extra it lacks."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The rules that the whole project follows: lint, format, types, and its public names."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The packages stand alone: each imports what it asks for, and nothing of iscp_dagster."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

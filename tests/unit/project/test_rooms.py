@@ -1,7 +1,5 @@
 """The rooms: pure modules stay pure, and imports go neither upwards nor in a circle."""
 
-from __future__ import annotations
-
 import ast
 import fnmatch
 import re

@@ -1,7 +1,5 @@
 """A server learns that the declarations changed."""
 
-from __future__ import annotations
-
 import os
 from threading import Event
 

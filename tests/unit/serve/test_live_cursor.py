@@ -1,7 +1,5 @@
 """Cursors: opaque texts that come back as they went, and are refused elsewhere."""
 
-from __future__ import annotations
-
 import base64
 
 import pytest

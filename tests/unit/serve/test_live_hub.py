@@ -1,7 +1,5 @@
 """The hub looks at the log for all feeds, waits while it is away, and rests without subscribers."""
 
-from __future__ import annotations
-
 import asyncio
 
 from history import FakeIndex, new_feed, until

@@ -1,7 +1,5 @@
 """graphql-transport-ws as a pure machine: close codes, and any order of messages."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Subscriptions against a model: none missing and none twice, whatever comes in between."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Tokens of open connections are looked up again, whatever their clients and the function do."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Tokens and the tenants that they name."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

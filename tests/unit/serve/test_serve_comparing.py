@@ -1,7 +1,5 @@
 """A comparison that is fitted to a column's type finds what the one that was asked finds."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from hypothesis import given, settings

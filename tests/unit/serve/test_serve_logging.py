@@ -1,7 +1,5 @@
 """What `iscp serve` and the runtime of invocations log has time and level."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """Columns, names and scalars of the schema, without a ClickHouse."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Requests that take too long, or are too many at a time."""
 
-from __future__ import annotations
-
 from threading import Event
 
 import anyio

@@ -1,7 +1,5 @@
 """A tenant's changes make the same chunks and keys, however they come."""
 
-from __future__ import annotations
-
 import json
 import random
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """What can be declared as a service consumer, and what cannot."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What docs/service-consumers.md shows is what is declared and invoked."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Spark's work ends when nobody wants it any more."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """A missing Spark is reported at once, without its token."""
 
-from __future__ import annotations
-
 import time
 import traceback
 

@@ -1,7 +1,5 @@
 """How much one iteration takes, and how long a job waits after failures."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Joining a Spark session while other things are made ready."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from dataclasses import replace

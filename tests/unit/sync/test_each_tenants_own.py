@@ -1,7 +1,5 @@
 """What is decided for each tenant before a range is read, if files of some tenants are gone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

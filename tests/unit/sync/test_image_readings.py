@@ -1,7 +1,5 @@
 """Who gets image rows, which claims share a reading of them, and which tables cannot give them."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Which tenants are tried again, alone or together, when many of them fail in one scan."""
 
-from __future__ import annotations
-
 from math import ceil, log2
 from types import SimpleNamespace
 

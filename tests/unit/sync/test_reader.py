@@ -1,7 +1,5 @@
 """Which changes one task reads itself, judged by the log's entries of their files."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

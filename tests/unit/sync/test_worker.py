@@ -1,7 +1,5 @@
 """A consumer's thread: how a slow consumer holds up the scan, and what ends the thread."""
 
-from __future__ import annotations
-
 import threading
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """What follows from an answer: the golden table, and what it cannot show."""
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Endpoints that cannot be declared, each with one clear error that shows no secret."""
 
-from __future__ import annotations
-
 import pytest
 
 from iscp_dagster import Endpoint

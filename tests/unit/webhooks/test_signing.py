@@ -1,7 +1,5 @@
 """Signatures as the package `standardwebhooks` verifies them, and secrets that are refused."""
 
-from __future__ import annotations
-
 import base64
 from datetime import datetime, timezone
 

@@ -1,7 +1,5 @@
 """Frames: headers, flags, results, and streams that are split anywhere."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

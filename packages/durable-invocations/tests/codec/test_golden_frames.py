@@ -1,7 +1,5 @@
 """Frames that other implementations wrote are read as they were meant, and written alike."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

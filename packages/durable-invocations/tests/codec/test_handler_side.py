@@ -1,7 +1,5 @@
 """A handler's steps and the runtime's frames, and what follows for the handler."""
 
-from __future__ import annotations
-
 import pytest
 
 from durable_invocations.journal import handler_side

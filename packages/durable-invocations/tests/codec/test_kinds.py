@@ -1,7 +1,5 @@
 """The table of types is that of protocol.proto, and so is the code made of it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Long journals cost little: no step copies what was before it."""
 
-from __future__ import annotations
-
 from growth import SLACK, time_growth
 
 from durable_invocations.journal import bits, handler_side, runtime_side

@@ -1,7 +1,5 @@
 """A replayed step must be the recorded one, but for results, times and names."""
 
-from __future__ import annotations
-
 import pytest
 
 from durable_invocations.journal.matching import check, described, matches

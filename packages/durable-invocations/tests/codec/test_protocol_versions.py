@@ -1,7 +1,5 @@
 """Content types name versions of the protocol and of manifests."""
 
-from __future__ import annotations
-
 import pytest
 
 from durable_invocations.protocol.frames import frame

@@ -1,7 +1,5 @@
 """What a handler's stream may send, and what follows for the runtime."""
 
-from __future__ import annotations
-
 import pytest
 
 from durable_invocations.journal import runtime_side

@@ -1,7 +1,5 @@
 """Several runtimes on one database: each invocation is driven by one, and a zombie's is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

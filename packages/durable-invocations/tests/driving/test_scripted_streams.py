@@ -501,26 +501,27 @@ def test_a_stream_that_ends_without_a_last_message_is_tried_again(tmp_path, serv
 def test_a_stream_that_ends_without_a_last_message_disturbs_no_other_on_its_connection(tmp_path):
     async def script(stream, number):
         await stream.replay()
-        if stream.path.endswith("/h") and number < 3:
+        if stream.path.endswith("/other"):
+            begun.set()
+            await passed(ended)
+        elif number < 3:
             await stream.raw(b"")
             return
-        if stream.path.endswith("/other"):
-            let_go = asyncio.get_running_loop().run_in_executor
-            await let_go(None, ended.wait, SLOW_SECONDS)
         await stream.output()
+
+    async def passed(event):
+        await asyncio.get_running_loop().run_in_executor(None, event.wait, SLOW_SECONDS)
 
     async def work(driven):
         other = await driven.submit("S/other")
-        await driven.until(other, Status.RUNNING)
-        while not app.attempts["/invoke/S/other"]:
-            await asyncio.sleep(0.005)
+        await passed(begun)
         one = await driven.submit("S/h")
         await driven.end(one)
         ended.set()
         await driven.end(other)
         return driven.store.invocation(one), driven.store.invocation(other)
 
-    app, ended = Scripted(script), threading.Event()
+    app, begun, ended = Scripted(script), threading.Event(), threading.Event()
     one, other = driven(tmp_path, app, work)
     assert (one.attempts, other.attempts, other.error) == (3, 1, None)
     assert len({each.client for each in app.streams}) == 1

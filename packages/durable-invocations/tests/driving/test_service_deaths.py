@@ -1,7 +1,5 @@
 """Service endpoints that are killed with kill -9 in the middle of a stream."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What hostile or broken peers may do to the runtime that speaks to them."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """What peers of HTTP/2 may do: reset, go away, keep silent, send rubbish, allow little."""
 
-from __future__ import annotations
-
 import asyncio
 
 import h2.config

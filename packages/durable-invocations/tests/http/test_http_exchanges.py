@@ -1,7 +1,5 @@
 """Exchanges over HTTP/1.1 and HTTP/2 with real servers."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import ExitStack
 

@@ -1,7 +1,5 @@
 """Discovery: paths, versions of HTTP, content types, and manifests that are refused."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What the ingress lets in: addresses, tokens, bodies of the handler's content type."""
 
-from __future__ import annotations
-
 import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse

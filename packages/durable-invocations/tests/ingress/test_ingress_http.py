@@ -1,7 +1,5 @@
 """The ingress and the administration by HTTP, over a real store whose invocations go by hand."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

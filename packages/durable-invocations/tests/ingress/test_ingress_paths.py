@@ -1,7 +1,5 @@
 """Which handler a request's path names, and how long a call of it is delayed."""
 
-from __future__ import annotations
-
 from urllib.parse import quote
 
 import pytest

@@ -1,7 +1,5 @@
 """What a runtime answers to a request that is too large, over a real connection."""
 
-from __future__ import annotations
-
 from largerequests import status_of_large
 from liveruntime import running
 

@@ -1,7 +1,5 @@
 """What the runtime sends on a stream, and in which order."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """How deployments share a runtime's places."""
 
-from __future__ import annotations
-
 import pytest
 
 from durable_invocations.runtime.driving.places import Places

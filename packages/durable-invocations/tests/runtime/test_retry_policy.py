@@ -1,7 +1,5 @@
 """When an attempt that failed is made again."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

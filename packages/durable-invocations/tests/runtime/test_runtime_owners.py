@@ -1,7 +1,5 @@
 """Which runtimes are dead, by the observer's own clock."""
 
-from __future__ import annotations
-
 import pytest
 
 from durable_invocations.runtime.owners import Watch

@@ -1,7 +1,5 @@
 """The runtime's clock, and what is due."""
 
-from __future__ import annotations
-
 from durable_invocations.runtime.timers import Due, SteadyClock
 
 

@@ -1,7 +1,5 @@
 """Who waits for the end of an invocation."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

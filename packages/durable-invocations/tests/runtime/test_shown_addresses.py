@@ -1,7 +1,5 @@
 """What messages show of addresses that are wrong."""
 
-from __future__ import annotations
-
 import pytest
 
 from durable_invocations.addresses import without_secrets

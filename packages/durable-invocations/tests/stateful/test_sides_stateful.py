@@ -1,7 +1,5 @@
 """An invocation ends as if nothing had happened, whatever is lost and in whatever order."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

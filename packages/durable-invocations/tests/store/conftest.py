@@ -1,7 +1,5 @@
 """An empty store of invocations on SQLite and on PostgreSQL."""
 
-from __future__ import annotations
-
 import pytest
 import sqlalchemy as sa
 from desk import TABLES, Desk

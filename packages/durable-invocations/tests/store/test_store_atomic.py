@@ -1,7 +1,5 @@
 """An operation is done whole or not at all, wherever it dies, over SQLite and PostgreSQL."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from contextlib import contextmanager

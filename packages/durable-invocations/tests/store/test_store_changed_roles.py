@@ -1,7 +1,5 @@
 """Handlers that become exclusive, or shared, while invocations of them wait to begin."""
 
-from __future__ import annotations
-
 import pytest
 from desk import EXCLUSIVE, FIRST, SERVICES, SHARED
 

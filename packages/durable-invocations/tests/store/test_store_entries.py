@@ -1,7 +1,5 @@
 """Each entry does what it says when it is committed, over SQLite and PostgreSQL."""
 
-from __future__ import annotations
-
 import pytest
 import sqlalchemy as sa
 from desk import CANCELED, value

@@ -1,7 +1,5 @@
 """How invocations begin, are driven, wait for their keys and end, over SQLite and PostgreSQL."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import pytest

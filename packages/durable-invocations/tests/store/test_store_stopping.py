@@ -1,7 +1,5 @@
 """Canceling and killing what runs, waits or calls others, over SQLite and PostgreSQL."""
 
-from __future__ import annotations
-
 import pytest
 from desk import CANCELED, KILLED, value
 

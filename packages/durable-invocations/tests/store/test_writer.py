@@ -1,7 +1,5 @@
 """Operations of an event loop share transactions, on SQLite and PostgreSQL."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

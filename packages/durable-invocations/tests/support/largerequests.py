@@ -1,7 +1,5 @@
 """A request that no server takes in."""
 
-from __future__ import annotations
-
 import select
 import socket
 

@@ -1,7 +1,5 @@
 """A clock that only a test moves."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta, timezone
 
 NOON = datetime(2025, 6, 18, 12, tzinfo=timezone.utc)

@@ -1,7 +1,5 @@
 """Drives the ASGI app of a service endpoint in process, frame by frame."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import asynccontextmanager
 from urllib.parse import unquote

@@ -1,7 +1,5 @@
 """A certificate of an address of this machine, which signs itself."""
 
-from __future__ import annotations
-
 import datetime as dt
 from ipaddress import ip_address
 

@@ -1,7 +1,5 @@
 """Servers that a client takes for a runtime, and that are none."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """Peers that answer as a test says, byte by byte or frame by frame."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """A service deployment whose streams a test writes frame by frame."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """A store of invocations with three services, worked by hand: a runtime without HTTP."""
 
-from __future__ import annotations
-
 from watches import Watch
 
 from durable_invocations.protocol import ids

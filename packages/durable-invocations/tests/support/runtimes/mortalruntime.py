@@ -7,8 +7,6 @@
 `before`: nothing of it is stored; `after`: it is stored, and nobody was told.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -12,32 +12,7 @@ from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.commands import (
-    Broken,
-    Check,
-    Claimed,
-    Claims,
-    Command,
-    Discard,
-    Discarded,
-    Event,
-    Fail,
-    Give,
-    Idle,
-    Interrupted,
-    Move,
-    Place,
-    Plan,
-    Planned,
-    Record,
-    Recorded,
-    Refused,
-    Release,
-    Scan,
-    Scanned,
-    Serve,
-    Stop,
-)
+from iscp_dagster.sync.iteration import commands
 from iscp_dagster.sync.iteration.machine import State, step
 from iscp_dagster.sync.iteration.outcomes import Outcome
 from iscp_dagster.sync.ledger import Ledger, recalled
@@ -85,7 +60,7 @@ class Interpreter:
     writer: IndexWriter
     ledger: Ledger = field(default_factory=lambda: Ledger(None))
     _state: State = field(default_factory=State)
-    _written: Scanned | None = None
+    _written: commands.Scanned | None = None
     """The scan whose staged rows are not discarded yet."""
 
     def outcomes(
@@ -93,21 +68,21 @@ class Interpreter:
     ) -> Generator[Sequence[Outcome], None, None]:
         """Claim the jobs, and give their outcomes index by index, until no claim is left."""
         claimed, unread = self._claim(iteration, run_id, queued_as)
-        commands = self._next(claimed)
+        waiting = self._next(claimed)
         if unread is not None:
             # None of the jobs is the cause; all fail for now.
-            commands = [Stop(unread)]
+            waiting = [commands.Stop(unread)]
         try:
-            while commands := commands or self._next(Idle()):
-                command = commands.pop(0)
-                if isinstance(command, Give):
+            while waiting := waiting or self._next(commands.Idle()):
+                command = waiting.pop(0)
+                if isinstance(command, commands.Give):
                     yield command.outcomes
                 else:
-                    commands[:0] = self._next(self.carried_out(command))
+                    waiting[:0] = self._next(self.carried_out(command))
         except Exception as error:
             self._discard()
-            for command in self._next(Broken(error)):
-                if isinstance(command, Give):
+            for command in self._next(commands.Broken(error)):
+                if isinstance(command, commands.Give):
                     yield command.outcomes
                 else:
                     # The log itself may be down.
@@ -116,55 +91,55 @@ class Interpreter:
             raise
         except BaseException:
             self._discard()
-            for command in self._next(Interrupted()):
+            for command in self._next(commands.Interrupted()):
                 self.carried_out(command)
             raise
 
-    def carried_out(self, command: Command) -> Event:  # noqa: C901, PLR0911, PLR0912 - a table
+    def carried_out(self, command: commands.Command) -> commands.Event:  # noqa: C901, PLR0911, PLR0912 - a table
         """Do what the command says; returns what happened. Raises IscpError."""
         deployment = self.reader.deployment
         match command:
-            case Record(claims):
+            case commands.Record(claims):
                 return self._recorded(claims)
-            case Plan():
+            case commands.Plan():
                 return self._planned(command)
-            case Scan(trial):
+            case commands.Scan(trial):
                 found = self.writer.write(self.reader, trial)
-                self._written = found if isinstance(found, Scanned) else None
+                self._written = found if isinstance(found, commands.Scanned) else None
                 return found
-            case Check(part):
+            case commands.Check(part):
                 return self.writer.check(self.reader, part)
-            case Place(deliveries):
+            case commands.Place(deliveries):
                 return self.writer.place(deliveries)
-            case Move(deliveries):
+            case commands.Move(deliveries):
                 return moved(deployment.log, self.ledger, deliveries)
-            case Serve(deliveries):
+            case commands.Serve(deliveries):
                 return self.writer.serve(deliveries)
-            case Discard():
+            case commands.Discard():
                 self._discard()
-                return Discarded()
-            case Fail(failures, rebuild):
+                return commands.Discarded()
+            case commands.Fail(failures, rebuild):
                 refused = refuse(deployment.log, failures)
                 if rebuild:
                     deployment.log.rebuild(sorted(rebuild))
-                return Refused(tuple(refused))
-            case Stop(error):
+                return commands.Refused(tuple(refused))
+            case commands.Stop(error):
                 raise error
-            case Release(claims):
+            case commands.Release(claims):
                 held = {claim.key: claim.fence for claim in claims}
                 deployment.log.cancel(held, seen=held)
-                return Discarded()
-            case Give():
+                return commands.Discarded()
+            case commands.Give():
                 raise TypeError("outcomes are given by the caller of carried_out")
         assert_never(command)
 
-    def _next(self, event: Event) -> list[Command]:
-        self._state, commands = step(self._state, event)
-        return list(commands)
+    def _next(self, event: commands.Event) -> list[commands.Command]:
+        self._state, following = step(self._state, event)
+        return list(following)
 
     def _claim(
         self, iteration: Iteration, run_id: str, queued_as: str | None
-    ) -> tuple[Claimed, IscpError | None]:
+    ) -> tuple[commands.Claimed, IscpError | None]:
         """Claim the jobs; returns the claims too where the state store cannot be read."""
         reader = self.reader
         layout = reader.layout(iteration.range)
@@ -177,15 +152,15 @@ class Interpreter:
             queued_as=queued_as,
             recall=recall,
         )
-        return Claimed(tuple(claims)), unread
+        return commands.Claimed(tuple(claims)), unread
 
-    def _recorded(self, claims: Claims) -> Recorded:
+    def _recorded(self, claims: commands.Claims) -> commands.Recorded:
         try:
-            return Recorded(self.ledger.before(claims))
+            return commands.Recorded(self.ledger.before(claims))
         except IscpError as error:
-            return Recorded(dict.fromkeys((claim.key for claim in claims), error))
+            return commands.Recorded(dict.fromkeys((claim.key for claim in claims), error))
 
-    def _planned(self, wanted: Plan) -> Planned:
+    def _planned(self, wanted: commands.Plan) -> commands.Planned:
         if not self.reader.consumers:
             consumers = dict.fromkeys(claim.consumer for claim in self._state.open.values())
             self.reader = replace(self.reader, consumers=tuple(consumers))

@@ -16,38 +16,7 @@ from iscp_dagster.model.consumers.protocol import Told, together
 from iscp_dagster.model.errors import BatchError, FeedGoneError, FenceError, IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.sync.iteration.commands import (
-    Broken,
-    Check,
-    Checked,
-    Claimed,
-    Claims,
-    Command,
-    Discard,
-    Discarded,
-    Event,
-    Fail,
-    Give,
-    Idle,
-    Interrupted,
-    Move,
-    Moved,
-    Part,
-    Place,
-    Placed,
-    Plan,
-    Planned,
-    Record,
-    Recorded,
-    Refused,
-    Release,
-    Scan,
-    ScanFailed,
-    Scanned,
-    Serve,
-    Served,
-    Stop,
-)
+from iscp_dagster.sync.iteration import commands
 from iscp_dagster.sync.iteration.narrowing import (
     Known,
     Trial,
@@ -67,7 +36,7 @@ UNCLEAR = ReadPlan(
     kind=ReadKind.SNAPSHOT, reason="the changes do not say which rows remain; a snapshot does"
 )
 
-Next = tuple["State", tuple[Command, ...]]
+Next = tuple["State", tuple[commands.Command, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,48 +62,48 @@ class State:
         left = {key: claim for key, claim in self.open.items() if key not in ended}
         return replace(self, open=left)
 
-    def of(self, keys: Iterable[JobKey]) -> Claims:
+    def of(self, keys: Iterable[JobKey]) -> commands.Claims:
         """The open claims of these jobs."""
         wanted = set(keys)
         return tuple(claim for key, claim in self.open.items() if key in wanted)
 
 
-def step(state: State, event: Event) -> Next:  # noqa: C901, PLR0911, PLR0912 - a table
+def step(state: State, event: commands.Event) -> Next:  # noqa: C901, PLR0911, PLR0912 - a table
     """The next state, and the commands that the event leads to."""
     match event:
-        case Claimed(claims):
+        case commands.Claimed(claims):
             return _begun(state, claims)
-        case Recorded(lost):
+        case commands.Recorded(lost):
             return state, _fail(_failed(state, key, error) for key, error in lost.items())
-        case Planned(readings):
+        case commands.Planned(readings):
             trials = [Trial(reading=reading, claims=claims) for reading, claims in readings]
             return replace(state, trials=(*trials, *state.trials)), ()
-        case Scanned(trial, parts):
+        case commands.Scanned(trial, parts):
             return _scanned(state, trial, parts)
-        case ScanFailed(trial, error):
+        case commands.ScanFailed(trial, error):
             return _scan_failed(state, trial, error)
-        case Checked():
+        case commands.Checked():
             return _checked(state, event)
-        case Refused(failures):
-            return state.without(failures), (Give(failures),)
-        case Placed(deliveries, wrong):
+        case commands.Refused(failures):
+            return state.without(failures), (commands.Give(failures),)
+        case commands.Placed(deliveries, wrong):
             return state, _placed(deliveries, wrong)
-        case Moved():
+        case commands.Moved():
             return _moved(state, event)
-        case Served(deliveries, at):
+        case commands.Served(deliveries, at):
             done = tuple(replace(each, published=at) for each in deliveries)
-            return state.without(done), (Give(done),)
-        case Discarded():
+            return state.without(done), (commands.Give(done),)
+        case commands.Discarded():
             return state, ()
-        case Idle():
+        case commands.Idle():
             return _continued(state)
-        case Broken(error):
+        case commands.Broken(error):
             return _broken(state, error)
-        case Interrupted():
-            return State(), (Release(tuple(state.open.values())),) if state.open else ()
+        case commands.Interrupted():
+            return State(), (commands.Release(tuple(state.open.values())),) if state.open else ()
 
 
-def _begun(state: State, claims: Claims) -> Next:
+def _begun(state: State, claims: commands.Claims) -> Next:
     """Claims whose range contradicts the record fail; the others' first steps are recorded."""
     state = replace(
         state,
@@ -144,7 +113,7 @@ def _begun(state: State, claims: Claims) -> Next:
     rejected = [claim for claim in claims if claim.step.action is Action.REJECT]
     wrong = [failed(each, BatchError(MISMATCH.format(claim=each))) for each in rejected]
     kept = tuple(claim for claim in claims if claim.step.action is not Action.REJECT)
-    return state, (*_fail(wrong), *([Record(kept)] if kept else []))
+    return state, (*_fail(wrong), *([commands.Record(kept)] if kept else []))
 
 
 def _continued(state: State) -> Next:
@@ -153,22 +122,22 @@ def _continued(state: State) -> Next:
         trial, *others = state.trials
         state = replace(state, trials=tuple(others))
         if not trial.failed:
-            return state, (Scan(trial),)
-        state, commands = _narrowed(state, trial)
-        return (state, commands) if commands else _continued(state)
+            return state, (commands.Scan(trial),)
+        state, failures = _narrowed(state, trial)
+        return (state, failures) if failures else _continued(state)
     if state.unclear:
         claims = state.of(state.unclear)
         plan = UNCLEAR
         if len(tenants_of(claims)) == 1:
             # A reason may name a key of one tenant, which the others must not see.
             plan = replace(UNCLEAR, reason=state.unclear[claims[0].key])
-        return replace(state, unclear={}), (Plan(claims, plan=plan),)
+        return replace(state, unclear={}), (commands.Plan(claims, plan=plan),)
     if state.open:
-        return replace(state, known={}), (Plan(_next_group(list(state.open.values()))),)
+        return replace(state, known={}), (commands.Plan(_next_group(list(state.open.values()))),)
     return state, ()
 
 
-def _next_group(claims: Sequence[Claim]) -> Claims:
+def _next_group(claims: Sequence[Claim]) -> commands.Claims:
     """The claims on the earliest range and its layout; those of one job name have one consumer,
     since they share a table.
     """
@@ -186,7 +155,7 @@ def _span(range_: Range) -> tuple[int, int]:
     return range_.from_.version, range_.to.version
 
 
-def _narrowed(state: State, trial: Trial) -> tuple[State, tuple[Fail, ...]]:
+def _narrowed(state: State, trial: Trial) -> tuple[State, tuple[commands.Fail, ...]]:
     """Smaller trials instead of a failed one; what is given up fails, or is read whole."""
     smaller, given_up = narrowed(state.known, trial)
     wrong = [(claim, trial.failed[claim.key.job_name]) for claim in given_up]
@@ -212,25 +181,25 @@ def _scan_failed(state: State, trial: Trial, error: IscpError) -> Next:
     told, reading = Error.of(error), trial.reading
     imaged = reading.transitions is not None
     if not (state.many or imaged) or not (told.unsure or isinstance(error, FenceError)):
-        return state, (Stop(error),)
+        return state, (commands.Stop(error),)
     jobs = {claim.key.job_name for claim in _writing(trial.claims)}
     if imaged and len(jobs) > 1 and told.unsure:
-        return state, (Plan(trial.claims, plan=reading.plan, apart=True),)
+        return state, (commands.Plan(trial.claims, plan=reading.plan, apart=True),)
     lost = Written(reading=reading, error=told, unsure=told.unsure)
     unread = Written(reading=reading)
     parts = tuple(
-        Part(claims=claims, written=lost if job in jobs else unread)
+        commands.Part(claims=claims, written=lost if job in jobs else unread)
         for job, claims in by_job(trial.claims).items()
     )
     return _scanned(state, trial, parts)
 
 
-def _scanned(state: State, trial: Trial, parts: Sequence[Part]) -> Next:
+def _scanned(state: State, trial: Trial, parts: Sequence[commands.Part]) -> Next:
     """Check what was written; those that failed together are tried again, in smaller sets."""
     together_: dict[str, Error] = {}
     again: list[Claim] = []
     anew: list[Claim] = []
-    commands: list[Command] = []
+    checks: list[commands.Command] = []
     for part in parts:
         suspects, error = _suspects(trial, part), part.written.error
         if suspects and error is not None:
@@ -239,16 +208,16 @@ def _scanned(state: State, trial: Trial, parts: Sequence[Part]) -> Next:
         else:
             state = _learned(state, trial, part)
         state, left = _unclear(state, _without(part, suspects))
-        commands += [Check(left)] if left.claims else []
+        checks += [commands.Check(left)] if left.claims else []
     more = (
         replace(trial, claims=tuple(anew)),
         replace(trial, claims=tuple(again), failed=together_),
     )
     trials = (*(each for each in more if each.claims), *state.trials)
-    return replace(state, trials=trials), (*commands, Discard())
+    return replace(state, trials=trials), (*checks, commands.Discard())
 
 
-def _suspects(trial: Trial, part: Part) -> list[Claim]:
+def _suspects(trial: Trial, part: commands.Part) -> list[Claim]:
     """The claims that may have caused the error of all; empty if no single one can have.
 
     Even the only tenant of one index may fail by the rows of another's, which the scan reads too.
@@ -268,7 +237,7 @@ def _lost_some(written: Written) -> bool:
     return lost and written.error is not None and written.error.code == code
 
 
-def _learned(state: State, trial: Trial, part: Part) -> State:
+def _learned(state: State, trial: Trial, part: commands.Part) -> State:
     """Remember how the scan ended for one tenant, or well for all."""
     number, well = len(_writing(part.claims)), part.written.error is None
     if number == 1 or (number and well):
@@ -276,12 +245,12 @@ def _learned(state: State, trial: Trial, part: Part) -> State:
     return state
 
 
-def _without(part: Part, claims: Sequence[Claim]) -> Part:
+def _without(part: commands.Part, claims: Sequence[Claim]) -> commands.Part:
     left_out = {claim.key for claim in claims}
     return replace(part, claims=tuple(each for each in part.claims if each.key not in left_out))
 
 
-def _unclear(state: State, part: Part) -> tuple[State, Part]:
+def _unclear(state: State, part: commands.Part) -> tuple[State, commands.Part]:
     """Leave out the claims whose changes turned out to be unreadable: they get a snapshot."""
     if part.written.reading.staged:
         return state, part
@@ -291,7 +260,7 @@ def _unclear(state: State, part: Part) -> tuple[State, Part]:
     return replace(state, unclear={**state.unclear, **gone}), replace(part, claims=left)
 
 
-def _checked(state: State, event: Checked) -> Next:
+def _checked(state: State, event: commands.Checked) -> Next:
     """Put the rows in place that are right, and record what failed."""
     outcomes = [_outcome(state, event, claim) for claim in event.part.claims]
     wrong = [each for each in outcomes if isinstance(each, Failed)]
@@ -300,23 +269,23 @@ def _checked(state: State, event: Checked) -> Next:
     settled = event.part.written.settled
     if settled is not None:
         claims = tuple(each for each in settled.values() if each is not None)
-        state, commands = _moved(state, Moved(tuple(found), claims))
+        state, following = _moved(state, commands.Moved(tuple(found), claims))
     else:
         # What is moved together ends together.
         last = tuple(each for each in found if each.claim.last)
         going = tuple(each for each in found if not each.claim.last)
-        commands = tuple(Place(some) for some in (last, going) if some)
-    return state, (*commands, *_fail(wrong, event.rebuild))
+        following = tuple(commands.Place(some) for some in (last, going) if some)
+    return state, (*following, *_fail(wrong, event.rebuild))
 
 
 def _placed(
     deliveries: Sequence[Delivery], wrong: Mapping[JobKey, IscpError]
-) -> tuple[Command, ...]:
+) -> tuple[commands.Command, ...]:
     left = tuple(each for each in deliveries if each.claim.key not in wrong)
-    return (*([Move(left)] if left else []), *_undelivered(deliveries, wrong))
+    return (*([commands.Move(left)] if left else []), *_undelivered(deliveries, wrong))
 
 
-def _moved(state: State, event: Moved) -> Next:
+def _moved(state: State, event: commands.Moved) -> Next:
     """Serve what has ended, and record the next steps of the others."""
     left = [each for each in event.deliveries if each.claim.key not in event.wrong]
     last = tuple(each for each in left if each.claim.last)
@@ -327,15 +296,15 @@ def _moved(state: State, event: Moved) -> Next:
         told={**state.told, **told},
     )
     return state, (
-        *([Serve(last)] if last else []),
-        *([Record(event.claims)] if event.claims else []),
+        *([commands.Serve(last)] if last else []),
+        *([commands.Record(event.claims)] if event.claims else []),
         *_undelivered(event.deliveries, event.wrong, late=True),
     )
 
 
 def _undelivered(
     deliveries: Iterable[Delivery], wrong: Mapping[JobKey, IscpError], *, late: bool = False
-) -> tuple[Fail, ...]:
+) -> tuple[commands.Fail, ...]:
     """Fail these jobs. One that is lost once its snapshot is in place (`late`) starts over: the
     snapshot may have replaced a later one.
     """
@@ -351,7 +320,7 @@ def _undelivered(
     )
 
 
-def _outcome(state: State, event: Checked, claim: Claim) -> Outcome:
+def _outcome(state: State, event: commands.Checked, claim: Claim) -> Outcome:
     """How the claim's step ended."""
     written, tenant = event.part.written, claim.key.tenant
     earlier = state.told.get(claim.key, {})
@@ -383,7 +352,7 @@ def _broken(state: State, error: Exception) -> Next:
     told = Error(code=code, message=text)
     left = tuple(_failed(state, key, told) for key in state.open)
     cut = tuple(each for each in left if each.told)
-    return State(), (*_fail(left), *([Give(cut)] if cut else []))
+    return State(), (*_fail(left), *([commands.Give(cut)] if cut else []))
 
 
 def _failed(state: State, key: JobKey, error: IscpError | Error) -> Failed:
@@ -391,16 +360,18 @@ def _failed(state: State, key: JobKey, error: IscpError | Error) -> Failed:
     return failed(state.open[key], error, state.told.get(key, {}))
 
 
-def _fail(wrong: Iterable[Failed], rebuild: frozenset[JobKey] = frozenset()) -> tuple[Fail, ...]:
+def _fail(
+    wrong: Iterable[Failed], rebuild: frozenset[JobKey] = frozenset()
+) -> tuple[commands.Fail, ...]:
     failures = tuple(wrong)
-    return (Fail(failures, rebuild=rebuild),) if failures else ()
+    return (commands.Fail(failures, rebuild=rebuild),) if failures else ()
 
 
 def _writing(claims: Iterable[Claim]) -> list[Claim]:
     return [claim for claim in claims if claim.step.action in WRITES]
 
 
-def by_job(claims: Iterable[Claim]) -> dict[str, Claims]:
+def by_job(claims: Iterable[Claim]) -> dict[str, commands.Claims]:
     """The claims by job name; tenants of one name share a table."""
     found: dict[str, list[Claim]] = {}
     for claim in claims:

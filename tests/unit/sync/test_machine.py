@@ -24,35 +24,7 @@ from iscp_dagster.model.errors import (
     UnavailableError,
 )
 from iscp_dagster.model.moment import START, Moment
-from iscp_dagster.sync.iteration.commands import (
-    Broken,
-    Check,
-    Checked,
-    Claimed,
-    Discard,
-    Discarded,
-    Fail,
-    Give,
-    Idle,
-    Interrupted,
-    Move,
-    Moved,
-    Part,
-    Place,
-    Placed,
-    Plan,
-    Planned,
-    Record,
-    Recorded,
-    Refused,
-    Release,
-    Scan,
-    ScanFailed,
-    Scanned,
-    Serve,
-    Served,
-    Stop,
-)
+from iscp_dagster.sync.iteration import commands
 from iscp_dagster.sync.iteration.machine import State, by_job, step
 from iscp_dagster.sync.iteration.narrowing import UntriedError, tenants_of
 from iscp_dagster.sync.iteration.outcomes import Delivery, Error, Written
@@ -100,41 +72,43 @@ class Services:
 
     def answer(self, command):  # noqa: PLR0911 - a table
         match command:
-            case Record(claims):
+            case commands.Record(claims):
                 self.recorded.update((e.key.tenant, e.key.job_name) for e in claims)
                 lost = [e for e in claims if self.fault(e) == RECORDED]
-                return Recorded({each.key: FenceError("recorded by another") for each in lost})
-            case Plan(claims, plan, apart):
+                return commands.Recorded(
+                    {each.key: FenceError("recorded by another") for each in lost}
+                )
+            case commands.Plan(claims, plan, apart):
                 some = by_job(claims).values() if apart else [claims]
                 step_ = claims[0].step
                 reading = Reading(plan=plan or TAIL, range=step_.range)
-                return Planned(tuple((reading, each) for each in some))
-            case Scan(trial):
+                return commands.Planned(tuple((reading, each) for each in some))
+            case commands.Scan(trial):
                 return self.scanned(trial)
-            case Check(part):
+            case commands.Check(part):
                 wrong = {e.key for e in part.claims if self.fault(e) == WRONG}
                 passed = [e for e in part.claims if e.step.action not in WRITES]
-                return Checked(
+                return commands.Checked(
                     part,
                     passed={e.key: Delivery(claim=e, written=part.written) for e in passed},
                     wrong={each: SchemaError("rows are missing") for each in wrong},
                     rebuild=frozenset(wrong),
                 )
-            case Place(deliveries):
-                return Placed(deliveries, self.lost(deliveries, LOST))
-            case Move(deliveries):
+            case commands.Place(deliveries):
+                return commands.Placed(deliveries, self.lost(deliveries, LOST))
+            case commands.Move(deliveries):
                 lost = self.lost(deliveries, LATE)
                 left = [each.claim for each in deliveries if each.claim.key not in lost]
                 going = [each for each in left if not each.last]
                 claims = tuple(replace(each, steps=each.steps[1:]) for each in going)
-                return Moved(deliveries, claims, lost)
-            case Serve(deliveries):
-                return Served(deliveries, NOW)
-            case Fail(failures, rebuild):
+                return commands.Moved(deliveries, claims, lost)
+            case commands.Serve(deliveries):
+                return commands.Served(deliveries, NOW)
+            case commands.Fail(failures, rebuild):
                 self.rebuilt |= {each.tenant for each in rebuild}
-                return Refused(failures)
-            case Discard():
-                return Discarded()
+                return commands.Refused(failures)
+            case commands.Discard():
+                return commands.Discarded()
         raise AssertionError(command)
 
     def lost(self, deliveries, fault):
@@ -149,13 +123,13 @@ class Services:
         assert {each.step.range for each in trial.claims} == {trial.reading.range}
         for each in writing:
             if self.fault(each) == RAISES:
-                return ScanFailed(trial, SourceError(f"a file of {each.key.tenant}"))
+                return commands.ScanFailed(trial, SourceError(f"a file of {each.key.tenant}"))
             if self.fault(each) == AWAY:
-                return ScanFailed(trial, UnavailableError("Spark is away"))
-        return Scanned(
+                return commands.ScanFailed(trial, UnavailableError("Spark is away"))
+        return commands.Scanned(
             trial,
             tuple(
-                Part(claims=claims, written=self.written(trial, claims))
+                commands.Part(claims=claims, written=self.written(trial, claims))
                 for claims in by_job(trial.claims).values()
             ),
         )
@@ -186,22 +160,22 @@ class Services:
 
 def run(claims, services):
     """Carry out an iteration; return its last state."""
-    state, commands = step(State(), Claimed(tuple(claims)))
-    waiting = list(commands)
+    state, following = step(State(), commands.Claimed(tuple(claims)))
+    waiting = list(following)
     while True:
         if not waiting:
-            state, commands = step(state, Idle())
-            waiting = list(commands)
+            state, following = step(state, commands.Idle())
+            waiting = list(following)
             if not waiting:
                 return state
         command = waiting.pop(0)
-        if isinstance(command, Stop):
+        if isinstance(command, commands.Stop):
             raise command.error
-        if isinstance(command, Give):
+        if isinstance(command, commands.Give):
             services.given += command.outcomes
             continue
-        state, commands = step(state, services.answer(command))
-        waiting[:0] = commands
+        state, following = step(state, services.answer(command))
+        waiting[:0] = following
 
 
 def ends(services):
@@ -329,22 +303,22 @@ def test_rows_that_are_wrong_fail_their_job_and_have_it_rebuilt():
 
 def test_a_settled_step_goes_on_without_being_moved_again():
     first = claim("a", actions=(Action.REPLAY, Action.INSERT))
-    state, _ = step(State(), Claimed((first,)))
+    state, _ = step(State(), commands.Claimed((first,)))
     following = replace(first, steps=first.steps[1:], fence=3)
     reading = Reading(plan=TAIL, range=FIRST)
     written = Written(reading=reading, settled={first.key: following})
-    state, commands = step(state, Checked(Part(claims=(first,), written=written)))
-    assert commands == (Record((following,)),)
+    state, answer = step(state, commands.Checked(commands.Part(claims=(first,), written=written)))
+    assert answer == (commands.Record((following,)),)
     assert state.open == {first.key: following}
 
 
 def test_an_interruption_releases_what_is_open_and_an_error_fails_it():
     both = (claim("a"), claim("b"))
-    state, _ = step(State(), Claimed(both))
-    assert step(state, Interrupted()) == (State(), (Release(both),))
-    assert step(State(), Interrupted()) == (State(), ())
+    state, _ = step(State(), commands.Claimed(both))
+    assert step(state, commands.Interrupted()) == (State(), (commands.Release(both),))
+    assert step(State(), commands.Interrupted()) == (State(), ())
     state = replace(state, told={both[0].key: {"rows": 1}})
-    _, (fail, give) = step(state, Broken(ValueError("a bug")))
+    _, (fail, give) = step(state, commands.Broken(ValueError("a bug")))
     assert [(each.code, each.message) for each in fail.failures] == (
         [(IscpError.code, "ValueError: a bug")] * 2
     )
@@ -368,14 +342,16 @@ def test_a_job_that_is_lost_once_its_snapshot_is_in_place_starts_over():
         services = Services({("a", "mirror"): fault})
         each = replace(claim("a"), steps=(Step(action=Action.INSERT, range=INITIAL),))
         store = object()
-        state, _ = step(State(), Claimed((each,)))
+        state, _ = step(State(), commands.Claimed((each,)))
         plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization")
         written = Written(reading=Reading(plan=plan, range=INITIAL), store=store)
-        state, commands = step(state, Checked(Part(claims=(each,), written=written)))
-        waiting = list(commands)
+        state, following = step(
+            state, commands.Checked(commands.Part(claims=(each,), written=written))
+        )
+        waiting = list(following)
         while waiting:
             command = waiting.pop(0)
-            if not isinstance(command, Give):
+            if not isinstance(command, commands.Give):
                 state, more = step(state, services.answer(command))
                 waiting[:0] = more
         assert services.rebuilt == over

@@ -11,17 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from durable_invocations.journal.handler_events import (
-    Awaited,
-    Begun,
-    Failed,
-    Finished,
-    InEvent,
-    InputClosed,
-    Issued,
-    Received,
-    Returned,
-)
+from durable_invocations.journal import handler_events as events
 from durable_invocations.journal.handler_state import Attempt, Phase, Step, failed
 from durable_invocations.journal.handler_steps import (
     awaited,
@@ -36,19 +26,19 @@ from durable_invocations.protocol.failures import ErrorReport, ProtocolError
 
 _STEPS: Mapping[type, Callable[[Attempt, Any], Step]] = MappingProxyType(
     {
-        Received: received,
-        InputClosed: input_closed,
-        Issued: issued,
-        Begun: begun,
-        Finished: finished,
-        Awaited: awaited,
-        Returned: returned,
-        Failed: broke,
+        events.Received: received,
+        events.InputClosed: input_closed,
+        events.Issued: issued,
+        events.Begun: begun,
+        events.Finished: finished,
+        events.Awaited: awaited,
+        events.Returned: returned,
+        events.Failed: broke,
     }
 )
 
 
-def step(state: Attempt, event: InEvent) -> Step:
+def step(state: Attempt, event: events.InEvent) -> Step:
     """What follows from an event.
 
     A breach of the protocol, or a journal that does not match, closes the attempt with an error.

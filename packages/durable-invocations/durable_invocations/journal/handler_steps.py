@@ -5,18 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from durable_invocations.journal import bits, matching
-from durable_invocations.journal.handler_events import (
-    Awaited,
-    Begun,
-    Execute,
-    Failed,
-    Finished,
-    Issued,
-    OutEvent,
-    Resolve,
-    Returned,
-    Send,
-)
+from durable_invocations.journal import handler_events as events
 from durable_invocations.journal.handler_state import (
     Attempt,
     Phase,
@@ -33,7 +22,7 @@ from durable_invocations.protocol.results import result_of
 from durable_invocations.protocol.versions import needed
 
 
-def issued(state: Attempt, event: Issued) -> Step:
+def issued(state: Attempt, event: events.Issued) -> Step:
     if state.replaying:
         return _replayed(state, event)
     _supported(state, event.entry)
@@ -42,34 +31,34 @@ def issued(state: Attempt, event: Issued) -> Step:
     return state, (*more, *out)
 
 
-def begun(state: Attempt, event: Begun) -> Step:
+def begun(state: Attempt, event: events.Begun) -> Step:
     if state.replaying:
         return _replayed(state, event)
-    return _taken(state, None), (Execute(index=state.issued),)
+    return _taken(state, None), (events.Execute(index=state.issued),)
 
 
-def finished(state: Attempt, event: Finished) -> Step:
+def finished(state: Attempt, event: events.Finished) -> Step:
     if state.held.get(event.index, event.entry) is not None:
         raise ProtocolError(f"Entry {event.index} is no Run that waits for its result.")
     return _flushed(replace(state, held={**state.held, event.index: event.entry}))
 
 
-def awaited(state: Attempt, event: Awaited) -> Step:
+def awaited(state: Attempt, event: events.Awaited) -> Step:
     return suspended(replace(state, awaited=event.indexes))
 
 
-def returned(state: Attempt, event: Returned) -> Step:
+def returned(state: Attempt, event: events.Returned) -> Step:
     if state.replaying:
         assert event.recorded is not None, "a replayed entry comes with the event"
         matching.check(state.issued, None, event.recorded)
     return ended(replace(state, returned=True))
 
 
-def broke(state: Attempt, event: Failed) -> Step:
+def broke(state: Attempt, event: events.Failed) -> Step:
     return failed(state, event.report)
 
 
-def _replayed(state: Attempt, event: Issued | Begun) -> Step:
+def _replayed(state: Attempt, event: events.Issued | events.Begun) -> Step:
     index, recorded = state.issued, event.recorded
     assert recorded is not None, "a replayed entry comes with the event"
     matching.check(index, event.entry, recorded, event.where)
@@ -80,11 +69,11 @@ def _replayed(state: Attempt, event: Issued | Begun) -> Step:
     return state, ()
 
 
-def _result(entry: Frame, index: int) -> tuple[OutEvent, ...]:
+def _result(entry: Frame, index: int) -> tuple[events.OutEvent, ...]:
     result = result_of(entry.message())
     if result is None:
         raise ProtocolError(f"Entry {index} is a Run without a result.")
-    return (Resolve(index=index, result=result),)
+    return (events.Resolve(index=index, result=result),)
 
 
 def _taken(state: Attempt, entry: Frame | None) -> Attempt:
@@ -95,9 +84,9 @@ def _taken(state: Attempt, entry: Frame | None) -> Attempt:
 
 def _flushed(state: Attempt) -> Step:
     """Send what is behind no unfinished Run; then end or suspend if nothing else is left to do."""
-    out: list[OutEvent] = []
+    out: list[events.OutEvent] = []
     while (entry := state.held.get(state.sent)) is not None:
-        out.append(Send(frame=entry))
+        out.append(events.Send(frame=entry))
         state = _sent(state, entry)
     state, more = ended(state) if state.returned else suspended(state)
     return state, (*out, *more)

@@ -6,15 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from durable_invocations.journal import bits
-from durable_invocations.journal.handler_events import (
-    Acknowledged,
-    InputClosed,
-    Ready,
-    Received,
-    Recorded,
-    Resolve,
-    Started,
-)
+from durable_invocations.journal import handler_events as events
 from durable_invocations.journal.handler_state import (
     Attempt,
     Phase,
@@ -28,7 +20,7 @@ from durable_invocations.protocol.frames import ONEOF, Frame
 from durable_invocations.protocol.results import result_of
 
 
-def received(state: Attempt, event: Received) -> Step:
+def received(state: Attempt, event: events.Received) -> Step:
     got = event.frame
     if state.known is None:
         return _started(state, got)
@@ -44,7 +36,7 @@ def received(state: Attempt, event: Received) -> Step:
     )
 
 
-def input_closed(state: Attempt, _: InputClosed) -> Step:
+def input_closed(state: Attempt, _: events.InputClosed) -> Step:
     if state.phase is Phase.STARTING:
         known = "unknown many" if state.known is None else state.known
         raise ProtocolError(
@@ -60,7 +52,7 @@ def _started(state: Attempt, got: Frame) -> Step:
     message = got.message()
     if not message.known_entries:
         raise ProtocolError("The Start tells of no entries; an invocation has its Input at least.")
-    event = Started(message=message, run_attempts=read_run_attempts(got.body))
+    event = events.Started(message=message, run_attempts=read_run_attempts(got.body))
     return replace(state, known=message.known_entries), (event,)
 
 
@@ -73,10 +65,10 @@ def _recorded(state: Attempt, known: int, got: Frame) -> Step:
         )
     if got.kind.custom:
         _ = got.name  # Raises for fields that custom entries must not use.
-    state, out = added(state, got), Recorded(index=index, entry=got)
+    state, out = added(state, got), events.Recorded(index=index, entry=got)
     if state.sent < known:
         return state, (out,)
-    return replace(state, phase=Phase.REPLAYING), (out, Ready())
+    return replace(state, phase=Phase.REPLAYING), (out, events.Ready())
 
 
 def _completed(state: Attempt, message: Any) -> Step:
@@ -92,7 +84,7 @@ def _completed(state: Attempt, message: Any) -> Step:
         # It cannot become another: the first result stands.
         return state, ()
     state = replace(state, open=state.open & ~bits.bit(index))
-    return state, (Resolve(index=index, result=result),)
+    return state, (events.Resolve(index=index, result=result),)
 
 
 def _acknowledged(state: Attempt, index: int) -> Step:
@@ -101,4 +93,4 @@ def _acknowledged(state: Attempt, index: int) -> Step:
         raise ProtocolError(f"The runtime acknowledged entry {index}, of {state.sent} that it has.")
     told = state.unacked & bits.up_to(index)
     state = replace(state, unacked=state.unacked & ~told)
-    return state, tuple(Acknowledged(index=each) for each in bits.each(told))
+    return state, tuple(events.Acknowledged(index=each) for each in bits.each(told))

@@ -13,24 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from durable_invocations.journal import bits, validity
-from durable_invocations.journal.runtime_events import (
-    Broken,
-    Commit,
-    Committed,
-    CompletionReady,
-    Finish,
-    InEvent,
-    Last,
-    Notify,
-    OutEvent,
-    Received,
-    Refused,
-    Replayed,
-    Retry,
-    StreamClosed,
-    Suspend,
-    Violation,
-)
+from durable_invocations.journal import runtime_events as events
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import UNKNOWN, ErrorReport, ProtocolError
 from durable_invocations.protocol.frames import Frame, frame
@@ -67,10 +50,10 @@ class Attempt:
     """Entries that asked for an ack."""
     output: int | None = None
     """The Output's index."""
-    last: Last | None = None
+    last: events.Last | None = None
 
 
-Step = tuple[Attempt, tuple[OutEvent, ...]]
+Step = tuple[Attempt, tuple[events.OutEvent, ...]]
 
 
 def begun(journal: Iterable[Frame], *, duplex: bool, version: int = NEWEST) -> Attempt:
@@ -90,7 +73,7 @@ def begun(journal: Iterable[Frame], *, duplex: bool, version: int = NEWEST) -> A
     )
 
 
-def step(state: Attempt, event: InEvent) -> Step:
+def step(state: Attempt, event: events.InEvent) -> Step:
     """What follows from an event; after a last message nothing but what it asks for."""
     if state.phase is Phase.CLOSED:
         return state, ()
@@ -98,20 +81,20 @@ def step(state: Attempt, event: InEvent) -> Step:
         return _STEPS[type(event)](state, event)
     except ProtocolError as error:
         report = ErrorReport.of(error, state.length)
-        return replace(state, phase=Phase.CLOSED), (Violation(report=report),)
+        return replace(state, phase=Phase.CLOSED), (events.Violation(report=report),)
 
 
-def _replayed(state: Attempt, _: Replayed) -> Step:
+def _replayed(state: Attempt, _: events.Replayed) -> Step:
     return replace(state, phase=Phase.PROCESSING), ()
 
 
-def _received(state: Attempt, event: Received) -> Step:
+def _received(state: Attempt, event: events.Received) -> Step:
     got = event.frame
     if state.phase is Phase.ENDING:
         # What comes after the last message changes nothing.
         return state, ()
     if got.code == kinds.ERROR.code:
-        return _last(state, Retry(report=ErrorReport.read(got.message())))
+        return _last(state, events.Retry(report=ErrorReport.read(got.message())))
     if state.phase is Phase.REPLAYING:
         raise ProtocolError(f"The handler sent {got.kind} before the replay was over.")
     if got.kind.entry:
@@ -137,10 +120,10 @@ def _entry(state: Attempt, entry: Frame) -> Step:
         acking=state.acking | mark * entry.requires_ack,
         output=index if entry.code == kinds.OUTPUT.code else None,
     )
-    return state, (Commit(index=index, entry=entry),)
+    return state, (events.Commit(index=index, entry=entry),)
 
 
-def _suspend(state: Attempt, indexes: Iterable[int]) -> Suspend:
+def _suspend(state: Attempt, indexes: Iterable[int]) -> events.Suspend:
     named = sorted(set(indexes))
     if not named:
         raise ProtocolError("A Suspension names no entry; it must name one that will complete.")
@@ -150,16 +133,16 @@ def _suspend(state: Attempt, indexes: Iterable[int]) -> Suspend:
                 f"A Suspension names entry {index}, which was not sent, is not completable, or is "
                 "completed."
             )
-    return Suspend(indexes=tuple(named))
+    return events.Suspend(indexes=tuple(named))
 
 
-def _finish(state: Attempt) -> Finish:
+def _finish(state: Attempt) -> events.Finish:
     if state.output is None:
         raise ProtocolError("The handler ended without an Output.")
-    return Finish(index=state.output)
+    return events.Finish(index=state.output)
 
 
-def _last(state: Attempt, last: Last) -> Step:
+def _last(state: Attempt, last: events.Last) -> Step:
     return _settled(replace(state, phase=Phase.ENDING, last=last))
 
 
@@ -169,44 +152,46 @@ def _settled(state: Attempt) -> Step:
     return replace(state, phase=Phase.CLOSED), (state.last,)
 
 
-def _broken(state: Attempt, event: Broken) -> Step:
-    return (state, ()) if state.phase is Phase.ENDING else _last(state, Retry(report=event.report))
+def _broken(state: Attempt, event: events.Broken) -> Step:
+    if state.phase is Phase.ENDING:
+        return state, ()
+    return _last(state, events.Retry(report=event.report))
 
 
-def _stream_closed(state: Attempt, _: StreamClosed) -> Step:
-    return _broken(state, Broken(report=UNKNOWN))
+def _stream_closed(state: Attempt, _: events.StreamClosed) -> Step:
+    return _broken(state, events.Broken(report=UNKNOWN))
 
 
-def _committed(state: Attempt, event: Committed) -> Step:
+def _committed(state: Attempt, event: events.Committed) -> Step:
     index = event.index
     assert index == state.stored < state.length, "commits are told in order"
     state, out = _settled(replace(state, stored=index + 1))
     if bits.has(state.acking, index) and state.duplex and state.last is None:
-        return state, (Notify(frame=frame(pb.EntryAckMessage(entry_index=index))), *out)
+        return state, (events.Notify(frame=frame(pb.EntryAckMessage(entry_index=index))), *out)
     return state, out
 
 
-def _refused(state: Attempt, event: Refused) -> Step:
-    return replace(state, phase=Phase.CLOSED), (Retry(report=event.report),)
+def _refused(state: Attempt, event: events.Refused) -> Step:
+    return replace(state, phase=Phase.CLOSED), (events.Retry(report=event.report),)
 
 
-def _completion_ready(state: Attempt, event: CompletionReady) -> Step:
+def _completion_ready(state: Attempt, event: events.CompletionReady) -> Step:
     index = event.index
     if not bits.has(state.open & ~state.told, index):
         return state, ()
     tells = state.duplex and state.last is None
     state = replace(state, told=state.told | bits.bit(index))
-    return state, (Notify(frame=completion(index, event.result)),) if tells else ()
+    return state, (events.Notify(frame=completion(index, event.result)),) if tells else ()
 
 
 _STEPS: Mapping[type, Callable[[Attempt, Any], Step]] = MappingProxyType(
     {
-        Replayed: _replayed,
-        Received: _received,
-        Broken: _broken,
-        StreamClosed: _stream_closed,
-        Committed: _committed,
-        Refused: _refused,
-        CompletionReady: _completion_ready,
+        events.Replayed: _replayed,
+        events.Received: _received,
+        events.Broken: _broken,
+        events.StreamClosed: _stream_closed,
+        events.Committed: _committed,
+        events.Refused: _refused,
+        events.CompletionReady: _completion_ready,
     }
 )

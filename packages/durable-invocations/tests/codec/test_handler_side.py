@@ -2,26 +2,8 @@
 
 import pytest
 
+from durable_invocations.journal import handler_events as h
 from durable_invocations.journal import handler_side
-from durable_invocations.journal.handler_events import (
-    Acknowledged,
-    Awaited,
-    Begun,
-    Close,
-    Ending,
-    Execute,
-    Failed,
-    Finished,
-    InputClosed,
-    Issued,
-    Ready,
-    Received,
-    Recorded,
-    Resolve,
-    Returned,
-    Send,
-    Started,
-)
 from durable_invocations.journal.handler_state import Attempt, Phase
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import ErrorReport, Failure
@@ -39,7 +21,7 @@ RUN = frame(pb.RunEntryMessage(name="charge"))
 RAN = frame(pb.RunEntryMessage(name="charge", value=b"1"), requires_ack=True)
 SET = frame(pb.SetStateEntryMessage(key=b"k", value=b"v"))
 END = frame(pb.EndMessage())
-ENDED = [Send(frame=END), Close(ending=Ending.ENDED)]
+ENDED = [h.Send(frame=END), h.Close(ending=h.Ending.ENDED)]
 
 
 class Side:
@@ -49,12 +31,12 @@ class Side:
         self.journal = [INPUT, *journal]
         self.state, self.out = Attempt(version=version), []
         start = pb.StartMessage(known_entries=len(self.journal))
-        self.do(*(Received(frame=each) for each in (frame(start), *self.journal)))
-        assert self.out.pop() == Ready()
+        self.do(*(h.Received(frame=each) for each in (frame(start), *self.journal)))
+        assert self.out.pop() == h.Ready()
         self.out.clear()
         self.do(self.issued(INPUT))
 
-    def issued(self, entry, kind=Issued):
+    def issued(self, entry, kind=h.Issued):
         index = self.state.issued
         recorded = self.journal[index] if index < len(self.journal) else None
         return kind(entry=entry, recorded=recorded, where="orders.py, line 12")
@@ -65,30 +47,30 @@ class Side:
         for event in events:
             named = event
             if isinstance(event, Frame):
-                named = self.issued(event) if event.kind.entry else Received(frame=event)
+                named = self.issued(event) if event.kind.entry else h.Received(frame=event)
             self.state, more = handler_side.step(self.state, named)
             self.out += more
         return self.out[begin:]
 
     def begin(self):
-        return self.do(self.issued(RUN, Begun))
+        return self.do(self.issued(RUN, h.Begun))
 
     def fails(self, *events):
         *_, sent, closed = self.do(*events)
         assert sent.frame.code == kinds.ERROR.code
-        assert closed.ending is Ending.FAILED
+        assert closed.ending is h.Ending.FAILED
         assert ErrorReport.read(sent.frame.message()) == closed.report
-        assert self.do(*events, OUTPUT, Returned(), InputClosed()) == []
+        assert self.do(*events, OUTPUT, h.Returned(), h.InputClosed()) == []
         return closed.report
 
 
 def suspension(*indexes):
-    sent = Send(frame=frame(pb.SuspensionMessage(entry_indexes=indexes)))
-    return [sent, Close(ending=Ending.SUSPENDED)]
+    sent = h.Send(frame=frame(pb.SuspensionMessage(entry_indexes=indexes)))
+    return [sent, h.Close(ending=h.Ending.SUSPENDED)]
 
 
 def waits(*indexes):
-    return Awaited(indexes=frozenset(indexes))
+    return h.Awaited(indexes=frozenset(indexes))
 
 
 def ack(index):
@@ -99,114 +81,114 @@ def test_a_first_attempt_from_start_to_end():
     start = pb.StartMessage(id=b"i", known_entries=1)
     side, out = Attempt(), []
     for event in (
-        *(Received(frame=frame(start)), Received(frame=INPUT), InputClosed()),
-        *(Issued(entry=INPUT, recorded=INPUT), Issued(entry=SET), Issued(entry=OUTPUT)),
-        Returned(),
+        *(h.Received(frame=frame(start)), h.Received(frame=INPUT), h.InputClosed()),
+        *(h.Issued(entry=INPUT, recorded=INPUT), h.Issued(entry=SET), h.Issued(entry=OUTPUT)),
+        h.Returned(),
     ):
         side, more = handler_side.step(side, event)
         out += more
-    began = [Started(message=start), Recorded(index=0, entry=INPUT), Ready()]
-    assert out == [*began, Send(frame=SET), Send(frame=OUTPUT), *ENDED]
+    began = [h.Started(message=start), h.Recorded(index=0, entry=INPUT), h.Ready()]
+    assert out == [*began, h.Send(frame=SET), h.Send(frame=OUTPUT), *ENDED]
     assert side.phase is Phase.CLOSED
 
 
 def test_recorded_entries_are_not_sent_again_and_their_results_are_told():
     side = Side(RAN, SLEPT, AWAKEABLE, SET)
     assert side.state.phase is Phase.REPLAYING
-    assert side.begin() == [Resolve(index=1, result=Value(value=b"1"))]
-    assert side.do(SLEEP) == [Resolve(index=2, result=EMPTY)]
+    assert side.begin() == [h.Resolve(index=1, result=Value(value=b"1"))]
+    assert side.do(SLEEP) == [h.Resolve(index=2, result=EMPTY)]
     assert side.do(AWAKEABLE) == []
     assert side.state.phase is Phase.REPLAYING
     assert side.do(SET) == []
     assert side.state.phase is Phase.PROCESSING
-    assert side.do(OUTPUT) == [Send(frame=OUTPUT)]
+    assert side.do(OUTPUT) == [h.Send(frame=OUTPUT)]
 
 
 def test_a_completion_may_come_before_the_handler_issues_its_entry():
     side = Side(SLEPT, AWAKEABLE)
-    told = Resolve(index=2, result=Value(value=b"x"))
+    told = h.Resolve(index=2, result=Value(value=b"x"))
     assert side.do(completion(2, told.result)) == [told]
-    assert side.do(SLEEP, AWAKEABLE) == [Resolve(index=1, result=EMPTY)]
-    assert side.do(OUTPUT, Returned()) == [Send(frame=OUTPUT), *ENDED]
+    assert side.do(SLEEP, AWAKEABLE) == [h.Resolve(index=1, result=EMPTY)]
+    assert side.do(OUTPUT, h.Returned()) == [h.Send(frame=OUTPUT), *ENDED]
 
 
 def test_an_entry_with_a_result_at_its_creation_is_resolved_at_once():
-    assert Side().do(GET) == [Send(frame=GET), Resolve(index=1, result=Value(value=b"v"))]
+    assert Side().do(GET) == [h.Send(frame=GET), h.Resolve(index=1, result=Value(value=b"v"))]
 
 
 def test_a_run_is_executed_sent_and_acknowledged():
     side = Side()
-    assert side.begin() == [Execute(index=1)]
-    assert side.do(Finished(index=1, entry=RAN)) == [Send(frame=RAN)]
-    assert side.do(ack(1), ack(1)) == [Acknowledged(index=1)]
+    assert side.begin() == [h.Execute(index=1)]
+    assert side.do(h.Finished(index=1, entry=RAN)) == [h.Send(frame=RAN)]
+    assert side.do(ack(1), ack(1)) == [h.Acknowledged(index=1)]
 
 
 def test_an_ack_of_an_entry_is_one_of_those_before_it():
     side = Side()
     side.begin()
     side.begin()
-    side.do(Finished(index=1, entry=RAN), Finished(index=2, entry=RAN), waits(1))
-    assert side.do(ack(2)) == [Acknowledged(index=1), Acknowledged(index=2)]
-    assert side.do(InputClosed()) == []
+    side.do(h.Finished(index=1, entry=RAN), h.Finished(index=2, entry=RAN), waits(1))
+    assert side.do(ack(2)) == [h.Acknowledged(index=1), h.Acknowledged(index=2)]
+    assert side.do(h.InputClosed()) == []
 
 
 def test_what_is_issued_during_a_run_is_sent_after_it():
     side = Side()
-    assert side.begin() == [Execute(index=1)]
-    assert side.begin() == [Execute(index=2)]
-    assert side.do(SLEEP, GET) == [Resolve(index=4, result=Value(value=b"v"))]
-    assert side.do(Finished(index=2, entry=RAN)) == []
+    assert side.begin() == [h.Execute(index=1)]
+    assert side.begin() == [h.Execute(index=2)]
+    assert side.do(SLEEP, GET) == [h.Resolve(index=4, result=Value(value=b"v"))]
+    assert side.do(h.Finished(index=2, entry=RAN)) == []
     sent = [RAN, RAN, SLEEP, GET]
-    assert side.do(Finished(index=1, entry=RAN)) == [Send(frame=each) for each in sent]
-    assert side.do(OUTPUT, Returned()) == [Send(frame=OUTPUT), *ENDED]
+    assert side.do(h.Finished(index=1, entry=RAN)) == [h.Send(frame=each) for each in sent]
+    assert side.do(OUTPUT, h.Returned()) == [h.Send(frame=OUTPUT), *ENDED]
 
 
 def test_a_handler_that_returns_during_a_run_ends_after_it():
     side = Side()
     side.begin()
-    assert side.do(OUTPUT, Returned()) == []
-    out = side.do(Finished(index=1, entry=RAN))
-    assert out == [Send(frame=RAN), Send(frame=OUTPUT), *ENDED]
+    assert side.do(OUTPUT, h.Returned()) == []
+    out = side.do(h.Finished(index=1, entry=RAN))
+    assert out == [h.Send(frame=RAN), h.Send(frame=OUTPUT), *ENDED]
 
 
 def test_a_handler_suspends_when_the_input_is_closed_and_it_waits():
     assert Side(SLEEP).do(SLEEP, waits(1)) == []
-    assert Side(SLEEP).do(SLEEP, waits(1), InputClosed()) == suspension(1)
-    assert Side().do(InputClosed(), SLEEP, AWAKEABLE, waits(2, 1))[2:] == suspension(1, 2)
+    assert Side(SLEEP).do(SLEEP, waits(1), h.InputClosed()) == suspension(1)
+    assert Side().do(h.InputClosed(), SLEEP, AWAKEABLE, waits(2, 1))[2:] == suspension(1, 2)
 
 
 def test_a_handler_suspends_on_a_run_that_is_not_acknowledged():
     side = Side()
-    side.do(InputClosed())
+    side.do(h.InputClosed())
     side.begin()
     assert side.do(waits(1)) == []
-    assert side.do(Finished(index=1, entry=RAN)) == [Send(frame=RAN), *suspension(1)]
+    assert side.do(h.Finished(index=1, entry=RAN)) == [h.Send(frame=RAN), *suspension(1)]
 
 
 def test_a_handler_does_not_suspend_while_it_can_go_on():
     side = Side(SLEEP, AWAKEABLE)
     assert side.do(SLEEP, AWAKEABLE, waits(1, 2), completion(2, Value(value=b""))) != []
-    assert side.do(InputClosed()) == []
+    assert side.do(h.InputClosed()) == []
     assert side.do(waits(1, 2)) == []
     assert side.do(waits(1)) == suspension(1)
     side = Side(SLEEP)
     side.do(SLEEP, waits(1), waits())
-    assert side.do(InputClosed()) == []
+    assert side.do(h.InputClosed()) == []
     side.begin()
     assert side.do(waits(1)) == []
 
 
 def test_a_failure_is_reported_and_its_delay_is_not_told_to_version_1():
     report = ErrorReport(message="later", retry_after=5, index=1, name="charge", kind=0x0C05)
-    assert Side().fails(Failed(report=report)) == report
-    *_, sent, _ = Side(version=1).do(Failed(report=report))
+    assert Side().fails(h.Failed(report=report)) == report
+    *_, sent, _ = Side(version=1).do(h.Failed(report=report))
     assert not sent.frame.message().HasField("next_retry_delay")
 
 
 def test_the_first_result_of_an_entry_stands():
     side = Side(AWAKEABLE)
     (first,) = side.do(AWAKEABLE, completion(1, Failure(code=500, message="no")))
-    assert first == Resolve(index=1, result=Failure(code=500, message="no"))
+    assert first == h.Resolve(index=1, result=Failure(code=500, message="no"))
     assert side.do(completion(1, Value(value=b"late"))) == []
 
 
@@ -223,7 +205,7 @@ def test_the_first_result_of_an_entry_stands():
         (completion(2**32 - 1, EMPTY), "entry 4294967295"),
         (ack(3), "entry 3, of 3"),
         (ack(2**32 - 1), "entry 4294967295"),
-        (Received(frame=SET), "after the replay"),
+        (h.Received(frame=SET), "after the replay"),
         (frame(pb.StartMessage(known_entries=1)), "after the replay"),
         (suspension(1)[0].frame, "after the replay"),
         (END, "after the replay"),
@@ -257,7 +239,7 @@ def test_what_a_runtime_may_not_send_after_the_replay(sent, said):
 )
 def test_what_a_runtime_may_not_send_before_the_replay_is_whole(sent, said):
     state, out = Attempt(), []
-    for event in (*(Received(frame=each) for each in sent), InputClosed()):
+    for event in (*(h.Received(frame=each) for each in sent), h.InputClosed()):
         state, more = handler_side.step(state, event)
         out += more
     assert out[-1].report.code == 571
@@ -272,12 +254,12 @@ def test_a_step_that_is_not_the_recorded_one_is_a_mismatch():
     side = Side(RAN)
     assert side.fails(SET).name == "charge"
     side = Side(SET)
-    assert "but the handler ends" in side.fails(Returned(recorded=SET)).message
+    assert "but the handler ends" in side.fails(h.Returned(recorded=SET)).message
 
 
 def test_a_replayed_run_needs_a_result():
     side = Side(RUN)
-    assert "Run without a result" in side.fails(side.issued(RUN, Begun)).message
+    assert "Run without a result" in side.fails(side.issued(RUN, h.Begun)).message
 
 
 @pytest.mark.parametrize("index", [0, 1, 2, 3])
@@ -285,11 +267,11 @@ def test_only_a_run_that_was_begun_gets_a_result_and_only_one(index):
     side = Side(RAN)
     side.begin()
     side.begin()
-    assert side.do(Finished(index=2, entry=RAN)) == [Send(frame=RAN)]
-    assert "no Run that waits" in side.fails(Finished(index=index, entry=RAN)).message
+    assert side.do(h.Finished(index=2, entry=RAN)) == [h.Send(frame=RAN)]
+    assert "no Run that waits" in side.fails(h.Finished(index=index, entry=RAN)).message
 
 
 def test_what_the_runtimes_version_lacks_is_refused_to_the_handler():
     cancel = frame(pb.CancelInvocationEntryMessage(invocation_id="inv_1x"))
     assert "version 3" in Side(version=2).fails(cancel).message
-    assert Side().do(cancel) == [Send(frame=cancel)]
+    assert Side().do(cancel) == [h.Send(frame=cancel)]

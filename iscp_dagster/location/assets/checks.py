@@ -5,21 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dagster import (
-    AssetCheckEvaluation,
-    AssetCheckExecutionContext,
-    AssetChecksDefinition,
-    AssetCheckSeverity,
-    AssetCheckSpec,
-    AssetKey,
-    AssetRecordsFilter,
-    DagsterInstance,
-    MetadataValue,
-    Output,
-    PreviewWarning,
-    TableRecord,
-    multi_asset_check,
-)
+import dagster as dg
 
 from iscp_dagster.location.assets.backfills import taken
 from iscp_dagster.location.internals import Target
@@ -32,19 +18,19 @@ from iscp_dagster.upkeep.verify import Failure, Verdict, compare_indexes
 CHECK = "agrees_with_source"
 
 
-def index_checks(source: SourceTable) -> AssetChecksDefinition:
+def index_checks(source: SourceTable) -> dg.AssetChecksDefinition:
     """One check per index: every tenant's keys and values are those of the source."""
     by_key = {index_key(source, index): index for index in source.indexes}
 
-    @multi_asset_check(
+    @dg.multi_asset_check(
         name=verify_op_name(source),
         specs=[_spec(source, index) for index in source.indexes],
         can_subset=True,
         required_resource_keys={"iscp"},
     )
     def verify_indexes(
-        context: AssetCheckExecutionContext,
-    ) -> Iterator[Output[Any] | AssetCheckEvaluation]:
+        context: dg.AssetCheckExecutionContext,
+    ) -> Iterator[dg.Output[Any] | dg.AssetCheckEvaluation]:
         deployment: Deployment = context.resources.iscp.deployment()
         tenants = _tenants(context, source)
         selected = context.op_execution_context.selected_asset_check_keys
@@ -54,13 +40,13 @@ def index_checks(source: SourceTable) -> AssetChecksDefinition:
                 found = compare_indexes(
                     deployment, source, tenants=tenants or None, indexes=[index.name]
                 )
-            yield Output(None, output_name=_spec(source, index).get_python_identifier())
+            yield dg.Output(None, output_name=_spec(source, index).get_python_identifier())
             yield from _evaluations(context.instance, check.asset_key, tenants, found)
 
     return verify_indexes
 
 
-def _tenants(context: AssetCheckExecutionContext, source: SourceTable) -> Sequence[str]:
+def _tenants(context: dg.AssetCheckExecutionContext, source: SourceTable) -> Sequence[str]:
     """The partitions that the run is for; empty for a run without, which is for all tenants."""
     asked = context.op_execution_context
     if not (asked.has_partition_key or asked.has_partition_key_range):
@@ -70,11 +56,11 @@ def _tenants(context: AssetCheckExecutionContext, source: SourceTable) -> Sequen
     )
 
 
-def _spec(source: SourceTable, index: Index) -> AssetCheckSpec:
+def _spec(source: SourceTable, index: Index) -> dg.AssetCheckSpec:
     with warnings.catch_warnings():
         # Without partitions, one materialization makes all tenants look unchecked.
-        warnings.simplefilter("ignore", PreviewWarning)
-        return AssetCheckSpec(
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        return dg.AssetCheckSpec(
             CHECK,
             asset=index_key(source, index),
             partitions_def=partitions_of(source),
@@ -86,11 +72,11 @@ def _spec(source: SourceTable, index: Index) -> AssetCheckSpec:
 
 
 def _evaluations(
-    instance: DagsterInstance,
-    key: AssetKey,
+    instance: dg.DagsterInstance,
+    key: dg.AssetKey,
     tenants: Sequence[str],
     found: Sequence[Verdict | Failure],
-) -> Iterator[AssetCheckEvaluation]:
+) -> Iterator[dg.AssetCheckEvaluation]:
     """One evaluation per tenant: Dagster could not tell which tenant a single one is for."""
     verdicts: dict[str, list[Verdict]] = defaultdict(list)
     failures: dict[str, Failure] = {}
@@ -102,19 +88,20 @@ def _evaluations(
     for tenant in sorted({*verdicts, *failures, *tenants}):
         of_tenant = verdicts[tenant]
         wrong = [verdict for verdict in of_tenant if not verdict.agrees]
+        table = {"verdicts": dg.MetadataValue.table([_record(v) for v in wrong])} if wrong else {}
         known = of_tenant or tenant in failures
-        yield AssetCheckEvaluation(
+        yield dg.AssetCheckEvaluation(
             asset_key=key,
             check_name=CHECK,
             partition=tenant,
             passed=bool(of_tenant) and not wrong and tenant not in failures,
-            severity=AssetCheckSeverity.ERROR if known else AssetCheckSeverity.WARN,
+            severity=dg.AssetCheckSeverity.ERROR if known else dg.AssetCheckSeverity.WARN,
             description=_described(failures.get(tenant), known=bool(known)),
             target_materialization_data=_materialized(instance, key, tenant),
             blocking=False,
             metadata={
                 "rows": sum(verdict.rows for verdict in of_tenant),
-                **({"verdicts": MetadataValue.table([_record(v) for v in wrong])} if wrong else {}),
+                **table,
             },
         )
 
@@ -125,9 +112,9 @@ def _described(failure: Failure | None, *, known: bool) -> str | None:
     return None if known else "Nothing of this tenant is built yet."
 
 
-def _materialized(instance: DagsterInstance, key: AssetKey, tenant: str) -> Target | None:
+def _materialized(instance: dg.DagsterInstance, key: dg.AssetKey, tenant: str) -> Target | None:
     """The materialization that was checked: the tenant's latest."""
-    wanted = AssetRecordsFilter(key, asset_partitions=[tenant])
+    wanted = dg.AssetRecordsFilter(key, asset_partitions=[tenant])
     for record in instance.fetch_materializations(wanted, limit=1).records:
         return Target(
             run_id=record.event_log_entry.run_id,
@@ -137,8 +124,8 @@ def _materialized(instance: DagsterInstance, key: AssetKey, tenant: str) -> Targ
     return None
 
 
-def _record(verdict: Verdict) -> TableRecord:
-    return TableRecord(
+def _record(verdict: Verdict) -> dg.TableRecord:
+    return dg.TableRecord(
         {
             "tenant": verdict.tenant,
             "version": verdict.version,

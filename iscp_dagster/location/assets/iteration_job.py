@@ -8,18 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dagster import (
-    AssetSelection,
-    Failure,
-    JobDefinition,
-    OpExecutionContext,
-    Out,
-    Output,
-    define_asset_job,
-    in_process_executor,
-    job,
-    op,
-)
+import dagster as dg
 
 from iscp_dagster.location.assets.io_manager import Outcomes, needed, writer_of
 from iscp_dagster.location.assets.iterations import InStep, Iterations, report
@@ -38,7 +27,7 @@ from iscp_dagster.runs.named import DISPATCH_TAG, mark_by_hand
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.outcomes import Delivery
 
-Startable = UnresolvedAssetJobDefinition | JobDefinition
+Startable = UnresolvedAssetJobDefinition | dg.JobDefinition
 """A Dagster job that the runner may start."""
 FORGOTTEN = (
     "The ISCP log does not say which tenants the run of dispatch {dispatch} was for: it began no "
@@ -50,26 +39,26 @@ FORGOTTEN = (
 def sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
     """The Dagster job of the declared indexes and triggers; a run selects those that take part."""
     keys = [job_key(source, each.name) for each in source.consumers]
-    return define_asset_job(
+    return dg.define_asset_job(
         sync_job_name(source),
-        selection=AssetSelection.assets(*keys).without_checks(),
+        selection=dg.AssetSelection.assets(*keys).without_checks(),
         description=f"Brings indexes of `{source.name}` in step, one tenant per run.",
     )
 
 
-def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) -> JobDefinition:
+def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) -> dg.JobDefinition:
     """The Dagster job for many tenants, and for jobs that no index declares.
 
     Started by a person, it brings all tenants in step, or the one that a tag names.
     """
 
-    @op(
+    @dg.op(
         name=f"{tenants_job_name(source)}_op",
         out={each.name: _out(each) for each in source.consumers},
         required_resource_keys=needed(source),
         pool=pool,
     )
-    def iterate_tenants(context: OpExecutionContext) -> Iterator[Output[Outcomes]]:
+    def iterate_tenants(context: dg.OpExecutionContext) -> Iterator[dg.Output[Outcomes]]:
         deployment: Deployment = context.resources.iscp.deployment()
         iterations = _iterations(context, deployment, source)
 
@@ -84,14 +73,14 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
             told, failed = iterated(context, iterations, news)
         for consumer in source.consumers:
             if mine := [each for each in told if each.job_name == consumer.name]:
-                yield Output(Outcomes(outcomes=mine), output_name=consumer.name)
+                yield dg.Output(Outcomes(outcomes=mine), output_name=consumer.name)
         report(failed)
 
-    @job(
+    @dg.job(
         name=tenants_job_name(source),
         # Bound here, or Dagster copies the sensor to bind them, and warns about its own copy.
         resource_defs=resources,
-        executor_def=in_process_executor,
+        executor_def=dg.in_process_executor,
         description=f"Brings indexes of `{source.name}` in step, for all due tenants in one run, "
         "and runs the jobs that no index declares. Start it without a tag for all tenants.",
     )
@@ -101,12 +90,12 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
     return iterate_job
 
 
-def _out(each: Consuming) -> Out:
-    return Out(io_manager_key=consumer_kind(each.kind).io_manager, is_required=False)
+def _out(each: Consuming) -> dg.Out:
+    return dg.Out(io_manager_key=consumer_kind(each.kind).io_manager, is_required=False)
 
 
 def _iterations(
-    context: OpExecutionContext, deployment: Deployment, source: SourceTable
+    context: dg.OpExecutionContext, deployment: Deployment, source: SourceTable
 ) -> Iterations:
     """The run's iterations; by hand they are for the tenant that the tag names, else for all.
 
@@ -135,7 +124,7 @@ def _repeated(its: Iterations, dispatch: str) -> list[str]:
     """The tenants of the run that is executed again, also when later runs took their jobs."""
     had = its.deployment.log.tenants_of_runs(its.repeats)
     if not had:
-        raise Failure(FORGOTTEN.format(dispatch=dispatch), allow_retries=False)
+        raise dg.Failure(FORGOTTEN.format(dispatch=dispatch), allow_retries=False)
     return sorted(had)
 
 

@@ -5,21 +5,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from dagster import (
-    AssetKey,
-    Config,
-    DagsterEventType,
-    DagsterInstance,
-    DefaultScheduleStatus,
-    Failure,
-    JobDefinition,
-    MetadataValue,
-    OpExecutionContext,
-    ScheduleDefinition,
-    in_process_executor,
-    job,
-    op,
-)
+import dagster as dg
 from pydantic import Field
 
 from iscp_dagster.location.assets.data_versions import event_type
@@ -51,7 +37,7 @@ MOST_RUNS = 2_000
 """The most runs pruned at a time; each takes Dagster some 20 ms."""
 
 
-class CollectConfig(Config):
+class CollectConfig(dg.Config):
     """What the collection deletes."""
 
     dry_run: bool = Field(default=False, description="List what would be deleted; delete nothing.")
@@ -68,7 +54,7 @@ class CollectConfig(Config):
     )
 
 
-class PruneConfig(Config):
+class PruneConfig(dg.Config):
     """Which Dagster runs are deleted."""
 
     dry_run: bool = Field(
@@ -82,21 +68,21 @@ class PruneConfig(Config):
 
 def maintenance_jobs(
     sources: Sequence[SourceTable], resources: Mapping[str, Any], runs_kept: timedelta
-) -> list[JobDefinition]:
+) -> list[dg.JobDefinition]:
     """The flush of watermarks, the collection of garbage, the pruning of runs, and the report."""
 
-    @op(name=f"{FLUSH}_op", required_resource_keys={"iscp"})
-    def flush(context: OpExecutionContext) -> None:
+    @dg.op(name=f"{FLUSH}_op", required_resource_keys={"iscp"})
+    def flush(context: dg.OpExecutionContext) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
         with working(deployment, context.run):
             flushed = flush_watermarks(deployment, sources)
         context.log.info("Moved %s.", flushed.moved)
         context.add_output_metadata({"moved": sum(flushed.moved.values())})
         if flushed.problems:
-            raise Failure("\n".join(flushed.problems), allow_retries=False)
+            raise dg.Failure("\n".join(flushed.problems), allow_retries=False)
 
-    @op(name=f"{COLLECT}_op", required_resource_keys={"iscp"})
-    def collect_garbage(context: OpExecutionContext, config: CollectConfig) -> None:
+    @dg.op(name=f"{COLLECT}_op", required_resource_keys={"iscp"})
+    def collect_garbage(context: dg.OpExecutionContext, config: CollectConfig) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
         forgotten, pruned, events, served = 0, 0, 0, Served()
         problems: list[str] = []
@@ -115,17 +101,17 @@ def maintenance_jobs(
         context.add_output_metadata(
             {
                 "served": [str(each) for each in served.indexes],
-                "found": MetadataValue.md("\n".join(lines) or "nothing"),
+                "found": dg.MetadataValue.md("\n".join(lines) or "nothing"),
                 "jobs": forgotten,
                 "history": pruned,
                 "events": events,
             }
         )
         if problems:
-            raise Failure("\n".join(problems), allow_retries=False)
+            raise dg.Failure("\n".join(problems), allow_retries=False)
 
-    @op(name=f"{PRUNE}_op", required_resource_keys={"iscp"})
-    def prune(context: OpExecutionContext, config: PruneConfig) -> None:
+    @dg.op(name=f"{PRUNE}_op", required_resource_keys={"iscp"})
+    def prune(context: dg.OpExecutionContext, config: PruneConfig) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
         kept = runs_kept if config.keep_days is None else timedelta(days=config.keep_days)
         with working(deployment, context.run):
@@ -139,28 +125,28 @@ def maintenance_jobs(
             )
         context.add_output_metadata({"runs": pruned.runs, "kept": pruned.kept})
 
-    @job(
+    @dg.job(
         name=FLUSH,
         resource_defs=resources,
-        executor_def=in_process_executor,
+        executor_def=dg.in_process_executor,
         description="Saves the watermarks of idle jobs, which move in memory, to the ISCP log.",
     )
     def flush_job() -> None:
         flush()
 
-    @job(
+    @dg.job(
         name=COLLECT,
         resource_defs=resources,
-        executor_def=in_process_executor,
+        executor_def=dg.in_process_executor,
         description="Deletes expired unregistered jobs and their index data.",
     )
     def collect_job() -> None:
         collect_garbage()
 
-    @job(
+    @dg.job(
         name=PRUNE,
         resource_defs=resources,
-        executor_def=in_process_executor,
+        executor_def=dg.in_process_executor,
         description="Deletes old successful runs that the runner started. Keeps a run that made "
         "some partition's latest materialization or data version.",
     )
@@ -179,20 +165,20 @@ def _noted(problems: list[str]) -> Iterator[None]:
         problems.append(str(as_ours(error)))
 
 
-def _report_job(sources: Sequence[SourceTable], resources: Mapping[str, Any]) -> JobDefinition:
-    @op(name=f"{REPORT}_op", required_resource_keys={"iscp"})
-    def report(context: OpExecutionContext) -> None:
+def _report_job(sources: Sequence[SourceTable], resources: Mapping[str, Any]) -> dg.JobDefinition:
+    @dg.op(name=f"{REPORT}_op", required_resource_keys={"iscp"})
+    def report(context: dg.OpExecutionContext) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
         with working(deployment, context.run):
             reported, problems = report_indexes(context, deployment, sources)
         context.add_output_metadata({"reported": sum(reported.values())})
         if problems:
-            raise Failure("\n".join(problems), allow_retries=False)
+            raise dg.Failure("\n".join(problems), allow_retries=False)
 
-    @job(
+    @dg.job(
         name=REPORT,
         resource_defs=resources,
-        executor_def=in_process_executor,
+        executor_def=dg.in_process_executor,
         description="Reports to Dagster the materializations that runs ended without reporting, "
         "though their rows are served.",
     )
@@ -203,11 +189,11 @@ def _report_job(sources: Sequence[SourceTable], resources: Mapping[str, Any]) ->
 
 
 def events_to_keep(
-    instance: DagsterInstance, sources: Sequence[SourceTable]
-) -> dict[AssetKey, DagsterEventType]:
+    instance: dg.DagsterInstance, sources: Sequence[SourceTable]
+) -> dict[dg.AssetKey, dg.DagsterEventType]:
     """The type of event by which Dagster compares each table and index, undeclared ones too."""
     indexes = {
-        key: DagsterEventType.ASSET_MATERIALIZATION
+        key: dg.DagsterEventType.ASSET_MATERIALIZATION
         for source in sources
         for key in instance.get_asset_keys(prefix=[source.database])
         if key.path[-1].startswith(f"{source.table}_")
@@ -215,15 +201,15 @@ def events_to_keep(
     return indexes | {source_key(source): event_type(source) for source in sources}
 
 
-def hourly(jobs: Sequence[JobDefinition]) -> list[ScheduleDefinition]:
+def hourly(jobs: Sequence[dg.JobDefinition]) -> list[dg.ScheduleDefinition]:
     """Run each Dagster job every hour, ten minutes apart."""
     return [
-        ScheduleDefinition(
+        dg.ScheduleDefinition(
             name=f"{each.name}_hourly",
             job=each,
             description=each.description,
             cron_schedule=f"{7 + 10 * number} * * * *",
-            default_status=DefaultScheduleStatus.RUNNING,
+            default_status=dg.DefaultScheduleStatus.RUNNING,
         )
         for number, each in enumerate(jobs)
     ]

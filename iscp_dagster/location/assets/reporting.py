@@ -16,19 +16,7 @@ from operator import attrgetter
 from typing import Any
 from uuid import uuid4
 
-from dagster import (
-    AssetCheckEvaluation,
-    AssetExecutionContext,
-    AssetMaterialization,
-    AssetObservation,
-    DagsterEvent,
-    DagsterEventType,
-    DagsterInstance,
-    DagsterRunStatus,
-    MetadataValue,
-    OpExecutionContext,
-    RunsFilter,
-)
+import dagster as dg
 
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.joblog.sql.statements import portions
@@ -57,10 +45,10 @@ from iscp_dagster.serviceconsumers.services import INVOKED
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.outcomes import Delivery
 
-Context = AssetExecutionContext | OpExecutionContext
+Context = dg.AssetExecutionContext | dg.OpExecutionContext
 Success = Delivery | InStep
 """An outcome whose rows are served."""
-Reported = AssetEvent | AssetCheckEvaluation
+Reported = AssetEvent | dg.AssetCheckEvaluation
 Tell = Callable[[Sequence[Success], Sequence[Outcome]], None]
 BATCH = 200
 """The events that are made and stored at a time."""
@@ -146,7 +134,7 @@ def store_events(context: Context, events: Iterable[Reported]) -> None:
 
 def _series(event: Reported) -> tuple[bool, str, str]:
     # Dagster takes a check as of the version before it.
-    is_check = isinstance(event, AssetCheckEvaluation)
+    is_check = isinstance(event, dg.AssetCheckEvaluation)
     return is_check, type(event).__name__, event.asset_key.to_user_string()
 
 
@@ -160,11 +148,11 @@ def log_event(context: Context, event: Reported, batch: DagsterEventBatchMetadat
     """Log one event, as `context.log_event` does, but as part of a batch."""
     step = context.get_step_execution_context()
     match event:
-        case AssetMaterialization():
-            DagsterEvent.asset_materialization(step, event, batch)
-        case AssetObservation():
-            DagsterEvent.asset_observation(step, event, batch)
-        case AssetCheckEvaluation():
+        case dg.AssetMaterialization():
+            dg.DagsterEvent.asset_materialization(step, event, batch)
+        case dg.AssetObservation():
+            dg.DagsterEvent.asset_observation(step, event, batch)
+        case dg.AssetCheckEvaluation():
             context.log_event(event)  # type: ignore[arg-type] # which takes it
 
 
@@ -182,12 +170,12 @@ def news_of(
 
 
 def materializations(
-    instance: DagsterInstance,
+    instance: dg.DagsterInstance,
     deployment: Deployment,
     source: SourceTable,
     outcomes: Sequence[Success],
     run_id: str,
-) -> Iterator[AssetMaterialization]:
+) -> Iterator[dg.AssetMaterialization]:
     """One for each outcome, as a run for that tenant alone would report it."""
     declared = {each.name for each in source.consumers}
     tenants = {each.tenant for each in outcomes if each.job_name in declared}
@@ -200,7 +188,7 @@ def materializations(
             if each.job_name in declared
             else {}
         )
-        yield AssetMaterialization(
+        yield dg.AssetMaterialization(
             asset_key=job_key(source, each.job_name),
             partition=each.tenant,
             metadata={**shown(each, tables), **events(each.job_name)},
@@ -208,13 +196,13 @@ def materializations(
         )
 
 
-def observations(source: SourceTable, wrong: Iterable[Outcome]) -> Iterator[AssetObservation]:
+def observations(source: SourceTable, wrong: Iterable[Outcome]) -> Iterator[dg.AssetObservation]:
     """One for each failed job whose handler was invoked all the same, with these invocations."""
     for each in wrong:
         if isinstance(each, Failed) and INVOKED in each.told:
             key = each.claim.key
-            error = MetadataValue.text(f"[{each.code}] {each.message}")
-            yield AssetObservation(
+            error = dg.MetadataValue.text(f"[{each.code}] {each.message}")
+            yield dg.AssetObservation(
                 asset_key=job_key(source, key.job_name),
                 partition=key.tenant,
                 metadata={**told_metadata(each.told), "error": error},
@@ -241,14 +229,14 @@ def _plan_partitions(context: Context, source: SourceTable, keys: Iterable[JobKe
             planned = AssetMaterializationPlannedData(
                 job_key(source, key.job_name), partition=key.tenant
             )
-            event = DagsterEvent.build_asset_materialization_planned_event(
+            event = dg.DagsterEvent.build_asset_materialization_planned_event(
                 step.job_name, step.step.key, planned
             )
             context.instance.report_dagster_event(event, run_id=step.run_id)
 
 
 def find_unmarked_errors(
-    instance: DagsterInstance, source: SourceTable, jobs: Iterable[Job]
+    instance: dg.DagsterInstance, source: SourceTable, jobs: Iterable[Job]
 ) -> list[Job]:
     """The declared jobs in error whose partitions Dagster does not show as failed.
 
@@ -268,31 +256,31 @@ def find_unmarked_errors(
 
 
 def _runs_since_materialized(
-    instance: DagsterInstance, source: SourceTable, name: str
+    instance: dg.DagsterInstance, source: SourceTable, name: str
 ) -> dict[str, str]:
     """By tenant, the latest run that planned to materialize it and has not."""
     ask = instance.event_log_storage.get_latest_asset_partition_materialization_attempts_without_materializations  # noqa: E501
     return {tenant: run for tenant, (run, _) in ask(job_key(source, name)).items()}
 
 
-def _failed_of(instance: DagsterInstance, runs: Collection[str]) -> set[str]:
+def _failed_of(instance: dg.DagsterInstance, runs: Collection[str]) -> set[str]:
     """Those of the runs that have failed."""
-    failed = [DagsterRunStatus.FAILURE]
+    failed = [dg.DagsterRunStatus.FAILURE]
     return {
         run.run_id
         for some in portions(sorted(filter(None, runs)))
-        for run in instance.get_runs(RunsFilter(run_ids=some, statuses=failed))
+        for run in instance.get_runs(dg.RunsFilter(run_ids=some, statuses=failed))
     }
 
 
 def unreported(
-    instance: DagsterInstance, source: SourceTable, jobs: Collection[Job]
+    instance: dg.DagsterInstance, source: SourceTable, jobs: Collection[Job]
 ) -> list[InStep]:
     """The jobs that serve rows which Dagster does not know about, since their runs ended early.
 
     Costs one statement per index and 5,000 tenants.
     """
-    kind = DagsterEventType.ASSET_MATERIALIZATION
+    kind = dg.DagsterEventType.ASSET_MATERIALIZATION
     found: list[InStep] = []
     by_name = attrgetter("key.job_name")
     for name, group in groupby(sorted(jobs, key=by_name), key=by_name):
@@ -317,7 +305,7 @@ def _untold(job: Job, version: str | None) -> bool:
 
 
 def report_indexes(
-    context: OpExecutionContext, deployment: Deployment, sources: Sequence[SourceTable]
+    context: dg.OpExecutionContext, deployment: Deployment, sources: Sequence[SourceTable]
 ) -> tuple[dict[str, int], list[str]]:
     """Report what is served but was not reported; returns how many by table, and the problems.
 
@@ -339,7 +327,7 @@ def report_indexes(
 
 
 def _report(
-    context: OpExecutionContext, deployment: Deployment, source: SourceTable
+    context: dg.OpExecutionContext, deployment: Deployment, source: SourceTable
 ) -> tuple[int, list[str]]:
     """How many jobs were reported as materialized, and a line for each reported as failed."""
     delta_log, count, problems = deployment.delta_log(source), 0, list[str]()
@@ -365,5 +353,5 @@ def _report(
     return count, problems
 
 
-def _at_work(instance: DagsterInstance) -> set[str]:
-    return {run.run_id for run in instance.get_runs(RunsFilter(statuses=list(WORKED)))}
+def _at_work(instance: dg.DagsterInstance) -> set[str]:
+    return {run.run_id for run in instance.get_runs(dg.RunsFilter(statuses=list(WORKED)))}

@@ -1,6 +1,8 @@
 """Real services for the whole session: a ClickHouse for each worker, and one Spark for all."""
 
+import asyncio
 import gc
+import inspect
 import itertools
 import json
 import os
@@ -62,6 +64,15 @@ def pytest_collection_finish():
 def pytest_runtest_setup(item):
     """Let the longest lane go first."""
     give_way(item.nodeid)
+
+
+def pytest_pyfunc_call(pyfuncitem):
+    """Run a test that is a coroutine function, in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,5 +1,7 @@
 """Databases on a PostgreSQL; nothing else is shared."""
 
+import asyncio
+import inspect
 import itertools
 import os
 import sys
@@ -23,6 +25,15 @@ settings.register_profile(
     "durable_invocations", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("durable_invocations")
+
+
+def pytest_pyfunc_call(pyfuncitem):
+    """Run a test that is a coroutine function, in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -63,12 +63,8 @@ def feed_of(running):
     return feed
 
 
-def run(scenario):
-    asyncio.run(scenario())
-
-
-def test_a_snapshot_then_changes_then_on_from_a_cursor(table):
-    async def scenario(running):
+async def test_a_snapshot_then_changes_then_on_from_a_cursor(table):
+    with serving(table.log, table.images.endpoint) as running:
         async with client(running) as one:
             await one.subscribe(QUERY, snapshot=True, where={"id": {"_lte": 2}})
             rows = [await one.told() for _ in range(4)]
@@ -102,12 +98,9 @@ def test_a_snapshot_then_changes_then_on_from_a_cursor(table):
             assert again[:2] == rows[2:]
             assert [each["operation"] for each in again[2:]] == ["UPDATE", "DELETE"]
 
+
+async def test_many_subscribers_are_read_once_and_nobody_is_asked_without_any(table):
     with serving(table.log, table.images.endpoint) as running:
-        run(lambda: scenario(running))
-
-
-def test_many_subscribers_are_read_once_and_nobody_is_asked_without_any(table):
-    async def scenario(running):
         hub = running.live.hub
         async with client(running) as one:
             for number in range(40):
@@ -126,12 +119,9 @@ def test_many_subscribers_are_read_once_and_nobody_is_asked_without_any(table):
         await asyncio.sleep(4 * hub.every)
         assert hub.looks == looks
 
+
+async def test_what_is_refused_says_why(table):
     with serving(table.log, table.images.endpoint) as running:
-        run(lambda: scenario(running))
-
-
-def test_what_is_refused_says_why(table):
-    async def scenario(running):
         async with client(running) as one:
             wrong = [
                 ("subscription { nothing { cursor } }", "GRAPHQL_VALIDATION_FAILED"),
@@ -157,12 +147,10 @@ def test_what_is_refused_says_why(table):
             }  # fmt: skip
             assert (await one.hear())["type"] == "complete"
 
-    with serving(table.log, table.images.endpoint) as running:
-        run(lambda: scenario(running))
 
-
-def test_the_close_codes_reach_the_client(table):
-    async def scenario(running):
+async def test_the_close_codes_reach_the_client(table):
+    bounds = SocketBounds(init_seconds=0.3, message=1_000, connections=2)
+    with serving(table.log, table.images.endpoint, bounds=bounds) as running:
         async with client(running, init=False, subprotocols=["graphql-ws"]) as one:
             assert await one.closed() == (4406, "Subprotocol not acceptable")
         async with client(running, init=False) as one:
@@ -180,16 +168,14 @@ def test_the_close_codes_reach_the_client(table):
             running.server.should_exit = True
             assert (await one.closed())[0] == 1012
 
-    bounds = SocketBounds(init_seconds=0.3, message=1_000, connections=2)
-    with serving(table.log, table.images.endpoint, bounds=bounds) as running:
-        run(lambda: scenario(running))
 
-
-def test_a_token_sees_its_tenants_and_its_withdrawal_ends_its_connections(table, tmp_path):
+async def test_a_token_sees_its_tenants_and_its_withdrawal_ends_its_connections(table, tmp_path):
     tokens = tmp_path / "tokens.json"
     tokens.write_text(json.dumps({"of-acme": ["acme"], "of-both": ["acme", "globex"]}))
 
-    async def scenario(running):
+    access = FileAccess(tokens)
+    bounds = SocketBounds(check_seconds=0.1)
+    with serving(table.log, table.images.endpoint, access=access, bounds=bounds) as running:
         async with client(running, init=False) as one:
             await one.say(type="connection_init", payload={"token": "guessed"})
             assert await one.closed() == (4403, "Forbidden")
@@ -211,14 +197,9 @@ def test_a_token_sees_its_tenants_and_its_withdrawal_ends_its_connections(table,
             table.change("acme", (6, INSERT, None, 60))
             assert (await two.told())["data"]["number"] == 6
 
-    access = FileAccess(tokens)
-    bounds = SocketBounds(check_seconds=0.1)
-    with serving(table.log, table.images.endpoint, access=access, bounds=bounds) as running:
-        run(lambda: scenario(running))
 
-
-def test_a_foreign_page_is_refused(table):
-    async def scenario(running):
+async def test_a_foreign_page_is_refused(table):
+    with serving(table.log, table.images.endpoint) as running:
         with pytest.raises(Exception, match="403"):
             async with client(running, origin="https://evil.example"):
                 pass
@@ -226,9 +207,6 @@ def test_a_foreign_page_is_refused(table):
         rebound = connect(f"ws://evil.example{PATH}", host="127.0.0.1", port=running.port)
         with pytest.raises(Exception, match="403"):
             await rebound
-
-    with serving(table.log, table.images.endpoint) as running:
-        run(lambda: scenario(running))
 
 
 @pytest.mark.parametrize(
@@ -239,13 +217,13 @@ def test_a_foreign_page_is_refused(table):
     ],
     ids=["the ring is full", "a message waits"],
 )
-def test_a_client_that_does_not_read_is_told_where_to_go_on_and_the_others_hear_all(
+async def test_a_client_that_does_not_read_is_told_where_to_go_on_and_the_others_hear_all(
     table, options, bounds
 ):
     many = " ".join(f"{'v' * 250}{number}: value" for number in range(900))
     long = f"subscription {{ {BIG} {{ cursor data {{ {many} }} }} }}"
 
-    async def scenario(running):
+    with serving(table.log, table.images.endpoint, bounds=bounds, **options) as running:
         async with client(running) as quick, client(running, max_queue=1) as slow:
             await quick.subscribe(f"subscription {{ {BIG}(snapshot: false) {{ cursor }} }}")
             await slow.subscribe(long)
@@ -270,6 +248,3 @@ def test_a_client_that_does_not_read_is_told_where_to_go_on_and_the_others_hear_
             await again.subscribe(QUERY, snapshot=False, after=last)
             first = (await again.told())["data"]["number"]
             assert 120 <= first < 120 + heard
-
-    with serving(table.log, table.images.endpoint, bounds=bounds, **options) as running:
-        run(lambda: scenario(running))

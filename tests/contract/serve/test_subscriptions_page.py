@@ -22,7 +22,7 @@ PAGE = (DOCS / "graphql.md").read_text(encoding="utf-8").replace("shop_big_trade
 PART = PAGE.partition("## Subscriptions")[2]
 
 
-def test_the_examples_are_told_as_they_say(clickhouse_url, tmp_path):
+async def test_the_examples_are_told_as_they_say(clickhouse_url, tmp_path):
     ((query, told),) = re.findall(
         r"```graphql\n(subscription.*?)```\n\n```json[^\n]*\n(.*?)```", PART, re.DOTALL
     )
@@ -35,7 +35,7 @@ def test_the_examples_are_told_as_they_say(clickhouse_url, tmp_path):
     reach(log, 10, "acme")
     updates = [(1, 10, 25), (2, 20, 21), (3, 30, 5)]
 
-    async def scenario(running):
+    with serving(log, images.endpoint) as running:
         async with client(running) as one:
             await one.subscribe(query)
             found = [await one.told() for _ in range(2)]
@@ -57,9 +57,6 @@ def test_the_examples_are_told_as_they_say(clickhouse_url, tmp_path):
         assert [each["operation"] for each in heard[:2]] == ["UPDATE", "UPDATE"]
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-
-    with serving(log, images.endpoint) as running:
-        asyncio.run(scenario(running))
     log.engine.dispose()
 
 

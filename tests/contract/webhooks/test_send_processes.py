@@ -53,7 +53,7 @@ async def sending(folder, url, **environ):
         process._transport.close()
 
 
-def test_a_killed_sender_sends_only_what_was_not_recorded_again(tmp_path, record_property):
+async def test_a_killed_sender_sends_only_what_was_not_recorded_again(tmp_path, record_property):
     outbox = Outbox(open_engine(f"sqlite:///{tmp_path}/log.db"), clock=utc_now)
     outbox.ensure()
     with transaction(outbox.engine, writes=True) as connection:
@@ -64,20 +64,16 @@ def test_a_killed_sender_sends_only_what_was_not_recorded_again(tmp_path, record
         await asyncio.sleep(0.01)
         return reply()
 
-    async def scene():
-        async with receiving(slow) as receiver:
-            async with sending(tmp_path, receiver.url) as process:
-                await until(lambda: len(delivered(outbox)) >= EVENTS // 3)
-                process.kill()
-                await process.wait()
-            recorded.update(delivered(outbox))
-            async with sending(tmp_path, receiver.url) as process:
-                assert await process.stdout.readline() == b"Delivering to alerts.\n"
-                await until(lambda: len(delivered(outbox)) == EVENTS)
-            assert process.returncode == 0
-            return receiver
-
-    receiver = asyncio.run(scene())
+    async with receiving(slow) as receiver:
+        async with sending(tmp_path, receiver.url) as process:
+            await until(lambda: len(delivered(outbox)) >= EVENTS // 3)
+            process.kill()
+            await process.wait()
+        recorded.update(delivered(outbox))
+        async with sending(tmp_path, receiver.url) as process:
+            assert await process.stdout.readline() == b"Delivering to alerts.\n"
+            await until(lambda: len(delivered(outbox)) == EVENTS)
+        assert process.returncode == 0
     counts = Counter(receiver.ids)
     assert set(counts) == {f"alarm-{number}" for number in range(EVENTS)}
     assert len(recorded) < EVENTS
@@ -95,12 +91,10 @@ def delivered(outbox):
     return [each.event_id for each in outbox.listed(Chosen(state="delivered"))]
 
 
-def test_a_missing_secret_is_told_at_once(tmp_path):
-    async def scene():
-        async with sending(tmp_path, "https://example.com/", ALERTS_SECRET="") as process:
-            _, said = await process.communicate()
-            return process.returncode, said.decode()
-
-    code, said = asyncio.run(scene())
-    assert code == 1
-    assert said.startswith("iscp: Endpoint 'alerts': the environment variable ALERTS_SECRET is not")
+async def test_a_missing_secret_is_told_at_once(tmp_path):
+    async with sending(tmp_path, "https://example.com/", ALERTS_SECRET="") as process:
+        _, said = await process.communicate()
+    assert process.returncode == 1
+    assert said.startswith(
+        b"iscp: Endpoint 'alerts': the environment variable ALERTS_SECRET is not"
+    )

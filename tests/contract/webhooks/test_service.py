@@ -1,6 +1,5 @@
 """The sender beside a server, pings, and whose leases are inherited."""
 
-import asyncio
 import base64
 import os
 import subprocess
@@ -26,13 +25,10 @@ def endpoint(url, **options):
 
 
 @pytest.mark.parametrize("batch", [1, 10])
-def test_a_ping_is_signed_like_an_event_and_is_in_no_outbox(batch):
-    async def scene():
-        async with receiving(lambda _: reply(503, b"later")) as receiver:
-            answer = await ping(endpoint(receiver.url, batch=batch), {"S": SECRET})
-            return answer, receiver.requests[0]
-
-    answer, received = asyncio.run(scene())
+async def test_a_ping_is_signed_like_an_event_and_is_in_no_outbox(batch):
+    async with receiving(lambda _: reply(503, b"later")) as receiver:
+        answer = await ping(endpoint(receiver.url, batch=batch), {"S": SECRET})
+        received = receiver.requests[0]
     assert (answer.status, answer.text) == (503, "later")
     said = Webhook(SECRET).verify(received.body, received.headers)
     (said,) = said["data"] if batch > 1 else [said]
@@ -47,25 +43,22 @@ def url(request, tmp_path):
     return request.getfixturevalue("new_postgres")()
 
 
-def test_the_sender_runs_beside_a_server_until_that_ends(url):
+async def test_the_sender_runs_beside_a_server_until_that_ends(url):
     outbox = Outbox(open_engine(url))
     outbox.ensure()
     loads = []
 
-    async def scene():
-        async with receiving() as receiver:
+    async with receiving() as receiver:
 
-            def load():
-                loads.append(receiver.url)
-                return SenderService({"S": SECRET, "ISCP_LOG_URL": url}, [endpoint(receiver.url)])
+        def load():
+            loads.append(receiver.url)
+            return SenderService({"S": SECRET, "ISCP_LOG_URL": url}, [endpoint(receiver.url)])
 
-            async with beside(load):
-                with transaction(outbox.engine, writes=True) as connection:
-                    outbox.put(connection, [event(1)])
-                await until(lambda: outbox.listed()[0].ended_at)
-            return receiver.ids
-
-    assert asyncio.run(scene()) == ["alarm-1"]
+        async with beside(load):
+            with transaction(outbox.engine, writes=True) as connection:
+                outbox.put(connection, [event(1)])
+            await until(lambda: outbox.listed()[0].ended_at)
+        assert receiver.ids == ["alarm-1"]
     assert len(loads) == 1
 
 

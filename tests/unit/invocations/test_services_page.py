@@ -122,16 +122,13 @@ def test_the_limits_are_those_of_the_page():
     assert f"{limits.journal_entries:,}\nentries, {limits.journal_bytes >> 20} MiB" in PAGE
 
 
-def test_the_times_are_those_of_the_page():
+async def test_the_times_are_those_of_the_page():
     settings = Settings()
     assert (settings.inactivity + settings.abort) / 60 == 11
     assert settings.inactivity == 60
     assert f"after {settings.policy.attempts} (" in PAGE
 
-    async def threads():
-        return to_thread.current_default_thread_limiter().total_tokens
-
-    assert f"At most {asyncio.run(threads())} functions" in PAGE
+    assert f"At most {to_thread.current_default_thread_limiter().total_tokens} functions" in PAGE
 
 
 def test_the_page_names_what_is_exported():

@@ -82,47 +82,43 @@ def watched(folder: Path, told: Told, code: str = _IDLE, **fields) -> Watched:
     return Watched(watched_service(folder, code, check=told.check, **fields), patience=SOON)
 
 
-def test_a_service_that_does_not_do_its_work_is_said_and_started_again(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        told = Told()
-        supervised = watched(tmp_path, told)
-        await asyncio.wait_for(supervised.ready.wait(), SECONDS)
-        first = supervised.seen[-1].pid
-        told.problem = "answers nothing"
-        await supervised.until(lambda state: state.condition is Condition.UNWELL)
-        assert supervised.seen[-1].note == "answers nothing"
-        await supervised.until(lambda state: state.restarts == 1)
-        told.problem = ""
-        await supervised.until(
-            lambda state: state.restarts == 1 and state.condition is Condition.READY
-        )
-        assert supervised.seen[-1].pid != first
-        assert supervised.seen[-1].note == ""
-        await supervised.end()
-
-    asyncio.run(scenario())
+async def test_a_service_that_does_not_do_its_work_is_said_and_started_again(
+    tmp_path: Path,
+) -> None:
+    told = Told()
+    supervised = watched(tmp_path, told)
+    await asyncio.wait_for(supervised.ready.wait(), SECONDS)
+    first = supervised.seen[-1].pid
+    told.problem = "answers nothing"
+    await supervised.until(lambda state: state.condition is Condition.UNWELL)
+    assert supervised.seen[-1].note == "answers nothing"
+    await supervised.until(lambda state: state.restarts == 1)
+    told.problem = ""
+    await supervised.until(lambda state: state.restarts == 1 and state.condition is Condition.READY)
+    assert supervised.seen[-1].pid != first
+    assert supervised.seen[-1].note == ""
+    await supervised.end()
 
 
-def test_what_can_be_mended_is_not_started_again(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        told = Told()
-        supervised = watched(tmp_path, told, mend=told.mend)
-        await asyncio.wait_for(supervised.ready.wait(), SECONDS)
-        told.problem = "answers nothing"
-        await supervised.until(lambda state: state.condition is Condition.UNWELL)
-        supervised.seen.clear()
-        await supervised.until(lambda state: state.condition is Condition.READY)
-        assert [(state.restarts, state.note) for state in supervised.seen] == [(0, "")]
-        assert told.mended == 1
-        told.helps, told.problem = False, "answers nothing again"
-        await supervised.until(lambda state: state.restarts == 1)
-        assert told.mended == 2
-        await supervised.end()
-
-    asyncio.run(scenario())
+async def test_what_can_be_mended_is_not_started_again(tmp_path: Path) -> None:
+    told = Told()
+    supervised = watched(tmp_path, told, mend=told.mend)
+    await asyncio.wait_for(supervised.ready.wait(), SECONDS)
+    told.problem = "answers nothing"
+    await supervised.until(lambda state: state.condition is Condition.UNWELL)
+    supervised.seen.clear()
+    await supervised.until(lambda state: state.condition is Condition.READY)
+    assert [(state.restarts, state.note) for state in supervised.seen] == [(0, "")]
+    assert told.mended == 1
+    told.helps, told.problem = False, "answers nothing again"
+    await supervised.until(lambda state: state.restarts == 1)
+    assert told.mended == 2
+    await supervised.end()
 
 
-def test_what_could_not_be_mended_is_started_again_without_another_look(tmp_path: Path) -> None:
+async def test_what_could_not_be_mended_is_started_again_without_another_look(
+    tmp_path: Path,
+) -> None:
     looks = 0
 
     async def check(_since: float) -> str:
@@ -133,57 +129,48 @@ def test_what_could_not_be_mended_is_started_again_without_another_look(tmp_path
     async def mend() -> None:
         raise OSError("does not answer either")
 
-    async def scenario() -> None:
-        patience = replace(SOON, idle_seconds=0)
-        service = replace(watched_service(tmp_path), check=check, mend=mend)
-        supervised = Watched(service, patience=patience)
-        await supervised.until(lambda state: state.restarts == 1)
-        assert looks == patience.failures
-        await supervised.end()
-
-    asyncio.run(scenario())
+    patience = replace(SOON, idle_seconds=0)
+    service = replace(watched_service(tmp_path), check=check, mend=mend)
+    supervised = Watched(service, patience=patience)
+    await supervised.until(lambda state: state.restarts == 1)
+    assert looks == patience.failures
+    await supervised.end()
 
 
-def test_one_that_works_is_borne_with(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        told = Told()
-        supervised = watched(tmp_path, told, _BUSY)
-        await asyncio.wait_for(supervised.ready.wait(), SECONDS)
-        pid = supervised.seen[-1].pid
-        told.problem = "is slow"
-        used = cpu_seconds(pid)
-        await supervised.until(lambda state: state.condition is Condition.UNWELL)
-        while cpu_seconds(pid) < used + 2 * SOON.idle_seconds:  # noqa: ASYNC110
-            await asyncio.sleep(SOON.every)
-        assert not supervised.seen[-1].restarts
-        await supervised.end()
-
-    asyncio.run(scenario())
+async def test_one_that_works_is_borne_with(tmp_path: Path) -> None:
+    told = Told()
+    supervised = watched(tmp_path, told, _BUSY)
+    await asyncio.wait_for(supervised.ready.wait(), SECONDS)
+    pid = supervised.seen[-1].pid
+    told.problem = "is slow"
+    used = cpu_seconds(pid)
+    await supervised.until(lambda state: state.condition is Condition.UNWELL)
+    while cpu_seconds(pid) < used + 2 * SOON.idle_seconds:  # noqa: ASYNC110
+        await asyncio.sleep(SOON.every)
+    assert not supervised.seen[-1].restarts
+    await supervised.end()
 
 
 _BUSY_BELOW = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {_BUSY!r}])"
 
 
 @pytest.mark.parametrize(("code", "lost"), [(_IDLE, True), (_BUSY, False), (_BUSY_BELOW, False)])
-def test_one_that_stalls_is_started_again_when_nothing_below_it_works(
+async def test_one_that_stalls_is_started_again_when_nothing_below_it_works(
     tmp_path: Path, code: str, lost: bool
 ) -> None:
-    async def scenario() -> None:
-        told = Told()
-        supervised = watched(tmp_path, told, code)
-        await asyncio.wait_for(supervised.ready.wait(), SECONDS)
-        pid = supervised.seen[-1].pid
-        assert pid is not None
-        told.problem = Stalled("has run no job")
-        if lost:
-            await supervised.until(lambda state: state.restarts == 1)
-        used = cpu_below(pid)
-        while not lost and cpu_below(pid) < used + 4 * SOON.idle_seconds:  # noqa: ASYNC110
-            await asyncio.sleep(SOON.every)
-        assert bool(supervised.seen[-1].restarts) is lost
-        await supervised.end()
-
-    asyncio.run(scenario())
+    told = Told()
+    supervised = watched(tmp_path, told, code)
+    await asyncio.wait_for(supervised.ready.wait(), SECONDS)
+    pid = supervised.seen[-1].pid
+    assert pid is not None
+    told.problem = Stalled("has run no job")
+    if lost:
+        await supervised.until(lambda state: state.restarts == 1)
+    used = cpu_below(pid)
+    while not lost and cpu_below(pid) < used + 4 * SOON.idle_seconds:  # noqa: ASYNC110
+        await asyncio.sleep(SOON.every)
+    assert bool(supervised.seen[-1].restarts) is lost
+    await supervised.end()
 
 
 def test_one_that_failed_is_looked_at_again_soon(tmp_path: Path) -> None:
@@ -197,21 +184,18 @@ def test_one_that_failed_is_looked_at_again_soon(tmp_path: Path) -> None:
     assert vigil._pause() == 12
 
 
-def test_a_check_that_fails_itself_harms_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        asked = asyncio.Event()
+async def test_a_check_that_fails_itself_harms_nothing(tmp_path: Path) -> None:
+    asked = asyncio.Event()
 
-        class Broken(Told):
-            async def check(self, _since: float) -> str:
-                asked.set()
-                raise RuntimeError
+    class Broken(Told):
+        async def check(self, _since: float) -> str:
+            asked.set()
+            raise RuntimeError
 
-        supervised = watched(tmp_path, Broken())
-        await asyncio.wait_for(asked.wait(), SECONDS)
-        await supervised.end()
-        assert {state.restarts for state in supervised.seen} == {0}
-
-    asyncio.run(scenario())
+    supervised = watched(tmp_path, Broken())
+    await asyncio.wait_for(asked.wait(), SECONDS)
+    await supervised.end()
+    assert {state.restarts for state in supervised.seen} == {0}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says what has stopped")
@@ -240,33 +224,30 @@ def test_a_stopped_process_below_a_service_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says which session is whose")
-def test_nothing_is_left_of_a_service_whose_ward_was_killed(tmp_path: Path) -> None:
+async def test_nothing_is_left_of_a_service_whose_ward_was_killed(tmp_path: Path) -> None:
     code = (
         "import os, subprocess, sys, time;"
         "below = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
         "open(sys.argv[1], 'a').write(f'{below.pid} '); time.sleep(600)"
     )
 
-    async def scenario() -> None:
-        written = tmp_path / "below"
+    written = tmp_path / "below"
 
-        async def up(_since: float) -> bool:
-            return written.exists() and written.read_text().endswith(" ")
+    async def up(_since: float) -> bool:
+        return written.exists() and written.read_text().endswith(" ")
 
-        command = (sys.executable, "-c", code, str(written))
-        supervised = Watched(server(tmp_path, free_port(), command=command, probe=up))
-        await asyncio.wait_for(supervised.ready.wait(), SECONDS)
-        child = supervised.seen[-1].pid
-        (ward,) = (parent for pid, parent, *_ in processes() if pid == child)
-        (below,) = map(int, written.read_text().split())
-        os.kill(ward, signal.SIGKILL)
-        await supervised.until(lambda state: state.condition is Condition.RESTARTING)
-        for pid in (child, below):
-            with pytest.raises(ProcessLookupError):
-                _alive(pid)
-        await supervised.end()
-
-    asyncio.run(scenario())
+    command = (sys.executable, "-c", code, str(written))
+    supervised = Watched(server(tmp_path, free_port(), command=command, probe=up))
+    await asyncio.wait_for(supervised.ready.wait(), SECONDS)
+    child = supervised.seen[-1].pid
+    (ward,) = (parent for pid, parent, *_ in processes() if pid == child)
+    (below,) = map(int, written.read_text().split())
+    os.kill(ward, signal.SIGKILL)
+    await supervised.until(lambda state: state.condition is Condition.RESTARTING)
+    for pid in (child, below):
+        with pytest.raises(ProcessLookupError):
+            _alive(pid)
+    await supervised.end()
 
 
 def _alive(pid: int) -> None:

@@ -72,160 +72,126 @@ def server(folder: Path, port: int, name: str = "web", **fields) -> Service:
     )
 
 
-def test_services_start_and_stop(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        ports = [free_port(), free_port()]
-        one = server(tmp_path, ports[0])
-        two = server(tmp_path, ports[1], name="two", probe=port_probe(ports[1]))
-        watched = Watched(one, two)
-        await asyncio.wait_for(watched.ready.wait(), SECONDS)
-        assert not any(is_free(port) for port in ports)
-        await watched.end()
-        assert all(is_free(port) for port in ports)
-        assert [state.condition for state in watched.seen if state.name == "web"] == [
-            Condition.STARTING,
-            Condition.READY,
-            Condition.STOPPING,
-            Condition.DOWN,
-        ]
-
-    asyncio.run(scenario())
+async def test_services_start_and_stop(tmp_path: Path) -> None:
+    ports = [free_port(), free_port()]
+    one = server(tmp_path, ports[0])
+    two = server(tmp_path, ports[1], name="two", probe=port_probe(ports[1]))
+    watched = Watched(one, two)
+    await asyncio.wait_for(watched.ready.wait(), SECONDS)
+    assert not any(is_free(port) for port in ports)
+    await watched.end()
+    assert all(is_free(port) for port in ports)
+    assert [state.condition for state in watched.seen if state.name == "web"] == [
+        Condition.STARTING,
+        Condition.READY,
+        Condition.STOPPING,
+        Condition.DOWN,
+    ]
 
 
-def test_a_probe_and_a_note_that_fail_end_neither_service_nor_stack(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        port, raised = free_port(), []
+async def test_a_probe_and_a_note_that_fail_end_neither_service_nor_stack(tmp_path: Path) -> None:
+    port, raised = free_port(), []
 
-        async def probe(since: float) -> bool:
-            if not raised:
-                raised.append("probe")
-                raise ValueError("the probe has a bug")
-            return await http_probe(port, "/")(since)
+    async def probe(since: float) -> bool:
+        if not raised:
+            raised.append("probe")
+            raise ValueError("the probe has a bug")
+        return await http_probe(port, "/")(since)
 
-        async def note() -> str:
-            raised.append("note")
-            raise ValueError("the note has a bug")
+    async def note() -> str:
+        raised.append("note")
+        raise ValueError("the note has a bug")
 
-        watched = Watched(server(tmp_path, port, probe=probe, note=note))
-        await asyncio.wait_for(watched.ready.wait(), SECONDS)
-        assert raised == ["probe", "note"]
-        assert watched.seen[-1].condition is Condition.READY
-        await watched.end()
-
-    asyncio.run(scenario())
+    watched = Watched(server(tmp_path, port, probe=probe, note=note))
+    await asyncio.wait_for(watched.ready.wait(), SECONDS)
+    assert raised == ["probe", "note"]
+    assert watched.seen[-1].condition is Condition.READY
+    await watched.end()
 
 
-def test_a_service_that_uses_others_has_ended_before_they_are_stopped(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        used = server(tmp_path, free_port())
-        user = server(tmp_path, free_port(), name="user", uses_others=True)
-        watched = Watched(used, user)
-        await asyncio.wait_for(watched.ready.wait(), SECONDS)
-        await watched.end()
-        ends = [
-            (state.name, state.condition)
-            for state in watched.seen
-            if state.condition in {Condition.STOPPING, Condition.DOWN}
-        ]
-        assert ends == [
-            ("user", Condition.STOPPING),
-            ("user", Condition.DOWN),
-            ("web", Condition.STOPPING),
-            ("web", Condition.DOWN),
-        ]
-
-    asyncio.run(scenario())
+async def test_a_service_that_uses_others_has_ended_before_they_are_stopped(tmp_path: Path) -> None:
+    used = server(tmp_path, free_port())
+    user = server(tmp_path, free_port(), name="user", uses_others=True)
+    watched = Watched(used, user)
+    await asyncio.wait_for(watched.ready.wait(), SECONDS)
+    await watched.end()
+    ends = [
+        (state.name, state.condition)
+        for state in watched.seen
+        if state.condition in {Condition.STOPPING, Condition.DOWN}
+    ]
+    assert ends == [
+        ("user", Condition.STOPPING),
+        ("user", Condition.DOWN),
+        ("web", Condition.STOPPING),
+        ("web", Condition.DOWN),
+    ]
 
 
-def test_a_killed_service_comes_back_on_its_port(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        watched = Watched(server(tmp_path, free_port()))
-        await asyncio.wait_for(watched.ready.wait(), SECONDS)
-        first = watched.seen[-1].pid
-        os.kill(first, signal.SIGKILL)
-        await watched.until(
-            lambda state: state.restarts == 1 and state.condition is Condition.READY
-        )
-        assert watched.seen[-1].pid != first
-        await watched.end()
-
-    asyncio.run(scenario())
+async def test_a_killed_service_comes_back_on_its_port(tmp_path: Path) -> None:
+    watched = Watched(server(tmp_path, free_port()))
+    await asyncio.wait_for(watched.ready.wait(), SECONDS)
+    first = watched.seen[-1].pid
+    os.kill(first, signal.SIGKILL)
+    await watched.until(lambda state: state.restarts == 1 and state.condition is Condition.READY)
+    assert watched.seen[-1].pid != first
+    await watched.end()
 
 
-def test_a_service_that_ends_at_once_is_an_error_with_its_log(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        told = (sys.executable, "-c", "raise SystemExit('the disk is on fire')")
-        other = server(tmp_path, free_port(), name="other")
-        watched = Watched(server(tmp_path, free_port(), command=told), other)
-        with pytest.raises(UnavailableError, match=r"ended with status 1(?s:.)*disk is on fire"):
-            await asyncio.wait_for(watched.task, SECONDS)
-        assert watched.seen[-1].condition in {Condition.DOWN, Condition.STOPPING}
-
-    asyncio.run(scenario())
+async def test_a_service_that_ends_at_once_is_an_error_with_its_log(tmp_path: Path) -> None:
+    told = (sys.executable, "-c", "raise SystemExit('the disk is on fire')")
+    other = server(tmp_path, free_port(), name="other")
+    watched = Watched(server(tmp_path, free_port(), command=told), other)
+    with pytest.raises(UnavailableError, match=r"ended with status 1(?s:.)*disk is on fire"):
+        await asyncio.wait_for(watched.task, SECONDS)
+    assert watched.seen[-1].condition in {Condition.DOWN, Condition.STOPPING}
 
 
-def test_a_service_that_never_answers_is_an_error(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        deaf = (sys.executable, "-c", "import time; time.sleep(600)")
-        watched = Watched(server(tmp_path, free_port(), command=deaf, start_seconds=0.5))
-        with pytest.raises(UnavailableError, match="did not answer within"):
-            await asyncio.wait_for(watched.task, SECONDS)
-
-    asyncio.run(scenario())
+async def test_a_service_that_never_answers_is_an_error(tmp_path: Path) -> None:
+    deaf = (sys.executable, "-c", "import time; time.sleep(600)")
+    watched = Watched(server(tmp_path, free_port(), command=deaf, start_seconds=0.5))
+    with pytest.raises(UnavailableError, match="did not answer within"):
+        await asyncio.wait_for(watched.task, SECONDS)
 
 
-def test_a_service_is_ready_once_its_first_use_succeeded(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        mark = tmp_path / "used"
-        use = (sys.executable, "-c", f"open({str(mark)!r}, 'w').close()")
-        watched = Watched(server(tmp_path, free_port(), warm=use))
-        await asyncio.wait_for(watched.ready.wait(), SECONDS)
-        assert mark.exists()
-        assert Condition.WARMING in [state.condition for state in watched.seen]
-        await watched.end()
-
-    asyncio.run(scenario())
+async def test_a_service_is_ready_once_its_first_use_succeeded(tmp_path: Path) -> None:
+    mark = tmp_path / "used"
+    use = (sys.executable, "-c", f"open({str(mark)!r}, 'w').close()")
+    watched = Watched(server(tmp_path, free_port(), warm=use))
+    await asyncio.wait_for(watched.ready.wait(), SECONDS)
+    assert mark.exists()
+    assert Condition.WARMING in [state.condition for state in watched.seen]
+    await watched.end()
 
 
-def test_a_failed_first_use_is_an_error(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        use = (sys.executable, "-c", "raise SystemExit(3)")
-        watched = Watched(server(tmp_path, free_port(), warm=use))
-        with pytest.raises(UnavailableError, match="first use failed with status 3"):
-            await asyncio.wait_for(watched.task, SECONDS)
-
-    asyncio.run(scenario())
+async def test_a_failed_first_use_is_an_error(tmp_path: Path) -> None:
+    use = (sys.executable, "-c", "raise SystemExit(3)")
+    watched = Watched(server(tmp_path, free_port(), warm=use))
+    with pytest.raises(UnavailableError, match="first use failed with status 3"):
+        await asyncio.wait_for(watched.task, SECONDS)
 
 
-def test_stopping_does_not_wait_for_a_service_to_come_up(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        deaf = (sys.executable, "-c", "import time; time.sleep(600)")
-        watched = Watched(server(tmp_path, free_port(), command=deaf))
-        await watched.until(lambda state: state.pid is not None)
-        await watched.end()
-        assert not watched.ready.is_set()
-
-    asyncio.run(scenario())
+async def test_stopping_does_not_wait_for_a_service_to_come_up(tmp_path: Path) -> None:
+    deaf = (sys.executable, "-c", "import time; time.sleep(600)")
+    watched = Watched(server(tmp_path, free_port(), command=deaf))
+    await watched.until(lambda state: state.pid is not None)
+    await watched.end()
+    assert not watched.ready.is_set()
 
 
 @pytest.mark.parametrize("steps", range(0, 60, 4))
-def test_whoever_cancels_a_start_leaves_nothing_running(tmp_path: Path, steps: int) -> None:
-    async def scenario() -> None:
-        lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
-        deaf = (sys.executable, "-c", "import time; time.sleep(600)")
-        before = children()
-        starting = asyncio.create_task(
-            warded.start(server(tmp_path, free_port(), command=deaf), lock)
-        )
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        starting.cancel()
-        with suppress(asyncio.CancelledError):
-            await (await starting).stop()
-        os.close(lock)
-        assert children() == before
-
-    asyncio.run(scenario())
+async def test_whoever_cancels_a_start_leaves_nothing_running(tmp_path: Path, steps: int) -> None:
+    lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    deaf = (sys.executable, "-c", "import time; time.sleep(600)")
+    before = children()
+    starting = asyncio.create_task(warded.start(server(tmp_path, free_port(), command=deaf), lock))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    starting.cancel()
+    with suppress(asyncio.CancelledError):
+        await (await starting).stop()
+    os.close(lock)
+    assert children() == before
 
 
 def children() -> set[int]:

@@ -27,10 +27,6 @@ class Log:
         return Touched(upto=upto, tenants=found, whole=since is not None)
 
 
-def run(scenario):
-    asyncio.run(scenario())
-
-
 def hub_of(log, **options):
     pauses = []
 
@@ -41,48 +37,42 @@ def hub_of(log, **options):
     return Hub(touched=log.touched, pause=pause, **options), pauses
 
 
-def test_what_is_touched_is_read_and_nothing_without_subscribers():
-    async def scenario():
-        index, log = FakeIndex(), Log()
+async def test_what_is_touched_is_read_and_nothing_without_subscribers():
+    index, log = FakeIndex(), Log()
+    index.commit("acme", {1})
+    index.iterate("acme")
+    hub, pauses = hub_of(log, whole=10**6)
+    async with hub.following("big", lambda: new_feed(index)) as feed:
+        assert feed.at == {"acme": Position.after(1)}
+        await until(lambda: hub.looks > 3)
         index.commit("acme", {1})
         index.iterate("acme")
-        hub, pauses = hub_of(log, whole=10**6)
-        async with hub.following("big", lambda: new_feed(index)) as feed:
-            assert feed.at == {"acme": Position.after(1)}
-            await until(lambda: hub.looks > 3)
-            index.commit("acme", {1})
-            index.iterate("acme")
-            log.touched_now = frozenset({("other", "acme")})
-            looked = hub.looks
-            await until(lambda: hub.looks > looked + 2)
-            assert feed.at == {"acme": Position.after(1)}
-            log.touched_now = frozenset({("t", "acme")})
-            await until(lambda: feed.at == {"acme": Position.after(2)})
-            log.failures = 3
-            await until(lambda: not log.failures)
-            looked = hub.looks
-            await until(lambda: hub.looks > looked)
-            assert pauses.count(0.4) == 1
-        looked = len(log.asked)
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert (len(log.asked), hub.feeds) == (looked, {})
-
-    run(scenario)
+        log.touched_now = frozenset({("other", "acme")})
+        looked = hub.looks
+        await until(lambda: hub.looks > looked + 2)
+        assert feed.at == {"acme": Position.after(1)}
+        log.touched_now = frozenset({("t", "acme")})
+        await until(lambda: feed.at == {"acme": Position.after(2)})
+        log.failures = 3
+        await until(lambda: not log.failures)
+        looked = hub.looks
+        await until(lambda: hub.looks > looked)
+        assert pauses.count(0.4) == 1
+    looked = len(log.asked)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert (len(log.asked), hub.feeds) == (looked, {})
 
 
-def test_all_watermarks_are_looked_at_from_time_to_time():
-    async def scenario():
-        index, log = FakeIndex(), Log()
+async def test_all_watermarks_are_looked_at_from_time_to_time():
+    index, log = FakeIndex(), Log()
+    index.commit("acme", {1})
+    index.iterate("acme")
+    hub, _ = hub_of(log, whole=0.0)
+    async with hub.following("big", lambda: new_feed(index)) as feed:
         index.commit("acme", {1})
         index.iterate("acme")
-        hub, _ = hub_of(log, whole=0.0)
-        async with hub.following("big", lambda: new_feed(index)) as feed:
-            index.commit("acme", {1})
-            index.iterate("acme")
-            await until(lambda: feed.at == {"acme": Position.after(2)})
-            # A second user has the same feed, and the first may leave before it.
-            async with hub.following("big", lambda: new_feed(index)) as other:
-                assert other is feed
-
-    run(scenario)
+        await until(lambda: feed.at == {"acme": Position.after(2)})
+        # A second user has the same feed, and the first may leave before it.
+        async with hub.following("big", lambda: new_feed(index)) as other:
+            assert other is feed

@@ -23,10 +23,6 @@ def wanting(where, tenants=None):
     return Wanted(where=parse(COLUMNS, where), tenants=tenants)
 
 
-def run(scenario):
-    return asyncio.run(scenario())
-
-
 async def opened(index, **options):
     feed = new_feed(index, **options)
     await feed.open()
@@ -114,7 +110,7 @@ def test_every_subscriber_is_told_each_change_once(script):
         for listener, _ in told:
             await listener.stop()
 
-    run(scenario)
+    asyncio.run(scenario())
 
 
 async def commit(index, _feed, _told, tenant, keys):
@@ -183,205 +179,181 @@ STEPS = {
 }
 
 
-def test_a_row_that_enters_the_filter_is_inserted_and_one_that_leaves_deleted():
-    async def scenario():
-        index = FakeIndex()
+async def test_a_row_that_enters_the_filter_is_inserted_and_one_that_leaves_deleted():
+    index = FakeIndex()
+    index.commit("acme", {1})
+    index.iterate("acme")
+    feed = await opened(index)
+    listener = Listener(feed, wanted=wanting({"value": {"_gte": 2, "_lt": 5}}))
+    await begun(listener)
+    for _ in range(5):
         index.commit("acme", {1})
-        index.iterate("acme")
-        feed = await opened(index)
-        listener = Listener(feed, wanted=wanting({"value": {"_gte": 2, "_lt": 5}}))
-        await begun(listener)
-        for _ in range(5):
-            index.commit("acme", {1})
-        index.iterate("acme")
-        await settled(feed, [listener])
-        # Values 2 to 6; those that divide by 3 delete.
-        assert [(m.operation, m.data["value"]) for m in listener.messages] == [
-            (INSERT, 2),
-            (DELETE, 2),
-            (INSERT, 4),
-            (DELETE, 4),
-        ]
-        versions = [m.timestamp.version for m in listener.messages]
-        assert versions == [2, 3, 4, 5]
-        assert [m.ts_timestamp for m in listener.messages] == [f"{v}000" for v in versions]
-        await listener.stop()
-
-    run(scenario)
+    index.iterate("acme")
+    await settled(feed, [listener])
+    # Values 2 to 6; those that divide by 3 delete.
+    assert [(m.operation, m.data["value"]) for m in listener.messages] == [
+        (INSERT, 2),
+        (DELETE, 2),
+        (INSERT, 4),
+        (DELETE, 4),
+    ]
+    versions = [m.timestamp.version for m in listener.messages]
+    assert versions == [2, 3, 4, 5]
+    assert [m.ts_timestamp for m in listener.messages] == [f"{v}000" for v in versions]
+    await listener.stop()
 
 
-def test_a_change_is_told_only_when_the_watermark_has_passed_it():
-    async def scenario():
-        index = FakeIndex()
-        index.commit("acme", {1})
-        index.iterate("acme")
-        feed = await opened(index)
-        listener = Listener(feed)
-        await begun(listener)
-        index.commit("acme", {1})
-        await settled(feed, [listener])
-        assert listener.messages == []
-        index.iterate("acme")
-        await settled(feed, [listener])
-        assert [each.operation for each in listener.messages] == [UPDATE]
-        await listener.stop()
-
-    run(scenario)
+async def test_a_change_is_told_only_when_the_watermark_has_passed_it():
+    index = FakeIndex()
+    index.commit("acme", {1})
+    index.iterate("acme")
+    feed = await opened(index)
+    listener = Listener(feed)
+    await begun(listener)
+    index.commit("acme", {1})
+    await settled(feed, [listener])
+    assert listener.messages == []
+    index.iterate("acme")
+    await settled(feed, [listener])
+    assert [each.operation for each in listener.messages] == [UPDATE]
+    await listener.stop()
 
 
-def test_many_subscribers_are_one_reading_and_idle_ones_none():
-    async def scenario():
-        index = FakeIndex()
-        index.commit("acme", {1})
-        index.iterate("acme")
-        feed = await opened(index)
-        listeners = [Listener(feed) for _ in range(50)]
-        await settled(feed, listeners)
-        assert index.asked == 0
-        index.commit("acme", {1})
-        index.iterate("acme")
-        await settled(feed, listeners)
-        assert index.asked == 1
-        assert {len(each.messages) for each in listeners} == {1}
-        for each in listeners:
-            await each.stop()
-
-    run(scenario)
+async def test_many_subscribers_are_one_reading_and_idle_ones_none():
+    index = FakeIndex()
+    index.commit("acme", {1})
+    index.iterate("acme")
+    feed = await opened(index)
+    listeners = [Listener(feed) for _ in range(50)]
+    await settled(feed, listeners)
+    assert index.asked == 0
+    index.commit("acme", {1})
+    index.iterate("acme")
+    await settled(feed, listeners)
+    assert index.asked == 1
+    assert {len(each.messages) for each in listeners} == {1}
+    for each in listeners:
+        await each.stop()
 
 
-def test_a_reading_larger_than_the_ring_reaches_whoever_takes_its_messages():
-    async def scenario():
-        index = FakeIndex()
-        index.commit("acme", {1})
-        index.iterate("acme")
-        feed = await opened(index, ring=Ring(8))
-        listeners = [Listener(feed) for _ in range(3)]
-        await settled(feed, listeners)
-        index.commit("acme", set(range(2, 90)))
-        index.iterate("acme")
-        await settled(feed, listeners)
-        assert [len(each.messages) for each in listeners] == [88] * 3
-        for each in listeners:
-            await each.stop()
-
-    run(scenario)
+async def test_a_reading_larger_than_the_ring_reaches_whoever_takes_its_messages():
+    index = FakeIndex()
+    index.commit("acme", {1})
+    index.iterate("acme")
+    feed = await opened(index, ring=Ring(8))
+    listeners = [Listener(feed) for _ in range(3)]
+    await settled(feed, listeners)
+    index.commit("acme", set(range(2, 90)))
+    index.iterate("acme")
+    await settled(feed, listeners)
+    assert [len(each.messages) for each in listeners] == [88] * 3
+    for each in listeners:
+        await each.stop()
 
 
-def test_a_subscriber_that_takes_nothing_is_told_its_position_and_the_others_go_on():
-    async def scenario():
-        index = FakeIndex()
-        index.commit("acme", {1})
-        index.iterate("acme")
-        feed, lost = await opened(index, ring=Ring(8)), []
-        quick = Listener(feed)
-        slow = Listener(feed, on_lost=lost.append)
-        await settled(feed, [quick, slow])
-        slow.task.cancel()
-        await asyncio.gather(slow.task, return_exceptions=True)
-        stuck = slow.subscription
-        told = stuck.messages()
-        index.commit("acme", {2})
-        index.iterate("acme")
-        waiting = asyncio.ensure_future(anext(told))
-        await until(lambda: len(feed.ring._readers) == 2)
-        await feed._follow(None)
-        first = await waiting
-        index.commit("acme", set(range(10, 40)))
-        index.iterate("acme")
-        await feed._follow(None)
-        (position,) = lost
-        with pytest.raises(Exception, match="faster than this client") as error:
-            await anext(told)
-        # It may not have received the first: the position is where it surely is.
-        assert error.value.extensions["code"] == "SUBSCRIBER_TOO_SLOW"
-        again = Listener(feed, after=position)
-        await settled(feed, [quick, again])
-        assert again.messages[0].data == first.data
-        assert len(quick.messages) == len(again.messages) == 31
-        for each in (quick, again):
-            await each.stop()
-
-    run(scenario)
+async def test_a_subscriber_that_takes_nothing_is_told_its_position_and_the_others_go_on():
+    index = FakeIndex()
+    index.commit("acme", {1})
+    index.iterate("acme")
+    feed, lost = await opened(index, ring=Ring(8)), []
+    quick = Listener(feed)
+    slow = Listener(feed, on_lost=lost.append)
+    await settled(feed, [quick, slow])
+    slow.task.cancel()
+    await asyncio.gather(slow.task, return_exceptions=True)
+    stuck = slow.subscription
+    told = stuck.messages()
+    index.commit("acme", {2})
+    index.iterate("acme")
+    waiting = asyncio.ensure_future(anext(told))
+    await until(lambda: len(feed.ring._readers) == 2)
+    await feed._follow(None)
+    first = await waiting
+    index.commit("acme", set(range(10, 40)))
+    index.iterate("acme")
+    await feed._follow(None)
+    (position,) = lost
+    with pytest.raises(Exception, match="faster than this client") as error:
+        await anext(told)
+    # It may not have received the first: the position is where it surely is.
+    assert error.value.extensions["code"] == "SUBSCRIBER_TOO_SLOW"
+    again = Listener(feed, after=position)
+    await settled(feed, [quick, again])
+    assert again.messages[0].data == first.data
+    assert len(quick.messages) == len(again.messages) == 31
+    for each in (quick, again):
+        await each.stop()
 
 
-def test_a_failure_of_clickhouse_is_waited_out():
-    async def scenario():
-        index, pauses = FakeIndex(), []
-        index.commit("acme", {1})
-        index.iterate("acme")
+async def test_a_failure_of_clickhouse_is_waited_out():
+    index, pauses = FakeIndex(), []
+    index.commit("acme", {1})
+    index.iterate("acme")
 
-        async def pause(seconds):
-            pauses.append(seconds)
+    async def pause(seconds):
+        pauses.append(seconds)
 
-        feed = await opened(index, pause=pause)
-        listener = Listener(feed)
-        await settled(feed, [listener])
-        index.failures = 3
-        index.commit("acme", {1})
-        index.iterate("acme")
-        following = asyncio.create_task(feed.run())
-        feed.touch({"acme"})
-        await until(lambda: listener.messages)
-        assert pauses == [0.1, 0.2, 0.4]
-        index.failures = 2
-        late = Listener(feed, snapshot=True)
-        await until(lambda: late.messages)
-        assert late.messages[0].operation == INSERT
-        for task in (following, late.task, listener.task):
-            task.cancel()
-        await asyncio.gather(following, late.task, listener.task, return_exceptions=True)
-
-    run(scenario)
+    feed = await opened(index, pause=pause)
+    listener = Listener(feed)
+    await settled(feed, [listener])
+    index.failures = 3
+    index.commit("acme", {1})
+    index.iterate("acme")
+    following = asyncio.create_task(feed.run())
+    feed.touch({"acme"})
+    await until(lambda: listener.messages)
+    assert pauses == [0.1, 0.2, 0.4]
+    index.failures = 2
+    late = Listener(feed, snapshot=True)
+    await until(lambda: late.messages)
+    assert late.messages[0].operation == INSERT
+    for task in (following, late.task, listener.task):
+        task.cancel()
+    await asyncio.gather(following, late.task, listener.task, return_exceptions=True)
 
 
-def test_a_failure_that_stays_ends_the_subscriptions_rather_than_silence_them():
-    async def scenario():
-        index, pauses = FakeIndex(), []
-        index.commit("acme", {1})
-        index.iterate("acme")
+async def test_a_failure_that_stays_ends_the_subscriptions_rather_than_silence_them():
+    index, pauses = FakeIndex(), []
+    index.commit("acme", {1})
+    index.iterate("acme")
 
-        async def pause(seconds):
-            pauses.append(seconds)
-            await asyncio.sleep(0)
+    async def pause(seconds):
+        pauses.append(seconds)
+        await asyncio.sleep(0)
 
-        feed = await opened(index, pause=pause)
-        listener = Listener(feed)
-        await settled(feed, [listener])
-        index.failures, index.failure = 1, ConfigError("The table has other columns.")
-        index.commit("acme", {1})
-        index.iterate("acme")
-        following = asyncio.create_task(feed.run())
-        feed.touch({"acme"})
-        await asyncio.wait_for(listener.task, 5)
-        assert isinstance(listener.error, PositionExpiredError)
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-
-    run(scenario)
+    feed = await opened(index, pause=pause)
+    listener = Listener(feed)
+    await settled(feed, [listener])
+    index.failures, index.failure = 1, ConfigError("The table has other columns.")
+    index.commit("acme", {1})
+    index.iterate("acme")
+    following = asyncio.create_task(feed.run())
+    feed.touch({"acme"})
+    await asyncio.wait_for(listener.task, 5)
+    assert isinstance(listener.error, PositionExpiredError)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
 
 
 @pytest.mark.parametrize("steps", range(12))
-def test_whoever_waits_for_room_or_news_can_be_canceled_at_any_moment(steps):
-    async def scenario():
-        ring = Ring(1)
-        reader = ring.join(None, lambda: None)
+async def test_whoever_waits_for_room_or_news_can_be_canceled_at_any_moment(steps):
+    ring = Ring(1)
+    reader = ring.join(None, lambda: None)
 
-        async def goes_on():
-            while True:
-                await ring.room(1)
-                ring.append(Entry())
-                await ring.news(reader, 60)
-                assert list(ring.taken(reader))
-                await asyncio.sleep(0)
-
-        task = asyncio.create_task(goes_on())
-        for _ in range(steps):
+    async def goes_on():
+        while True:
+            await ring.room(1)
+            ring.append(Entry())
+            await ring.news(reader, 60)
+            assert list(ring.taken(reader))
             await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task], timeout=0.2)
-        assert task.cancelled()
 
-    run(scenario)
+    task = asyncio.create_task(goes_on())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task], timeout=0.2)
+    assert task.cancelled()
 
 
 def gap(index):
@@ -390,179 +362,154 @@ def gap(index):
     index.iterate("acme", anew=True)
 
 
-def test_a_gap_expires_whoever_sees_the_tenant_and_nobody_else():
-    async def scenario():
-        index = FakeIndex()
-        for tenant in ("acme", "globex"):
-            index.commit(tenant, {1})
-            index.iterate(tenant)
-        feed = await opened(index)
-        seeing = Listener(feed)
-        other = Listener(feed, wanted=wanting(None, frozenset({"globex"})))
-        await settled(feed, [seeing, other])
-        gap(index)
-        await settled(feed, [seeing, other])
-        assert isinstance(seeing.error, PositionExpiredError)
-        index.commit("globex", {1})
-        index.iterate("globex")
-        await settled(feed, [other])
-        assert len(other.messages) == 1
-        # The oldest position there is can be gone on from.
-        again = Listener(feed, after=seeing.error.extensions["oldest"])
-        await settled(feed, [other, again])
-        assert again.error is None
-        assert [each.data["tenant"] for each in again.messages] == ["globex"]
-        for each in (other, again):
-            await each.stop()
-
-    run(scenario)
+async def test_a_gap_expires_whoever_sees_the_tenant_and_nobody_else():
+    index = FakeIndex()
+    for tenant in ("acme", "globex"):
+        index.commit(tenant, {1})
+        index.iterate(tenant)
+    feed = await opened(index)
+    seeing = Listener(feed)
+    other = Listener(feed, wanted=wanting(None, frozenset({"globex"})))
+    await settled(feed, [seeing, other])
+    gap(index)
+    await settled(feed, [seeing, other])
+    assert isinstance(seeing.error, PositionExpiredError)
+    index.commit("globex", {1})
+    index.iterate("globex")
+    await settled(feed, [other])
+    assert len(other.messages) == 1
+    # The oldest position there is can be gone on from.
+    again = Listener(feed, after=seeing.error.extensions["oldest"])
+    await settled(feed, [other, again])
+    assert again.error is None
+    assert [each.data["tenant"] for each in again.messages] == ["globex"]
+    for each in (other, again):
+        await each.stop()
 
 
-def test_an_expired_cursor_is_refused_with_the_oldest_position():
-    async def scenario():
-        index = FakeIndex()
+async def test_an_expired_cursor_is_refused_with_the_oldest_position():
+    index = FakeIndex()
+    index.commit("acme", {1})
+    index.iterate("acme")
+    feed = await opened(index)
+    old = feed.cursor(feed.at)
+    gap(index)
+    await feed._follow(None)
+    listener = Listener(feed, after=old)
+    await asyncio.wait_for(listener.task, 5)
+    assert isinstance(listener.error, PositionExpiredError)
+    assert listener.error.extensions["code"] == "POSITION_EXPIRED"
+    assert listener.error.extensions["oldest"] == feed.cursor({"acme": Position.after(2)})
+    wrong = Listener(feed, after="x")
+    await asyncio.wait_for(wrong.task, 5)
+    assert isinstance(wrong.error, PositionInvalidError)
+
+
+async def test_a_snapshot_published_but_not_confirmed_is_a_gap_for_older_positions():
+    index = FakeIndex()
+    index.commit("acme", {1})
+    index.iterate("acme")
+    feed = await opened(index)
+    old = feed.cursor(feed.at)
+    index.commit("acme", {1})
+    index.commit("acme", {2})
+    index.publish("acme")
+    index.tenants["acme"].watermark = 2
+    listener = Listener(feed, after=old)
+    await asyncio.wait_for(listener.task, 5)
+    assert isinstance(listener.error, PositionExpiredError)
+
+
+async def test_another_generation_expires_every_subscriber_and_cursor():
+    index = FakeIndex()
+    index.commit("acme", {1})
+    index.iterate("acme")
+    feed = await opened(index)
+    old, listener = feed.cursor(feed.at), Listener(feed)
+    await settled(feed, [listener])
+    index.generation = 1
+    index.commit("acme", {1})
+    index.iterate("acme")
+    await settled(feed, [listener])
+    late = Listener(feed, after=old)
+    await asyncio.wait_for(late.task, 5)
+    assert isinstance(listener.error, PositionExpiredError)
+    assert isinstance(late.error, PositionExpiredError)
+    # Both are told from where all changes of the index as it is now are there.
+    oldest = listener.error.extensions["oldest"]
+    assert oldest == late.error.extensions["oldest"] == feed.cursor({"acme": Position.after(1)})
+    again = Listener(feed, after=oldest)
+    await settled(feed, [again])
+    assert again.error is None
+    assert [each.timestamp.version for each in again.messages] == [2]
+    await again.stop()
+
+
+async def test_a_position_that_cannot_be_asked_for_is_not_told():
+    index = FakeIndex()
+    index.commit("acme", {1})
+    index.iterate("acme")
+    feed = await opened(index)
+    old = feed.cursor(feed.at)
+    index.generation = 1
+    index.commit("acme", {1})
+    index.iterate("acme")
+    await feed._follow(None)
+    index.failures, index.failure = 1, ConfigError("The table has other columns.")
+    late = Listener(feed, after=old)
+    await asyncio.wait_for(late.task, 5)
+    assert isinstance(late.error, PositionExpiredError)
+    assert "oldest" not in late.error.extensions
+
+
+async def test_progress_moves_the_cursor_of_a_quiet_filter():
+    index = FakeIndex()
+    index.commit("acme", {1})
+    index.iterate("acme")
+    feed = await opened(index)
+    quiet = wanting({"id": {"_eq": 99}})
+    loud = Listener(feed, wanted=quiet, progress=True)
+    silent = Listener(feed, wanted=quiet)
+    await settled(feed, [loud, silent])
+    for _ in range(2):
         index.commit("acme", {1})
         index.iterate("acme")
-        feed = await opened(index)
-        old = feed.cursor(feed.at)
-        gap(index)
-        await feed._follow(None)
-        listener = Listener(feed, after=old)
-        await asyncio.wait_for(listener.task, 5)
-        assert isinstance(listener.error, PositionExpiredError)
-        assert listener.error.extensions["code"] == "POSITION_EXPIRED"
-        assert listener.error.extensions["oldest"] == feed.cursor({"acme": Position.after(2)})
-        wrong = Listener(feed, after="x")
-        await asyncio.wait_for(wrong.task, 5)
-        assert isinstance(wrong.error, PositionInvalidError)
-
-    run(scenario)
-
-
-def test_a_snapshot_published_but_not_confirmed_is_a_gap_for_older_positions():
-    async def scenario():
-        index = FakeIndex()
-        index.commit("acme", {1})
-        index.iterate("acme")
-        feed = await opened(index)
-        old = feed.cursor(feed.at)
-        index.commit("acme", {1})
-        index.commit("acme", {2})
-        index.publish("acme")
-        index.tenants["acme"].watermark = 2
-        listener = Listener(feed, after=old)
-        await asyncio.wait_for(listener.task, 5)
-        assert isinstance(listener.error, PositionExpiredError)
-
-    run(scenario)
-
-
-def test_another_generation_expires_every_subscriber_and_cursor():
-    async def scenario():
-        index = FakeIndex()
-        index.commit("acme", {1})
-        index.iterate("acme")
-        feed = await opened(index)
-        old, listener = feed.cursor(feed.at), Listener(feed)
-        await settled(feed, [listener])
-        index.generation = 1
-        index.commit("acme", {1})
-        index.iterate("acme")
-        await settled(feed, [listener])
-        late = Listener(feed, after=old)
-        await asyncio.wait_for(late.task, 5)
-        assert isinstance(listener.error, PositionExpiredError)
-        assert isinstance(late.error, PositionExpiredError)
-        # Both are told from where all changes of the index as it is now are there.
-        oldest = listener.error.extensions["oldest"]
-        assert oldest == late.error.extensions["oldest"] == feed.cursor({"acme": Position.after(1)})
-        again = Listener(feed, after=oldest)
-        await settled(feed, [again])
-        assert again.error is None
-        assert [each.timestamp.version for each in again.messages] == [2]
-        await again.stop()
-
-    run(scenario)
-
-
-def test_a_position_that_cannot_be_asked_for_is_not_told():
-    async def scenario():
-        index = FakeIndex()
-        index.commit("acme", {1})
-        index.iterate("acme")
-        feed = await opened(index)
-        old = feed.cursor(feed.at)
-        index.generation = 1
-        index.commit("acme", {1})
-        index.iterate("acme")
-        await feed._follow(None)
-        index.failures, index.failure = 1, ConfigError("The table has other columns.")
-        late = Listener(feed, after=old)
-        await asyncio.wait_for(late.task, 5)
-        assert isinstance(late.error, PositionExpiredError)
-        assert "oldest" not in late.error.extensions
-
-    run(scenario)
-
-
-def test_progress_moves_the_cursor_of_a_quiet_filter():
-    async def scenario():
-        index = FakeIndex()
-        index.commit("acme", {1})
-        index.iterate("acme")
-        feed = await opened(index)
-        quiet = wanting({"id": {"_eq": 99}})
-        loud = Listener(feed, wanted=quiet, progress=True)
-        silent = Listener(feed, wanted=quiet)
         await settled(feed, [loud, silent])
-        for _ in range(2):
-            index.commit("acme", {1})
-            index.iterate("acme")
-            await settled(feed, [loud, silent])
-        assert silent.messages == []
-        assert {each.operation for each in loud.messages} == {PROGRESS}
-        last = loud.messages[-1]
-        assert (last.data, last.fields, last.ts_timestamp) == (None, (), None)
-        assert last.cursor == feed.cursor({"acme": Position.after(3)})
-        for each in (loud, silent):
-            await each.stop()
-
-    run(scenario)
+    assert silent.messages == []
+    assert {each.operation for each in loud.messages} == {PROGRESS}
+    last = loud.messages[-1]
+    assert (last.data, last.fields, last.ts_timestamp) == (None, (), None)
+    assert last.cursor == feed.cursor({"acme": Position.after(3)})
+    for each in (loud, silent):
+        await each.stop()
 
 
-def test_progress_without_a_snapshot_tells_at_once_where_it_begins():
+async def test_progress_without_a_snapshot_tells_at_once_where_it_begins():
     """Who is disconnected before anything is committed goes on from there, and misses nothing."""
-
-    async def scenario():
-        index = FakeIndex()
-        index.commit("acme", {1})
-        index.iterate("acme")
-        feed = await opened(index)
-        first = Listener(feed, progress=True)
-        await settled(feed, [first])
-        (told,) = first.messages
-        assert (told.operation, told.data) == (PROGRESS, None)
-        await first.stop()
-        index.commit("acme", {2})
-        index.iterate("acme")
-        again = Listener(feed, after=told.cursor, progress=True)
-        await settled(feed, [again])
-        assert again.messages[0].operation == INSERT
-        for each in (first, again):
-            await each.stop()
-
-    run(scenario)
+    index = FakeIndex()
+    index.commit("acme", {1})
+    index.iterate("acme")
+    feed = await opened(index)
+    first = Listener(feed, progress=True)
+    await settled(feed, [first])
+    (told,) = first.messages
+    assert (told.operation, told.data) == (PROGRESS, None)
+    await first.stop()
+    index.commit("acme", {2})
+    index.iterate("acme")
+    again = Listener(feed, after=told.cursor, progress=True)
+    await settled(feed, [again])
+    assert again.messages[0].operation == INSERT
+    for each in (first, again):
+        await each.stop()
 
 
-def test_a_snapshot_with_progress_ends_with_a_message():
-    async def scenario():
-        index = FakeIndex()
-        index.commit("acme", set(range(7)))
-        index.iterate("acme")
-        feed = await opened(index)
-        listener = Listener(feed, snapshot=True, progress=True)
-        await settled(feed, [listener])
-        assert [each.operation for each in listener.messages] == [INSERT] * 7 + [PROGRESS]
-        await listener.stop()
-
-    run(scenario)
+async def test_a_snapshot_with_progress_ends_with_a_message():
+    index = FakeIndex()
+    index.commit("acme", set(range(7)))
+    index.iterate("acme")
+    feed = await opened(index)
+    listener = Listener(feed, snapshot=True, progress=True)
+    await settled(feed, [listener])
+    assert [each.operation for each in listener.messages] == [INSERT] * 7 + [PROGRESS]
+    await listener.stop()

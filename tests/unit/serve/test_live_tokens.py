@@ -46,56 +46,45 @@ def connected(sockets, token):
     return connection
 
 
-def test_clients_that_do_not_read_do_not_put_off_the_end_of_others():
-    async def scenario():
-        tokens = Tokens(withdrawn={"old"})
-        sockets = Sockets(schemas=None, access=tokens)
-        ending = [connected(sockets, "old") for _ in range(3)]
-        staying = connected(sockets, "new")
-        await asyncio.wait_for(sockets.check_tokens(), 5)
-        told = [(4403, "The token was withdrawn")]
-        await until(lambda: all(each.websocket.closed == told for each in ending))
-        assert staying.websocket.closed == []
-        assert sorted(tokens.asked) == ["new", "old"]
-
-    asyncio.run(scenario())
+async def test_clients_that_do_not_read_do_not_put_off_the_end_of_others():
+    tokens = Tokens(withdrawn={"old"})
+    sockets = Sockets(schemas=None, access=tokens)
+    ending = [connected(sockets, "old") for _ in range(3)]
+    staying = connected(sockets, "new")
+    await asyncio.wait_for(sockets.check_tokens(), 5)
+    told = [(4403, "The token was withdrawn")]
+    await until(lambda: all(each.websocket.closed == told for each in ending))
+    assert staying.websocket.closed == []
+    assert sorted(tokens.asked) == ["new", "old"]
 
 
-def test_readings_that_take_long_do_not_put_off_who_connects():
-    async def scenario():
-        go, loop = threading.Event(), asyncio.get_running_loop()
-        with ThreadPoolExecutor(1) as few:
-            loop.set_default_executor(few)
-            reading = loop.run_in_executor(None, go.wait, 20)
-            connection = Connection(
-                sockets=Sockets(schemas=None, access=Tokens()), websocket=Deaf()
-            )
-            connection.websocket.headers = {}
-            try:
-                connecting = asyncio.create_task(connection._admit({"token": "one"}))
-                await until(lambda: connection.viewer == ACME)
-            finally:
-                go.set()
-                connecting.cancel()
-                await asyncio.gather(reading, connecting, return_exceptions=True)
-
-    asyncio.run(scenario())
+async def test_readings_that_take_long_do_not_put_off_who_connects():
+    go, loop = threading.Event(), asyncio.get_running_loop()
+    with ThreadPoolExecutor(1) as few:
+        loop.set_default_executor(few)
+        reading = loop.run_in_executor(None, go.wait, 20)
+        connection = Connection(sockets=Sockets(schemas=None, access=Tokens()), websocket=Deaf())
+        connection.websocket.headers = {}
+        try:
+            connecting = asyncio.create_task(connection._admit({"token": "one"}))
+            await until(lambda: connection.viewer == ACME)
+        finally:
+            go.set()
+            connecting.cancel()
+            await asyncio.gather(reading, connecting, return_exceptions=True)
 
 
-def test_a_function_that_hangs_does_not_keep_slow_clients():
-    async def scenario():
-        tokens = Tokens()
-        tokens.go.clear()
-        bounds = SocketBounds(stuck_seconds=0.0, check_seconds=0.01)
-        sockets = Sockets(schemas=None, access=tokens, bounds=bounds)
-        lost = []
-        slow = connected(sockets, "one")
-        async with sockets.beside():
-            await until(lambda: tokens.asked)
-            listening = Listening(viewer=ACME, on_lost=lost.append)
-            slow._waiting[1] = (asyncio.get_running_loop().time() - 1, listening)
-            await until(lambda: lost)
-            tokens.go.set()
-            slow.websocket.close = lambda *_: asyncio.sleep(0)
-
-    asyncio.run(scenario())
+async def test_a_function_that_hangs_does_not_keep_slow_clients():
+    tokens = Tokens()
+    tokens.go.clear()
+    bounds = SocketBounds(stuck_seconds=0.0, check_seconds=0.01)
+    sockets = Sockets(schemas=None, access=tokens, bounds=bounds)
+    lost = []
+    slow = connected(sockets, "one")
+    async with sockets.beside():
+        await until(lambda: tokens.asked)
+        listening = Listening(viewer=ACME, on_lost=lost.append)
+        slow._waiting[1] = (asyncio.get_running_loop().time() - 1, listening)
+        await until(lambda: lost)
+        tokens.go.set()
+        slow.websocket.close = lambda *_: asyncio.sleep(0)

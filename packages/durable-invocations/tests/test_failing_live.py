@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from dataclasses import replace
 
 import pytest
-from liveruntime import IMPATIENT, running
+from liveruntime import DEADLINE, IMPATIENT, running, until
 
 from durable_invocations import (
     Client,
@@ -18,8 +17,6 @@ from durable_invocations import (
     testing,
 )
 from durable_invocations.errors import UnavailableError, WaitError
-
-SECONDS = 20
 
 
 def test_a_handler_that_fails_in_a_test_is_paused_and_nothing_is_left(
@@ -36,7 +33,7 @@ def test_a_handler_that_fails_in_a_test_is_paused_and_nothing_is_left(
     with testing.running(broken, attempts=2) as client:
         (folder,) = tmp_path.iterdir()
         sent = client.send("Broken", "work")
-        wait_until(lambda: client.invocation(sent.id)["status"] == "paused")
+        until(lambda: client.invocation(sent.id)["status"] == "paused")
         with pytest.raises(WaitError, match=r"has not ended in 0\.1 s"):
             client.attach(sent.id, seconds=0.1)
     assert (len(tried), folder.exists()) == (2, False)
@@ -56,13 +53,11 @@ def test_what_fails_or_is_paused_ends_when_it_is_canceled(tmp_path, attempts):
     with running(tmp_path, replace(IMPATIENT, attempts=attempts)) as runtime:
         runtime.client.register(runtime.serve(service_app(failing)))
         sent = runtime.client.send("Failing", "always")
-        deadline = time.monotonic() + SECONDS
         wanted = "paused" if attempts == 1 else "backing off"
-        while runtime.client.invocation(sent.id)["status"] != wanted:
-            assert time.monotonic() < deadline
+        until(lambda: runtime.client.invocation(sent.id)["status"] == wanted)
         assert runtime.client.cancel(sent.id) is True
         with pytest.raises(InvocationFailedError, match="canceled") as caught:
-            runtime.client.attach(sent.id, seconds=SECONDS)
+            runtime.client.attach(sent.id, seconds=DEADLINE)
         assert caught.value.status == 409
         assert runtime.client.resume(sent.id) is False
 
@@ -82,16 +77,9 @@ def test_what_is_in_finally_is_executed_at_each_end_of_an_attempt_but_no_step_as
             await ctx.run("tidy", entered.append, 2)
 
     with testing.running(tidy, attempts=1) as client:
-        client.call("Tidy", "work", False, seconds=SECONDS)
+        client.call("Tidy", "work", False, seconds=DEADLINE)
         assert (entered.count(1) > 1, entered.count(2)) == (True, 1)
         sent = client.send("Tidy", "work", True)
-        wait_until(lambda: client.invocation(sent.id)["status"] == "paused")
+        until(lambda: client.invocation(sent.id)["status"] == "paused")
         kinds = [each["type"] for each in client.invocation(sent.id)["journal"]]
     assert kinds == ["Input", "Sleep", "Run"]
-
-
-def wait_until(seen):
-    ended = time.monotonic() + SECONDS
-    while not seen():
-        assert time.monotonic() < ended
-        time.sleep(0.01)

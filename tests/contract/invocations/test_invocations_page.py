@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from http import HTTPStatus
 
@@ -18,6 +17,7 @@ import httpx
 import pytest
 import typer
 from asgiservers import uvicorn_of
+from liveruntime import DEADLINE, until
 from places import DOCS, ROOT
 from runtimeserver import runtime_of
 
@@ -34,7 +34,6 @@ from iscp_dagster.cli.main import COMMANDS, load
 
 PAGE = (DOCS / "invocations.md").read_text(encoding="utf-8")
 SHELL = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-DEADLINE = 20
 
 
 @pytest.fixture(scope="module")
@@ -152,10 +151,7 @@ def test_an_invocation_that_waits_is_shown_and_resolved(shell):
     (lines,) = [each for each in SHELL if "invocations resolve" in each]
     with Client(shell.url) as client:
         id_ = client.send("Greeter", "approve", "order 7").id
-        ended = time.monotonic() + DEADLINE
-        while client.invocation(id_)["status"] != "suspended":
-            assert time.monotonic() < ended
-            time.sleep(0.01)
+        until(lambda: client.invocation(id_)["status"] == "suspended")
         awakeable = client.invocation(id_)["journal"][1]["detail"]["id"]
         filled = lines.replace("inv_1…", id_).replace("prom_1…", awakeable)
         said = shell(filled, terminal=True)

@@ -98,8 +98,9 @@ def nothing(found: Comparison, tenant: str | None, ended: Collection[Job] = ()) 
         elsewhere = " in another table" if found.problems else ""
         why = f"no matching index is registered{elsewhere}"
         remedy = _again(ended) if ended else "Check the name, or wait for the runner's next look."
+        whom = "any tenant" if tenant is None else f"tenant {tenant!r}"
         Console(highlight=False).print(
-            f"There is nothing to verify for {_whom(tenant)}: {why}. {remedy}", markup=False
+            f"There is nothing to verify for {whom}: {why}. {remedy}", markup=False
         )
 
 
@@ -109,10 +110,6 @@ def _again(ended: Collection[Job]) -> str:
         tenants.setdefault(each.name, []).append(each.key.tenant)
     commands = [command_for("register", its, name) for name, its in tenants.items()]
     return f"It was unregistered; to register it again, run {' and '.join(commands)}."
-
-
-def _whom(tenant: str | None) -> str:
-    return "any tenant" if tenant is None else f"tenant {tenant!r}"
 
 
 def _verdicts(found: Verdicts) -> None:

@@ -188,10 +188,6 @@ ROOM = 8 * 1024**3
 """Bytes that must be free there."""
 
 
-def _has_room(folder: Path) -> bool:
-    return folder.is_dir() and shutil.disk_usage(folder).free >= ROOM
-
-
 @tests.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def run_tests(ctx: typer.Context) -> None:
     """Run the project's tests, four files at a time; your own pytest arguments replace that."""
@@ -200,7 +196,7 @@ def run_tests(ctx: typer.Context) -> None:
 
     need("test", "`iscp test`")
     os.chdir(repository())
-    if _has_room(MEMORY):
+    if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     # Without bytecode files, each of the tests' many processes would compile the package.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

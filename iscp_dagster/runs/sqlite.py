@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dagster import AssetKey, DagsterEventType, EventLogEntry
+from dagster import DagsterEventType, EventLogEntry
 from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import LRUCache
@@ -155,10 +155,9 @@ class Events(SqliteEventLogStorage):
             ids = index.execute(insert, rows).scalars().all()
             self._store_asset_event_tags(index, events, ids)
             # An asset's row shows only its latest event.
-            latest = {_asset(event): (event, id_) for event, id_ in zip(events, ids, strict=True)}
+            latest = {
+                event.get_dagster_event().asset_key: (event, id_)
+                for event, id_ in zip(events, ids, strict=True)
+            }
             for event, id_ in latest.values():
                 self._store_asset_event(index, event, id_)
-
-
-def _asset(event: EventLogEntry) -> AssetKey | None:
-    return event.get_dagster_event().asset_key

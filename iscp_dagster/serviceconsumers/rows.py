@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -49,8 +49,5 @@ class Lines:
         for row in listed(in_utf8(rows, self.keys, self.name), self.name):
             gone = bool(row[DELETED])
             kept = identity if gone else row.keys() - set(SYSTEM_COLUMNS)
-            yield line(_only(row, kept), row[VERSION], DELETE if gone else UPSERT)
-
-
-def _only(row: Mapping[str, object], names: Collection[str]) -> Mapping[str, object]:
-    return {name: value for name, value in row.items() if name in names}
+            only = {name: value for name, value in row.items() if name in kept}
+            yield line(only, row[VERSION], DELETE if gone else UPSERT)

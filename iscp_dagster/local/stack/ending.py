@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from pathlib import Path
 
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.local.services.settings import DAGSTER, StackSettings
@@ -21,8 +20,8 @@ def cancel_iterations(settings: StackSettings) -> int:
     iterations replay the ranges that were begun. If the log or Dagster's storage does not answer,
     logs a warning and leaves the iterations to the next look.
     """
-    shared = settings.log_url is not None
-    if DAGSTER not in settings.services or not (shared or _own_log(settings).exists()):
+    shared, own = settings.log_url is not None, settings.home / "iscp_log.sqlite"
+    if DAGSTER not in settings.services or not (shared or own.exists()):
         return 0
     log = SqlLog(settings.log, who="iscp down")
     try:
@@ -44,7 +43,3 @@ def _runs_here(settings: StackSettings, names: Collection[str]) -> set[str]:
     from iscp_dagster.runs.named import known_to
 
     return known_to(str(settings.dagster_home), names)
-
-
-def _own_log(settings: StackSettings) -> Path:
-    return settings.home / "iscp_log.sqlite"

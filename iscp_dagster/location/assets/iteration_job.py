@@ -22,7 +22,7 @@ from iscp_dagster.location.names import (
 )
 from iscp_dagster.location.working import working
 from iscp_dagster.model.consumers.kinds import consumer_kind
-from iscp_dagster.model.declared.tables import Consuming, SourceTable
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.runs.named import DISPATCH_TAG, mark_by_hand
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.outcomes import Delivery
@@ -54,7 +54,10 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
 
     @dg.op(
         name=f"{tenants_job_name(source)}_op",
-        out={each.name: _out(each) for each in source.consumers},
+        out={
+            each.name: dg.Out(io_manager_key=consumer_kind(each.kind).io_manager, is_required=False)
+            for each in source.consumers
+        },
         required_resource_keys=needed(source),
         pool=pool,
     )
@@ -88,10 +91,6 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
         iterate_tenants()
 
     return iterate_job
-
-
-def _out(each: Consuming) -> dg.Out:
-    return dg.Out(io_manager_key=consumer_kind(each.kind).io_manager, is_required=False)
 
 
 def _iterations(

@@ -56,7 +56,8 @@ def source_spec(source: SourceTable) -> AssetSpec:
         source_key(source),
         skippable=source.load is not None,
         kinds={"deltalake"},
-        description=source.description or _describe(source),
+        description=source.description
+        or f"The Delta table `{source.name}`, whose commits its indexes follow.",
         owners=source.owners,
         tags=dict(source.tags),
         group_name=source.database,
@@ -69,10 +70,6 @@ def source_spec(source: SourceTable) -> AssetSpec:
             **({"path": MetadataValue.path(source.path)} if source.path else {}),
         },
     )
-
-
-def _describe(source: SourceTable) -> str:
-    return f"The Delta table `{source.name}`, whose commits its indexes follow."
 
 
 def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsDefinition:

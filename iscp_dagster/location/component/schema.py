@@ -117,7 +117,10 @@ def is_template(value: object) -> bool:
 @cache
 def table_model() -> type[Model]:
     """The attributes of a table: those of `SourceTable`, and what is declared over it."""
-    offered = {name: _index_model(name, kind) for name, kind in kinds().items()}
+    offered = {
+        name: _model(kind.__name__, kind, {}, kind=(Literal[name], ...))
+        for name, kind in kinds().items()
+    }
     either: Any = Union[tuple(offered.values())]  # noqa: UP007 - known only at run time
     each: Any = Annotated[either, Said(discriminator="kind"), _ByKind(offered)]
     over: dict[str, Any] = {
@@ -126,10 +129,6 @@ def table_model() -> type[Model]:
     }
     own = {"indexes": list[each], "left_out": _LEFT_OUT}
     return _model("SourceTable", SourceTable, own, **over)
-
-
-def _index_model(name: str, kind: type[Any]) -> type[Model]:
-    return _model(kind.__name__, kind, {}, kind=(Literal[name], ...))
 
 
 def _model(name: str, declared: type[Any], said: Mapping[str, Any], **first: Any) -> type[Model]:

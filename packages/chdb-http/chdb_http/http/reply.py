@@ -47,7 +47,8 @@ class Reply:
         self._tag = secrets.token_bytes(_TAG_LENGTH).translate(_LETTERS).decode()
         self._encoding = choose_encoding(options.accept_encoding)
         self._encoder = encoder(self._encoding)
-        self._held = SpooledTemporaryFile[bytes](max_size=_held_in_memory(options))
+        in_memory = min(max(options.buffer_bytes, 1), _MAX_HELD_BYTES)
+        self._held = SpooledTemporaryFile[bytes](max_size=in_memory)
         self._tail = b""
         self.streaming = asyncio.Event()
 
@@ -158,10 +159,6 @@ class Reply:
     async def _body(self, data: bytes, *, more: bool) -> None:
         if data or not more:
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
-
-
-def _held_in_memory(options: Options) -> int:
-    return min(max(options.buffer_bytes, 1), _MAX_HELD_BYTES)
 
 
 def summary(outcome: Outcome) -> str:

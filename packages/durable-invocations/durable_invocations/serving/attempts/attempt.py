@@ -121,7 +121,9 @@ class Attempt(Steps):
         self.check_use()
         if self.journal.recorded:
             return self._chosen_before(operations)
-        await self.wait(lambda: frozenset() if _any_done(operations) else undone(operations))
+        await self.wait(
+            lambda: frozenset() if any(each.done for each in operations) else undone(operations)
+        )
         chosen = min((each for each in operations if each.done), key=lambda each: each.order)
         journaled = Operation(self, nothing)
         self.begin(journaled, choices.written(chosen.index), result=EMPTY)
@@ -186,7 +188,3 @@ class Attempt(Steps):
         if told.retry_after is not None:
             told = replace(told, retry_after=max(0, told.retry_after - waited))
         self.journal.fail(told)
-
-
-def _any_done(operations: Sequence[Operation[Any]]) -> bool:
-    return any(each.done for each in operations)

@@ -40,29 +40,25 @@ def request(query, **variables):
 
 
 @pytest.mark.parametrize("way", ["http", "websocket"])
-def test_gql_checks_and_asks_queries(trades, way):
+async def test_gql_checks_and_asks_queries(trades, way):
     """It reads the schema, refuses what the schema lacks, and gets rows and errors."""
-
-    async def scene():
-        client = Client(transport=transport_of(trades, way), fetch_schema_from_transport=True)
-        async with client as session:
-            assert FIELD in client.schema.query_type.fields
-            acme = request(ROWS, where={"tenant": {"_eq": "acme"}}, limit=1000)
-            found = await session.execute(acme)
-            assert {each["id"]: each["value"] for each in found["rows"]} == trades.rows["acme"]
-            with pytest.raises(GraphQLError, match="Cannot query field 'nothing'"):
-                await session.execute(request(f"{{ {FIELD} {{ nothing }} }}"))
-            with pytest.raises(TransportQueryError) as refused:
-                await session.execute(request(ROWS, limit=100_000))
-            assert refused.value.errors[0]["extensions"]["code"] == "BAD_USER_INPUT"
-            # Many at a time, on one connection.
-            every = await asyncio.gather(
-                *[session.execute(request(ROWS, where={"id": {"_eq": key}})) for key in range(40)]
-            )
-            keys = [each["id"] for some in every for each in some["rows"]]
-            assert sorted(keys) == sorted(key for rows in trades.rows.values() for key in rows)
-
-    asyncio.run(scene())
+    client = Client(transport=transport_of(trades, way), fetch_schema_from_transport=True)
+    async with client as session:
+        assert FIELD in client.schema.query_type.fields
+        acme = request(ROWS, where={"tenant": {"_eq": "acme"}}, limit=1000)
+        found = await session.execute(acme)
+        assert {each["id"]: each["value"] for each in found["rows"]} == trades.rows["acme"]
+        with pytest.raises(GraphQLError, match="Cannot query field 'nothing'"):
+            await session.execute(request(f"{{ {FIELD} {{ nothing }} }}"))
+        with pytest.raises(TransportQueryError) as refused:
+            await session.execute(request(ROWS, limit=100_000))
+        assert refused.value.errors[0]["extensions"]["code"] == "BAD_USER_INPUT"
+        # Many at a time, on one connection.
+        every = await asyncio.gather(
+            *[session.execute(request(ROWS, where={"id": {"_eq": key}})) for key in range(40)]
+        )
+        keys = [each["id"] for some in every for each in some["rows"]]
+        assert sorted(keys) == sorted(key for rows in trades.rows.values() for key in rows)
 
 
 class Subscriber:
@@ -90,25 +86,24 @@ class Subscriber:
 
 @pytest.mark.timeout(SOAK_SECONDS + 600)
 @pytest.mark.parametrize("most", [2, pytest.param(None, marks=pytest.mark.soak)])
-def test_gql_is_told_each_change_once_while_the_server_is_ended(trades, most, record_property):
+async def test_gql_is_told_each_change_once_while_the_server_is_ended(
+    trades, most, record_property
+):
     subscriber = Subscriber(trades)
 
-    async def scene():
-        following = asyncio.create_task(subscriber.run())
-        await subscriber.has_taken(trades.total)
-        for _ in rounds(most, SOAK_SECONDS):
-            some = len(subscriber.messages) + trades.chance.randint(1, AT_ONCE)
-            await asyncio.to_thread(trades.commit)
-            # In the middle of what it is being told.
-            await subscriber.has_taken(some)
-            await asyncio.to_thread(trades.restart)
+    following = asyncio.create_task(subscriber.run())
+    await subscriber.has_taken(trades.total)
+    for _ in rounds(most, SOAK_SECONDS):
+        some = len(subscriber.messages) + trades.chance.randint(1, AT_ONCE)
         await asyncio.to_thread(trades.commit)
-        await subscriber.has_taken(trades.total)
-        assert not following.done(), following
-        following.cancel()
-        await asyncio.wait([following])
-
-    asyncio.run(scene())
+        # In the middle of what it is being told.
+        await subscriber.has_taken(some)
+        await asyncio.to_thread(trades.restart)
+    await asyncio.to_thread(trades.commit)
+    await subscriber.has_taken(trades.total)
+    assert not following.done(), following
+    following.cancel()
+    await asyncio.wait([following])
     assert told_by(subscriber.messages) == trades.changes
     assert subscriber.connections == trades.ends + 1
     record_property("messages", len(subscriber.messages))

@@ -48,22 +48,16 @@ def test_driver_drives_the_endpoint(request, tmp_path, scenario, served_by, dupl
 
 
 @WAYS
-def test_megabytes_go_through_the_endpoint(endpoint, duplex):
-    async def scene():
-        async with Peer(endpoint.url, duplex=duplex, version=3) as peer:
-            name = "x" * MUCH
-            assert await peer.call("Steps", "chain", [name]) == [f"hello {name}"]
-
-    asyncio.run(scene())
+async def test_megabytes_go_through_the_endpoint(endpoint, duplex):
+    async with Peer(endpoint.url, duplex=duplex, version=3) as peer:
+        name = "x" * MUCH
+        assert await peer.call("Steps", "chain", [name]) == [f"hello {name}"]
 
 
 @VERSIONS
-def test_the_journey_is_the_same_in_each_version(endpoint, tmp_path, version):
-    async def scene():
-        async with Peer(endpoint.url, duplex=True, version=version) as peer:
-            await journey(peer, tmp_path, Plan())
-
-    asyncio.run(scene())
+async def test_the_journey_is_the_same_in_each_version(endpoint, tmp_path, version):
+    async with Peer(endpoint.url, duplex=True, version=version) as peer:
+        await journey(peer, tmp_path, Plan())
 
 
 @WAYS
@@ -71,16 +65,15 @@ def test_the_journey_is_the_same_in_each_version(endpoint, tmp_path, version):
     ("drive", "entries"),
     [(journey, JOURNEY_ENTRIES), (errand, ERRAND_ENTRIES), (parallel, PARALLEL_ENTRIES)],
 )
-def test_an_invocation_survives_a_crash_at_each_entry(endpoint, tmp_path, drive, entries, duplex):
-    async def scene():
-        async with Peer(endpoint.url, duplex=duplex, version=3) as peer:
-            of = await drive(peer, tmp_path, Plan())
-            assert len(of.journal) == entries, [each.name for each in of.journal]
-            for plan in cuts(entries):
-                await drive(peer, tmp_path, plan)
-                assert not plan.cuts, "the stream never came to the entry"
-
-    asyncio.run(scene())
+async def test_an_invocation_survives_a_crash_at_each_entry(
+    endpoint, tmp_path, drive, entries, duplex
+):
+    async with Peer(endpoint.url, duplex=duplex, version=3) as peer:
+        of = await drive(peer, tmp_path, Plan())
+        assert len(of.journal) == entries, [each.name for each in of.journal]
+        for plan in cuts(entries):
+            await drive(peer, tmp_path, plan)
+            assert not plan.cuts, "the stream never came to the entry"
 
 
 @settings(max_examples=30)

@@ -23,25 +23,19 @@ def new_peer(sdk_endpoint):
 
 @WAYS
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.__name__)
-def test_driver_drives_restate_sdk(new_peer, tmp_path, scenario, duplex):
-    async def scene():
-        async with new_peer(duplex) as peer:
-            await scenario(peer, tmp_path / "effects")
-
-    asyncio.run(scene())
+async def test_driver_drives_restate_sdk(new_peer, tmp_path, scenario, duplex):
+    async with new_peer(duplex) as peer:
+        await scenario(peer, tmp_path / "effects")
 
 
 @WAYS
-def test_journey_of_restate_sdk_survives_a_crash_at_each_entry(new_peer, tmp_path, duplex):
-    async def scene():
-        async with new_peer(duplex) as peer:
-            of = await journey(peer, tmp_path, plan=next(iter(cuts(2))))
-            assert len(of.journal) == JOURNEY_ENTRIES, [each.name for each in of.journal]
-            for plan in cuts(JOURNEY_ENTRIES):
-                await journey(peer, tmp_path, plan)
-                assert not plan.cuts, "the stream never came to the entry"
-
-    asyncio.run(scene())
+async def test_journey_of_restate_sdk_survives_a_crash_at_each_entry(new_peer, tmp_path, duplex):
+    async with new_peer(duplex) as peer:
+        of = await journey(peer, tmp_path, plan=next(iter(cuts(2))))
+        assert len(of.journal) == JOURNEY_ENTRIES, [each.name for each in of.journal]
+        for plan in cuts(JOURNEY_ENTRIES):
+            await journey(peer, tmp_path, plan)
+            assert not plan.cuts, "the stream never came to the entry"
 
 
 @settings(max_examples=15)

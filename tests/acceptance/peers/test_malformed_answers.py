@@ -94,22 +94,18 @@ class Hasty(Liar):
         return hear
 
 
-def test_entries_that_come_during_the_replay_are_not_stored(tmp_path):
+async def test_entries_that_come_during_the_replay_are_not_stored(tmp_path):
     liar = Hasty([Answer(body=packed(packet("Run", ACK, name="r", value=b"1")), broken=True)])
     # More than a window holds, so that the replay is still under way when the answer comes.
     argument = b"0" + b" " * WINDOW
     engine = open_database(f"sqlite:///{tmp_path}/log.db", kept=True)
 
-    async def scene():
-        async with lying(liar, http=2) as url, running(engine, url, http=2) as caller:
-            told = {"content-type": "application/json"}
-            ended = await caller.http.post("/Liar/k/go", content=argument, headers=told)
-            shown = await caller.shown(ended.headers["x-restate-id"])
-            return ended.json(), shown["journal"]
-
-    output, journal = asyncio.run(scene())
+    async with lying(liar, http=2) as url, running(engine, url, http=2) as caller:
+        told = {"content-type": "application/json"}
+        ended = await caller.http.post("/Liar/k/go", content=argument, headers=told)
+        shown = await caller.shown(ended.headers["x-restate-id"])
     engine.dispose()
-    assert output == "done"
-    assert [each["type"] for each in journal] == ["Input", "Run", "Output"]
+    assert ended.json() == "done"
+    assert [each["type"] for each in shown["journal"]] == ["Input", "Run", "Output"]
     assert liar.begun == 3
     assert 0 < liar.held <= WINDOW

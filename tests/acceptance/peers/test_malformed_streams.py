@@ -64,11 +64,11 @@ def _judge(breach, answer):
     [(hypercorn, False), (hypercorn, True), (uvicorn, False)],
     ids=["exchange", "duplex", "uvicorn"],
 )
-def test_endpoint_refuses_malformed_streams(tmp_path, record_property, server_of, duplex):
+async def test_endpoint_refuses_malformed_streams(tmp_path, record_property, server_of, duplex):
     chance = Random(duplex)
     breaches = [breach(chance) for _ in range(EACH) for breach in BREACHES]
 
-    async def scene(server):
+    with served(sys.executable, "ourservices:app", tmp_path, server_of) as server:
         process = psutil.Process(server.process.pid)
         for breach in breaches[:10]:
             await _refused(server.url, breach, duplex=duplex)
@@ -91,8 +91,5 @@ def test_endpoint_refuses_malformed_streams(tmp_path, record_property, server_of
 
         await until(settled)
         assert process.memory_info().rss - size < GROWN_BYTES
-
-    with served(sys.executable, "ourservices:app", tmp_path, server_of) as server:
-        asyncio.run(scene(server))
         assert "Traceback" not in server.told, server.told
     record_property("malformed_streams", len(breaches))

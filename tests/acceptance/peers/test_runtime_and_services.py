@@ -36,76 +36,58 @@ def url(served_by, request):
 @WAYS
 @SERVED
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.__name__)
-def test_runtime_drives_services(url, engine, tmp_path, scenario, http):
-    async def scene():
-        async with running(engine, url, http=http) as caller:
-            await scenario(caller, tmp_path / "effects")
-
-    asyncio.run(scene())
+async def test_runtime_drives_services(url, engine, tmp_path, scenario, http):
+    async with running(engine, url, http=http) as caller:
+        await scenario(caller, tmp_path / "effects")
 
 
 @WAYS
 @SERVED
-def test_runtime_speaks_as_the_deployment_does(url, engine, http):
-    async def scene():
-        async with running(engine, url, http=http) as caller:
-            (deployment,) = (await caller.http.get("/admin/deployments")).json()["deployments"]
-            assert deployment["mode"] == MODES[http]
-
-    asyncio.run(scene())
+async def test_runtime_speaks_as_the_deployment_does(url, engine, http):
+    async with running(engine, url, http=http) as caller:
+        (deployment,) = (await caller.http.get("/admin/deployments")).json()["deployments"]
+        assert deployment["mode"] == MODES[http]
 
 
 @WAYS
-def test_runtime_drives_what_runs_at_once(endpoint, engine, tmp_path, http):
-    async def scene():
-        async with running(engine, endpoint.url, http=http) as caller:
-            assert await caller.call("Newer", "parallel", str(tmp_path / "effects")) == PARALLEL
-
-    asyncio.run(scene())
+async def test_runtime_drives_what_runs_at_once(endpoint, engine, tmp_path, http):
+    async with running(engine, endpoint.url, http=http) as caller:
+        assert await caller.call("Newer", "parallel", str(tmp_path / "effects")) == PARALLEL
 
 
 @WAYS
-def test_runtime_does_the_entries_of_version_3(endpoint, engine, http):
-    async def scene():
-        async with running(engine, endpoint.url, http=http) as caller:
-            assert await caller.call("Newer", "errand", "you") == done_errand("you")
-
-    asyncio.run(scene())
+async def test_runtime_does_the_entries_of_version_3(endpoint, engine, http):
+    async with running(engine, endpoint.url, http=http) as caller:
+        assert await caller.call("Newer", "errand", "you") == done_errand("you")
 
 
 @WAYS
 @SERVED
-def test_what_waits_in_a_service_is_canceled(url, engine, http):
-    async def scene():
-        async with running(engine, url, http=http) as caller:
-            id_ = await caller.send("Steps", "nap", 3_600)
+async def test_what_waits_in_a_service_is_canceled(url, engine, http):
+    async with running(engine, url, http=http) as caller:
+        id_ = await caller.send("Steps", "nap", 3_600)
 
-            async def sleeps():
-                return len((await caller.shown(id_))["journal"]) == 2
+        async def sleeps():
+            return len((await caller.shown(id_))["journal"]) == 2
 
-            await until(sleeps)
-            answer = await caller.http.patch(f"/admin/invocations/{id_}/cancel")
-            assert answer.status_code in {200, 202}, answer.text
-            ended = await caller.http.get(f"/restate/invocation/{id_}/attach")
-            assert (ended.status_code, ended.json()["message"]) == (409, "canceled")
-
-    asyncio.run(scene())
+        await until(sleeps)
+        answer = await caller.http.patch(f"/admin/invocations/{id_}/cancel")
+        assert answer.status_code in {200, 202}, answer.text
+        ended = await caller.http.get(f"/restate/invocation/{id_}/attach")
+        assert (ended.status_code, ended.json()["message"]) == (409, "canceled")
 
 
 @WAYS
 @SERVED
-def test_megabytes_go_both_ways(url, engine, http):
-    async def scene():
-        async with running(engine, url, http=http) as caller:
-            name = "x" * MUCH
-            assert await caller.call("Steps", "chain", [name]) == [f"hello {name}"]
-
-    asyncio.run(scene())
+async def test_megabytes_go_both_ways(url, engine, http):
+    async with running(engine, url, http=http) as caller:
+        name = "x" * MUCH
+        assert await caller.call("Steps", "chain", [name]) == [f"hello {name}"]
 
 
 @WAYS
 @SERVED
-def test_a_handler_of_one_deployment_calls_those_of_another(url, engine, http):
+async def test_a_handler_of_one_deployment_calls_those_of_another(url, engine, http):
     bridge = Service("Bridge")
 
     @bridge.handler
@@ -113,24 +95,18 @@ def test_a_handler_of_one_deployment_calls_those_of_another(url, engine, http):
         back = await ctx.call("Counter", "add", 1, key=name)
         return [await ctx.call("Steps", "greet", name), back]
 
-    async def scene(near):
+    with hypercorn_of(service_app(bridge)) as near:
         async with running(engine, url, http=http) as caller:
             await caller.register(near.url)
             assert await caller.call("Bridge", "cross", "you") == ["hello you", 1]
 
-    with hypercorn_of(service_app(bridge)) as near:
-        asyncio.run(scene(near))
-
 
 @WAYS
 @SERVED
-def test_runtime_drives_the_journey(url, engine, tmp_path, http):
-    async def scene():
-        async with running(engine, url, http=http) as caller:
-            file = str(tmp_path / "effects")
-            assert await caller.call("Counter", "journey", file, key="one") == JOURNEY
-
-    asyncio.run(scene())
+async def test_runtime_drives_the_journey(url, engine, tmp_path, http):
+    async with running(engine, url, http=http) as caller:
+        file = str(tmp_path / "effects")
+        assert await caller.call("Counter", "journey", file, key="one") == JOURNEY
 
 
 ENTRIES_OF_CALLS = {
@@ -179,14 +155,11 @@ def test_runtime_stores_every_entry_that_restate_sdk_has(sdk_endpoint, engine, t
     assert asyncio.run(scene()) == set().union(*ENTRIES_OF_CALLS.values())
 
 
-def test_responses_that_an_sdk_leaves_open_hold_no_place(sdk_endpoint, engine):
-    async def scene():
-        # Over HTTP/1.1 a handler of that SDK which suspends waits for the runtime to leave.
-        async with running(engine, sdk_endpoint.url, http=1, most=2) as caller:
-            every = [caller.call("Steps", "nap", 0.05) for _ in range(12)]
-            assert await asyncio.wait_for(asyncio.gather(*every), 5) == ["rested"] * 12
-
-    asyncio.run(scene())
+async def test_responses_that_an_sdk_leaves_open_hold_no_place(sdk_endpoint, engine):
+    # Over HTTP/1.1 a handler of that SDK which suspends waits for the runtime to leave.
+    async with running(engine, sdk_endpoint.url, http=1, most=2) as caller:
+        every = [caller.call("Steps", "nap", 0.05) for _ in range(12)]
+        assert await asyncio.wait_for(asyncio.gather(*every), 5) == ["rested"] * 12
 
 
 def test_a_thousand_requests_break_no_stream_off(endpoint, engine, caplog):

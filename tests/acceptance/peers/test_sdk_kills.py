@@ -29,7 +29,7 @@ def mortal_sdk(tmp_path):
 @pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 600)
 @pytest.mark.parametrize("http", [1, 2], ids=["exchange", "duplex"])
-def test_journeys_of_restate_sdk_end_once_while_it_is_killed(
+async def test_journeys_of_restate_sdk_end_once_while_it_is_killed(
     mortal_sdk, tmp_path, http, record_property
 ):
     engine = open_database(f"sqlite:///{tmp_path}/log.db", kept=True)
@@ -42,22 +42,18 @@ def test_journeys_of_restate_sdk_end_once_while_it_is_killed(
         assert effects.keys() == {"run 0", "run 1"}
         done.update(effects)
 
-    async def scene():
-        nonlocal kills, journeys
-        until = time.monotonic() + SECONDS
-        async with running(engine, mortal_sdk.url, http=http) as caller:
-            while time.monotonic() < until:
-                numbers = range(journeys, journeys + AT_ONCE)
-                under_way = [asyncio.create_task(one(caller, number)) for number in numbers]
-                journeys += AT_ONCE
-                for _ in range(chance.randint(1, 3)):
-                    await asyncio.sleep(APART_SECONDS * chance.random())
-                    mortal_sdk.kill()
-                    await asyncio.to_thread(mortal_sdk.start)
-                    kills += 1
-                await asyncio.gather(*under_way)
-
-    asyncio.run(scene())
+    until = time.monotonic() + SECONDS
+    async with running(engine, mortal_sdk.url, http=http) as caller:
+        while time.monotonic() < until:
+            numbers = range(journeys, journeys + AT_ONCE)
+            under_way = [asyncio.create_task(one(caller, number)) for number in numbers]
+            journeys += AT_ONCE
+            for _ in range(chance.randint(1, 3)):
+                await asyncio.sleep(APART_SECONDS * chance.random())
+                mortal_sdk.kill()
+                await asyncio.to_thread(mortal_sdk.start)
+                kills += 1
+            await asyncio.gather(*under_way)
     engine.dispose()
     record_property("kills", kills)
     record_property("journeys", journeys)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import mortalservice
 import pytest
-from asgiservers import run
 from running import running, until
 
 from durable_invocations.runtime.retries import RetryPolicy
@@ -46,25 +45,22 @@ def effects(folder):
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_an_invocation_survives_the_death_of_its_service_in_a_step(tmp_path, server):
+async def test_an_invocation_survives_the_death_of_its_service_in_a_step(tmp_path, server):
     """What was acknowledged is not done again; the step that was cut short is."""
-
-    async def inside():
-        async with running(tmp_path, policy=PATIENT) as driven:
-            with served(server, tmp_path) as (process, port):
-                await driven.runtime.register(f"http://127.0.0.1:{port}")
-                id_ = await driven.submit("Mortal/steps")
-                await until(lambda: seen("wait"))
-                process.send_signal(signal.SIGKILL)
-                found = await driven.until(id_, Status.BACKING_OFF)
-            (tmp_path / "go").touch()
-            with served(server, tmp_path, port):
-                return found, await driven.end(id_)
 
     async def seen(name):
         return name in effects(tmp_path) or None
 
-    found, result = run(inside())
+    async with running(tmp_path, policy=PATIENT) as driven:
+        with served(server, tmp_path) as (process, port):
+            await driven.runtime.register(f"http://127.0.0.1:{port}")
+            id_ = await driven.submit("Mortal/steps")
+            await until(lambda: seen("wait"))
+            process.send_signal(signal.SIGKILL)
+            found = await driven.until(id_, Status.BACKING_OFF)
+        (tmp_path / "go").touch()
+        with served(server, tmp_path, port):
+            result = await driven.end(id_)
     assert json.loads(result.value) == ["one", "waited", "two"]
     assert effects(tmp_path) == ["one", "wait", "wait", "two"]
     assert "127.0.0.1" in found.error.message

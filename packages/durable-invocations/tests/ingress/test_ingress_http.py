@@ -132,7 +132,7 @@ def test_many_who_ask_for_one_output_read_it_one_after_the_other(http, hand):
     assert not together.is_set()
 
 
-def test_services_are_read_anew_when_they_may_have_changed(hand):
+async def test_services_are_read_anew_when_they_may_have_changed(hand):
     """What is registered is served at once, and what was read before is kept for a second."""
     now, asked = [0.0], []
 
@@ -143,19 +143,16 @@ def test_services_are_read_anew_when_they_may_have_changed(hand):
     hand.store.services = services
     catalog = Catalog(hand, clock=lambda: now[0])
 
-    async def look():
-        found = await catalog.service("Greeter", "greet")
-        assert found.handler("bow") is None
-        for now[0] in (0.5, 0.9):
-            assert await catalog.service("Greeter", "greet") == found
-        assert await catalog.service("Nobody", "greet") is None
-        bow = replace(found, handlers=(*found.handlers, Handler(name="bow")))
-        hand.store.do(Register(deployment=Deployment(id="dp_1", url=URL), services=(bow,)))
-        assert (await catalog.service("Greeter", "ada", "bow")).handler("bow")
-        now[0] = 2.0
-        assert (await catalog.service("Greeter", "greet")).handler("bow")
-
-    asyncio.run(look())
+    found = await catalog.service("Greeter", "greet")
+    assert found.handler("bow") is None
+    for now[0] in (0.5, 0.9):
+        assert await catalog.service("Greeter", "greet") == found
+    assert await catalog.service("Nobody", "greet") is None
+    bow = replace(found, handlers=(*found.handlers, Handler(name="bow")))
+    hand.store.do(Register(deployment=Deployment(id="dp_1", url=URL), services=(bow,)))
+    assert (await catalog.service("Greeter", "ada", "bow")).handler("bow")
+    now[0] = 2.0
+    assert (await catalog.service("Greeter", "greet")).handler("bow")
     assert asked == [0.0, 0.9, 0.9, 2.0]
 
 
@@ -411,7 +408,7 @@ def test_a_body_that_does_not_come_whole_invokes_nothing(hand, monkeypatch, ends
     assert hand.store.invocations() == []
 
 
-def test_a_client_that_goes_leaves_nobody_waiting_and_the_invocation_as_it_is(hand):
+async def test_a_client_that_goes_leaves_nobody_waiting_and_the_invocation_as_it_is(hand):
     """A canceled wait is seen by the backend, whose coroutine ends."""
     gone, ended = asyncio.Event(), []
 
@@ -422,23 +419,20 @@ def test_a_client_that_goes_leaves_nobody_waiting_and_the_invocation_as_it_is(ha
         finally:
             ended.append(True)
 
-    async def main():
-        hand.ended = waits
-        app = create_app(Settings(backend=hand))
-        messages = [{"type": "http.request", "body": b"1", "more_body": False}]
+    hand.ended = waits
+    app = create_app(Settings(backend=hand))
+    messages = [{"type": "http.request", "body": b"1", "more_body": False}]
 
-        async def receive():
-            if messages:
-                return messages.pop()
-            await gone.wait()
-            return {"type": "http.disconnect"}
+    async def receive():
+        if messages:
+            return messages.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
 
-        async def send(_message):
-            pass
+    async def send(_message):
+        pass
 
-        await asyncio.wait_for(app(scope(), receive, send), 20)
-
-    asyncio.run(main())
+    await asyncio.wait_for(app(scope(), receive, send), 20)
     assert ended == [True]
     (found,) = hand.store.invocations()
     assert found.status.label == "ready"

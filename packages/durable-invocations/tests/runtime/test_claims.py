@@ -16,24 +16,21 @@ class Places:
     full: tuple[str, ...] = ()
 
 
-def test_a_claim_that_fails_as_the_runtime_stops_brings_no_traceback():
+async def test_a_claim_that_fails_as_the_runtime_stops_brings_no_traceback():
     unheard = []
 
-    async def scene():
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: unheard.append(context["message"]))
-        asked = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: unheard.append(context["message"]))
+    asked = []
 
-        def put(operation):
-            asked.append(loop.create_future())
-            return asked[-1]
+    def put(operation):
+        asked.append(loop.create_future())
+        return asked[-1]
 
-        claims = Claims("one", put)
-        claims.drive(Places())
-        claims.stop()
-        asked.pop().set_exception(UnavailableError("the database is away"))
-        await asyncio.sleep(0)
-        gc.collect()
-
-    asyncio.run(scene())
+    claims = Claims("one", put)
+    claims.drive(Places())
+    claims.stop()
+    asked.pop().set_exception(UnavailableError("the database is away"))
+    await asyncio.sleep(0)
+    gc.collect()
     assert not unheard

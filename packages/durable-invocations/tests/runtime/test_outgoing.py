@@ -68,21 +68,17 @@ def test_a_long_replay_goes_in_pieces_and_is_over_with_the_last_one(monkeypatch,
     assert wire.ends == [False] * (len(wire.sent) - 1) + [True]
 
 
-def test_what_is_put_later_is_sent_then():
-    async def inside():
-        wire = Wire()
-        out = Outgoing(lambda: None)
-        out.begin(opening(0))
-        sending = asyncio.ensure_future(out.run(wire))
-        for number in range(3):
-            await asyncio.sleep(0)
-            out.put(completion(number, EMPTY))
+async def test_what_is_put_later_is_sent_then():
+    wire = Wire()
+    out = Outgoing(lambda: None)
+    out.begin(opening(0))
+    sending = asyncio.ensure_future(out.run(wire))
+    for number in range(3):
         await asyncio.sleep(0)
-        out.end()
-        await sending
-        return wire
-
-    wire = asyncio.run(inside())
+        out.put(completion(number, EMPTY))
+    await asyncio.sleep(0)
+    out.end()
+    await sending
     assert [each.message().entry_index for each in wire.frames[1:]] == [0, 1, 2]
     assert wire.ends[-1] is True
 

@@ -11,51 +11,39 @@ from durable_invocations.runtime.waiting import Waiting
 ONE, TWO = Value(value=b"1"), Value(value=b"2")
 
 
-def test_everyone_who_waits_for_an_invocation_is_told():
-    async def inside():
-        waiting = Waiting()
-        with waiting.future("a") as one, waiting.future("a") as two, waiting.future("b") as three:
-            assert sorted(waiting.watched()) == ["a", "b"]
-            waiting.ended({"a": ONE, "unknown": TWO})
-            waiting.ended({"a": TWO})
-            assert (await one, await two, three.done()) == (ONE, ONE, False)
-        return waiting.watched()
-
-    assert asyncio.run(inside()) == []
+async def test_everyone_who_waits_for_an_invocation_is_told():
+    waiting = Waiting()
+    with waiting.future("a") as one, waiting.future("a") as two, waiting.future("b") as three:
+        assert sorted(waiting.watched()) == ["a", "b"]
+        waiting.ended({"a": ONE, "unknown": TWO})
+        waiting.ended({"a": TWO})
+        assert (await one, await two, three.done()) == (ONE, ONE, False)
+    assert waiting.watched() == []
 
 
-def test_who_gives_up_is_forgotten():
-    async def inside():
-        waiting = Waiting()
-        with pytest.raises(asyncio.TimeoutError), waiting.future("a") as future:
-            await asyncio.wait_for(future, 0)
-        waiting.ended({"a": ONE})
-        return waiting.watched()
-
-    assert asyncio.run(inside()) == []
+async def test_who_gives_up_is_forgotten():
+    waiting = Waiting()
+    with pytest.raises(asyncio.TimeoutError), waiting.future("a") as future:
+        await asyncio.wait_for(future, 0)
+    waiting.ended({"a": ONE})
+    assert waiting.watched() == []
 
 
-def test_more_than_one_look_asks_for_are_asked_for_in_turn(monkeypatch):
+async def test_more_than_one_look_asks_for_are_asked_for_in_turn(monkeypatch):
     monkeypatch.setattr(module, "MOST_WATCHED", 2)
 
-    async def inside():
-        waiting = Waiting()
-        with waiting.future("a"), waiting.future("b"), waiting.future("c"):
-            return [waiting.watched() for _ in range(3)]
-
-    assert asyncio.run(inside()) == [["a", "b"], ["c", "a"], ["b", "c"]]
+    waiting = Waiting()
+    with waiting.future("a"), waiting.future("b"), waiting.future("c"):
+        assert [waiting.watched() for _ in range(3)] == [["a", "b"], ["c", "a"], ["b", "c"]]
 
 
-def test_who_asks_right_after_the_end_is_told_unless_it_is_long_ago_or_large(monkeypatch):
+async def test_who_asks_right_after_the_end_is_told_unless_it_is_long_ago_or_large(monkeypatch):
     monkeypatch.setattr(module, "MOST_RECENT", 2)
 
-    async def inside():
-        waiting = Waiting()
-        waiting.ended({"a": ONE, "b": ONE, "c": TWO, "d": Value(value=b"x" * 100_000)})
-        found = []
-        for id_ in "abcd":
-            with waiting.future(id_) as future:
-                found.append(future.result() if future.done() else None)
-        return found
-
-    assert asyncio.run(inside()) == [None, ONE, TWO, None]
+    waiting = Waiting()
+    waiting.ended({"a": ONE, "b": ONE, "c": TWO, "d": Value(value=b"x" * 100_000)})
+    found = []
+    for id_ in "abcd":
+        with waiting.future(id_) as future:
+            found.append(future.result() if future.done() else None)
+    assert found == [None, ONE, TWO, None]

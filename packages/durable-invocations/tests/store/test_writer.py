@@ -134,30 +134,24 @@ def test_a_database_that_stays_away_is_an_error(gate):
     assert told == []
 
 
-def test_who_stops_waiting_does_not_undo_it(gate, desk):
+async def test_who_stops_waiting_does_not_undo_it(gate, desk):
     asked = submit()
 
-    async def work():
-        async with Writer(gate, lambda _: None) as writer:
-            future = writer.do(asked)
-            future.cancel()
-            gate.open.set()
-
-    asyncio.run(work())
+    async with Writer(gate, lambda _: None) as writer:
+        future = writer.do(asked)
+        future.cancel()
+        gate.open.set()
     assert [each.id for each in desk.store.invocations()] == [asked.id]
 
 
-def test_a_writer_reads_beside_what_it_writes(engine, watch):
+async def test_a_writer_reads_beside_what_it_writes(engine, watch):
     desk = Desk(engine, watch, services=SERVICES)
     mine = desk.submit().id
 
-    async def work():
-        async with Writer(desk.store, lambda _: None) as writer:
-            look = await writer.read(desk.store.look, "one", watched=[mine])
-            return look.ready, await writer.read(desk.store.counts)
-
-    ready, counts = asyncio.run(work())
-    assert ready
+    async with Writer(desk.store, lambda _: None) as writer:
+        look = await writer.read(desk.store.look, "one", watched=[mine])
+        counts = await writer.read(desk.store.counts)
+    assert look.ready
     assert sum(counts.values()) == 1
 
 

@@ -106,7 +106,6 @@ def test_what_a_handler_returns_is_not_looked_at(live, output):
     """Not even where it says that it is JSON, and is none."""
 
     async def script(stream, _):
-        await stream.replay()
         await stream.output(output)
 
     served = live.serve(Scripted(script))

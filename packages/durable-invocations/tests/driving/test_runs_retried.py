@@ -157,8 +157,7 @@ def test_the_next_start_tells_what_the_last_error_told_of_runs_that_are_not_stor
     starts = []
 
     async def script(stream, number):
-        start, _ = await stream.replay()
-        starts.append(read_run_attempts(start.SerializeToString()))
+        starts.append(read_run_attempts(stream.start.SerializeToString()))
         if number == 1:
             report = ErrorReport(message="no luck", run_attempts=tuple(told))
             await stream.send(report.written())
@@ -183,8 +182,7 @@ def test_what_is_kept_of_runs_has_a_bound(tmp_path):
     starts = []
 
     async def script(stream, number):
-        start, _ = await stream.replay()
-        starts.append(read_run_attempts(start.SerializeToString()))
+        starts.append(read_run_attempts(stream.start.SerializeToString()))
         if number == 1:
             await stream.send(ErrorReport(message="no luck", run_attempts=runs).written())
         else:

@@ -47,8 +47,7 @@ def test_each_invocation_is_driven_by_one_of_two_runtimes(request, tmp_path, dat
     on = {"database": request.getfixturevalue("postgres") if database == "postgresql" else None}
 
     async def script(stream, _):
-        start, _ = await stream.replay()
-        begun[start.debug_id] += 1
+        begun[stream.start.debug_id] += 1
         await stream.send(pb.RunEntryMessage(value=b"1"), requires_ack=True)
         assert (await stream.next()).message().entry_index == 1
         await stream.output()
@@ -71,7 +70,6 @@ def test_what_one_runtime_is_told_reaches_the_stream_that_another_holds(tmp_path
     waiting = threading.Event()
 
     async def script(stream, _):
-        await stream.replay()
         await stream.send(pb.AwakeableEntryMessage())
         waiting.set()
         value = (await stream.next()).message().value
@@ -93,7 +91,6 @@ def test_an_invocation_killed_through_one_runtime_is_dropped_by_the_other(tmp_pa
     waiting, dropped = threading.Event(), threading.Event()
 
     async def script(stream, _):
-        await stream.replay()
         await stream.send(pb.AwakeableEntryMessage())
         waiting.set()
         try:
@@ -120,7 +117,6 @@ def test_a_dead_runtimes_invocations_are_taken_over_and_its_late_entries_refused
     begun, let_go, refused = threading.Event(), threading.Event(), threading.Event()
 
     async def script(stream, number):
-        await stream.replay()
         if number == 1:
             begun.set()
             await asyncio.get_running_loop().run_in_executor(None, let_go.wait, 40)
@@ -155,7 +151,6 @@ def test_a_runtime_that_lives_is_not_taken_over_whatever_its_clock_says(tmp_path
     begun, let_go = threading.Event(), threading.Event()
 
     async def script(stream, number):
-        await stream.replay()
         begun.set()
         await asyncio.get_running_loop().run_in_executor(None, let_go.wait, 40)
         await stream.output(b"%d" % number)
@@ -207,7 +202,6 @@ def test_a_runtime_whose_database_is_away_does_not_start_and_leaves_no_thread(tm
 
 def test_who_waits_for_what_another_runtime_ended_and_forgot_is_told(tmp_path):
     async def script(stream, _):
-        await stream.replay()
         await stream.next()
 
     async def work(_, one, two):
@@ -226,8 +220,7 @@ def test_a_runtime_forgets_what_ended_once_its_retention_is_over_and_nothing_els
     clock = SteadyClock(wall=lambda: time.time() + days[0] * 86_400)
 
     async def script(stream, _):
-        _, entries = await stream.replay()
-        if entries[0].message().value != b'"ends"':
+        if stream.entries[0].message().value != b'"ends"':
             await stream.send(pb.AwakeableEntryMessage())
             assert await stream.next() is None
         await stream.output()

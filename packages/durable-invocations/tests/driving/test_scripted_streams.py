@@ -68,7 +68,7 @@ def test_a_stream_begins_with_start_and_input_and_ends_with_output_and_end(tmp_p
     seen = []
 
     async def script(stream, _):
-        seen.append(await stream.replay())
+        seen.append((stream.start, stream.entries))
         await stream.output(b'"done"')
 
     app = Scripted(script)
@@ -89,7 +89,6 @@ def test_the_request_is_a_post_behind_the_addresss_prefix(tmp_path):
 
     async def script(stream, _):
         seen.append((stream.method, stream.path))
-        await stream.replay()
         await stream.output()
 
     async def inside():
@@ -104,7 +103,6 @@ def test_invocations_at_the_same_time_have_a_stream_each(tmp_path):
     open_streams, most, clients, all_open = Counter(), [], set(), asyncio.Event()
 
     async def script(stream, _):
-        await stream.replay()
         open_streams["now"] += 1
         clients.add(stream.client)
         most.append(open_streams["now"])
@@ -128,8 +126,7 @@ def test_the_version_is_the_newest_that_both_speak(tmp_path, newest):
     starts = []
 
     async def script(stream, number):
-        start, _ = await stream.replay()
-        starts.append(start)
+        starts.append(stream.start)
         if number == 1:
             return
         await stream.output()
@@ -148,7 +145,6 @@ def test_an_entry_is_stored_before_its_ack_and_acked_only_if_it_asks(tmp_path):
     seen = []
 
     async def script(stream, _):
-        await stream.replay()
         await stream.send(pb.RunEntryMessage(value=b"quiet"))
         await stream.send(pb.RunEntryMessage(value=b"1"), requires_ack=True)
         ack = await stream.next()
@@ -163,7 +159,6 @@ def test_a_completion_comes_on_the_open_stream(tmp_path):
     seen = []
 
     async def script(stream, _):
-        await stream.replay()
         await stream.send(pb.AwakeableEntryMessage())
         told = await stream.next()
         seen.append((told.code, told.message().entry_index, told.message().value))
@@ -183,8 +178,7 @@ def test_state_is_sent_eagerly_with_the_start(tmp_path):
     seen = []
 
     async def script(stream, number):
-        start, _ = await stream.replay()
-        seen.append({each.key: each.value for each in start.state_map})
+        seen.append({each.key: each.value for each in stream.start.state_map})
         if number == 1:
             await stream.send(pb.SetStateEntryMessage(key=b"a", value=b"1"))
         await stream.output()
@@ -202,12 +196,11 @@ def test_a_state_that_is_too_large_is_sent_in_part_and_the_rest_told_on_demand(t
     large = b"x" * 70_000
 
     async def script(stream, number):
-        start, _ = await stream.replay()
         if number == 1:
             values = {b"a": b"1", b"large": large}
             await stream.send(*(pb.SetStateEntryMessage(key=k, value=values[k]) for k in values))
         else:
-            seen.append((start.partial_state, [each.key for each in start.state_map]))
+            seen.append((stream.start.partial_state, [each.key for each in stream.start.state_map]))
             await stream.send(pb.GetStateEntryMessage(key=b"large"))
             seen.append((await stream.next()).message().value)
         await stream.output()
@@ -224,16 +217,15 @@ def test_a_replay_has_stored_entries_with_results_and_asks_for_no_ack(tmp_path):
     seen = []
 
     async def script(stream, number):
-        start, entries = await stream.replay()
         if number == 1:
             await stream.send(pb.RunEntryMessage(value=b"1", name="one"), requires_ack=True)
             await stream.next()
             await stream.send(pb.GetStateEntryMessage(key=b"x"))
             assert (await stream.next()).code == kinds.COMPLETION.code
             return
-        seen.append(start.known_entries)
-        seen.extend((each.code, each.requires_ack, each.completed) for each in entries)
-        seen.append(entries[1].message().value)
+        seen.append(stream.start.known_entries)
+        seen.extend((each.code, each.requires_ack, each.completed) for each in stream.entries)
+        seen.append(stream.entries[1].message().value)
         await stream.output()
 
     ended_by(tmp_path, Scripted(script), target="O/h", key="k")
@@ -247,13 +239,12 @@ def test_a_suspended_invocation_holds_no_stream_and_goes_on_when_one_entry_is_co
     seen = []
 
     async def script(stream, number):
-        _, entries = await stream.replay()
         if number == 1:
             sleep = pb.SleepEntryMessage(wake_up_time=2**42)
             await stream.send(pb.AwakeableEntryMessage(), sleep)
             await stream.send(pb.SuspensionMessage(entry_indexes=[1, 2]))
             return
-        seen.extend(each.completed for each in entries)
+        seen.extend(each.completed for each in stream.entries)
         await stream.output()
 
     async def work(driven):
@@ -271,8 +262,7 @@ def test_a_suspended_invocation_holds_no_stream_and_goes_on_when_one_entry_is_co
 @BOTH
 def test_a_run_that_waits_for_its_ack_may_suspend_and_goes_on_at_once(tmp_path, server):
     async def script(stream, _):
-        _, entries = await stream.replay()
-        if len(entries) == 1:
+        if len(stream.entries) == 1:
             await stream.send(pb.RunEntryMessage(value=b"1"), requires_ack=True)
             await stream.send(pb.SuspensionMessage(entry_indexes=[1]))
         else:
@@ -308,7 +298,6 @@ def test_a_breach_of_the_protocol_fails_the_attempt(tmp_path, case):
     messages, told = VIOLATIONS[case]
 
     async def script(stream, _):
-        await stream.replay()
         await stream.send(*messages)
 
     error, _ = paused_by(tmp_path, script)
@@ -333,7 +322,6 @@ def test_rubbish_fails_the_attempt_with_what_came(tmp_path, server, case):
     data, told = RUBBISH[case]
 
     async def script(stream, _):
-        await stream.replay()
         await stream.raw(data)
 
     error, journal = paused_by(tmp_path, script, server)
@@ -352,7 +340,6 @@ def test_rubbish_fails_the_attempt_with_what_came(tmp_path, server, case):
 )
 def test_a_journal_is_limited_over_all_its_attempts(tmp_path, limits, told):
     async def script(stream, number):
-        await stream.replay()
         runs = [pb.RunEntryMessage(value=b"1")] * (2 if number == 1 else 1)
         await stream.send(*runs, requires_ack=True)
         await stream.send(pb.SuspensionMessage(entry_indexes=[2]))
@@ -369,7 +356,6 @@ def test_a_journal_is_limited_over_all_its_attempts(tmp_path, limits, told):
 
 def test_entries_before_a_breach_are_kept(tmp_path):
     async def script(stream, _):
-        await stream.replay()
         await stream.send(pb.RunEntryMessage(value=b"1"), requires_ack=True)
         await stream.next()
         await stream.send(pb.EndMessage())
@@ -380,7 +366,6 @@ def test_entries_before_a_breach_are_kept(tmp_path):
 
 def test_an_entry_that_the_runtime_refuses_ends_the_attempt_and_later_ones_are_not_stored(tmp_path):
     async def script(stream, _):
-        await stream.replay()
         await stream.send(
             pb.RunEntryMessage(value=b"1"),
             pb.CallEntryMessage(service_name="Nobody", handler_name="h"),
@@ -406,7 +391,6 @@ def test_a_stream_is_broken_off_at_what_is_invalid(tmp_path, monkeypatch, sent):
     seen, over = [], threading.Event()
 
     async def script(stream, _):
-        await stream.replay()
         await stream.send(sent)
         with anyio.move_on_after(5):
             seen.append((await stream.next(), stream.broken))
@@ -434,7 +418,6 @@ def test_the_runtime_ends_its_side_after_the_last_message(tmp_path, monkeypatch,
     seen, over = [], threading.Event()
 
     async def script(stream, _):
-        await stream.replay()
         await stream.send(*messages[last])
         with anyio.move_on_after(5):
             seen.append((await stream.next(), stream.broken))
@@ -450,7 +433,6 @@ def test_the_runtime_ends_its_side_after_the_last_message(tmp_path, monkeypatch,
 
 def test_a_suspension_behind_a_refused_entry_is_no_suspension(tmp_path):
     async def script(stream, _):
-        await stream.replay()
         await stream.send(
             pb.AwakeableEntryMessage(),
             pb.OneWayCallEntryMessage(service_name="Nobody", handler_name="h"),
@@ -474,7 +456,6 @@ def test_a_suspension_behind_a_refused_entry_is_no_suspension(tmp_path):
 )
 def test_a_response_that_is_no_stream_fails_the_attempt(tmp_path, status, kind, told):
     async def script(stream, _):
-        await stream.replay()
         await stream.begin(status, kind)
         await stream.raw(b"because\n")
 
@@ -485,7 +466,6 @@ def test_a_response_that_is_no_stream_fails_the_attempt(tmp_path, status, kind, 
 @BOTH
 def test_a_stream_that_ends_without_a_last_message_is_tried_again(tmp_path, server):
     async def script(stream, number):
-        await stream.replay()
         if number < 3:
             await stream.raw(b"")
             return
@@ -500,7 +480,6 @@ def test_a_stream_that_ends_without_a_last_message_is_tried_again(tmp_path, serv
 
 def test_a_stream_that_ends_without_a_last_message_disturbs_no_other_on_its_connection(tmp_path):
     async def script(stream, number):
-        await stream.replay()
         if stream.path.endswith("/other"):
             begun.set()
             await passed(ended)
@@ -532,7 +511,6 @@ def test_a_stream_that_ends_without_a_last_message_disturbs_no_other_on_its_conn
 
 def test_an_error_is_kept_as_it_was_sent(tmp_path):
     async def script(stream, _):
-        await stream.replay()
         await stream.send(
             pb.ErrorMessage(
                 code=599, message="no luck", description="told", related_entry_index=3,
@@ -547,7 +525,6 @@ def test_an_error_is_kept_as_it_was_sent(tmp_path):
 
 def test_an_exhausted_policy_pauses_until_a_person_resumes(tmp_path, caplog):
     async def script(stream, number):
-        await stream.replay()
         if number < 6:
             await stream.send(pb.ErrorMessage(code=500, message=f"failure {number}"))
         else:
@@ -573,15 +550,14 @@ def test_progress_gives_all_attempts_again(tmp_path):
     counts = []
 
     async def script(stream, number):
-        start, entries = await stream.replay()
-        counts.append(start.retry_count_since_last_stored_entry)
+        counts.append(stream.start.retry_count_since_last_stored_entry)
         if number % 2 == 0 and number < 7:
             await stream.send(pb.RunEntryMessage(value=b"1"), requires_ack=True)
             await stream.next()
         if number < 7:
             await stream.send(pb.ErrorMessage(code=500, message="again"))
             return
-        assert len(entries) == 4
+        assert len(stream.entries) == 4
         await stream.output()
 
     few = RetryPolicy(initial=0.001, factor=1, cap=0.001, attempts=3)
@@ -592,7 +568,6 @@ def test_progress_gives_all_attempts_again(tmp_path):
 
 def test_the_errors_own_delay_overrides_the_policy(tmp_path):
     async def script(stream, number):
-        await stream.replay()
         if number == 1:
             await stream.send(pb.ErrorMessage(code=500, message="x", next_retry_delay=3_600_000))
         else:
@@ -612,7 +587,6 @@ def test_the_errors_own_delay_overrides_the_policy(tmp_path):
 
 def test_a_terminal_failure_is_not_tried_again(tmp_path):
     async def script(stream, _):
-        await stream.replay()
         failure = pb.Failure(code=418, message="no coffee")
         await stream.send(pb.OutputEntryMessage(failure=failure), pb.EndMessage())
 
@@ -624,7 +598,7 @@ def test_what_the_database_refuses_fails_the_attempt_and_holds_up_no_other(tmp_p
     """It would be the same again, so the invocation is not left to a runtime that dropped it."""
 
     async def script(stream, _):
-        (_, (given,)) = await stream.replay()
+        (given,) = stream.entries
         if given.message().value == b'"poison"':
             await stream.send(pb.RunEntryMessage(name="poison", value=b"1"), requires_ack=True)
             await stream.next()
@@ -655,7 +629,6 @@ def test_what_the_database_refuses_fails_the_attempt_and_holds_up_no_other(tmp_p
 @BOTH
 def test_a_stream_that_goes_on_after_its_last_message_is_soon_broken_off(tmp_path, server):
     async def script(stream, number):
-        await stream.replay()
         await stream.output()
         while number == 1:
             await stream.send(pb.EndMessage())
@@ -670,7 +643,6 @@ def test_a_stream_that_goes_on_after_its_last_message_is_soon_broken_off(tmp_pat
 
 def test_an_error_is_logged_as_one_line_and_kept_within_bounds(tmp_path, caplog):
     async def script(stream, _):
-        await stream.replay()
         text = f"\x1b[31mred\nWARNING forged \u202e {'x' * 30_000}"
         await stream.send(pb.ErrorMessage(code=500, message=text, description=text))
 
@@ -686,7 +658,6 @@ def test_an_error_is_logged_as_one_line_and_kept_within_bounds(tmp_path, caplog)
 def test_a_message_that_comes_byte_by_byte_without_end_has_failed(tmp_path, server):
     async def script(stream, number):
         if number > 1:
-            await stream.replay()
             await stream.output()
             return
         await stream.raw(encode(Frame(code=kinds.RUN.code, body=bytes(100_000)))[:8])
@@ -708,7 +679,6 @@ def test_a_long_message_may_take_longer_than_silence(tmp_path, server):
     whole = encode(frame(pb.OutputEntryMessage(value=text))) + encode(frame(pb.EndMessage()))
 
     async def script(stream, _):
-        await stream.replay()
         for start in range(0, len(whole), 100_000):
             await stream.raw(whole[start : start + 100_000])
             await asyncio.sleep(0.05)
@@ -722,7 +692,6 @@ def test_a_deployment_whose_handlers_hang_holds_up_no_other(tmp_path, quick_serv
     let_go = threading.Event()
 
     async def script(stream, _):
-        await stream.replay()
         await asyncio.get_running_loop().run_in_executor(None, let_go.wait, SLOW_SECONDS)
         await stream.output()
 

@@ -45,9 +45,9 @@ class Stream:
         return self._frames.pop(0) if self._frames else None
 
     async def replay(self):
-        """The Start's message, and the entries that are replayed."""
-        start = (await self.next()).message()
-        return start, [await self.next() for _ in range(start.known_entries)]
+        """Take the Start's message, and the entries that are replayed."""
+        self.start = (await self.next()).message()
+        self.entries = [await self.next() for _ in range(self.start.known_entries)]
 
     async def begin(self, status=200, kind=None):
         self.begun = True
@@ -83,7 +83,10 @@ class Stream:
 
 
 class Scripted:
-    """An ASGI app: `script(stream, number)` for the attempt of that number, from 1."""
+    """An ASGI app: `script(stream, number)` for the attempt of that number, from 1.
+
+    The script goes on from the replay, which its stream has as `start` and `entries`.
+    """
 
     def __init__(self, script, newest=3):
         self.script, self.newest = script, newest
@@ -103,5 +106,6 @@ class Scripted:
             self.attempts[stream.path] += 1
             number = self.attempts[stream.path]
             self.streams.append(stream)
+        await stream.replay()
         await self.script(stream, number)
         await stream.close()

@@ -12,7 +12,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, JobSpec
-from iscp_dagster.planning.triggers import check_trigger
+from iscp_dagster.planning.triggers.plan import check_trigger
 from iscp_dagster.sync.deployment import Deployment
 
 

@@ -50,7 +50,7 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.model.variables import DAGSTER_HOME
 from iscp_dagster.planning.declared import declared, job_spec, placed
 from iscp_dagster.planning.table_problems import check_sole
-from iscp_dagster.planning.triggers import check_scheduled
+from iscp_dagster.planning.triggers.plan import check_scheduled
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.progress import Progress, progress
 

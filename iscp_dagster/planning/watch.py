@@ -35,7 +35,7 @@ from iscp_dagster.planning.table_problems import (
     stranded,
     stranded_names,
 )
-from iscp_dagster.planning.triggers import plan
+from iscp_dagster.planning.triggers.plan import plan
 from iscp_dagster.sync.deployment import Deployment
 
 GONE = "Table {name} was dropped or recreated: its id was {old} and is now {new}. Register the \

@@ -15,7 +15,7 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
-from iscp_dagster.planning.triggers import plan
+from iscp_dagster.planning.triggers.plan import plan
 
 
 def test_a_new_spec_is_kept_and_the_run_that_holds_the_job_goes_on(log):

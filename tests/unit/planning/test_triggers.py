@@ -24,7 +24,9 @@ from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
 from iscp_dagster.model.moment import EPOCH, START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
 from iscp_dagster.model.states import ACTIVE, STARTABLE, JobState
-from iscp_dagster.planning.triggers import check_trigger, iteration_of, load_trigger, plan
+from iscp_dagster.planning.triggers import iteration_of
+from iscp_dagster.planning.triggers.loading import load_trigger
+from iscp_dagster.planning.triggers.plan import check_trigger, plan
 
 TABLE = GOLDEN / "triggers"
 NOW = datetime(2025, 6, 18, tzinfo=timezone.utc)

@@ -18,7 +18,7 @@ from iscp_dagster.clickhouse.kinds.text import FullText
 from iscp_dagster.clickhouse.kinds.vector import Vector
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.states import TRANSITIONS
-from iscp_dagster.planning.triggers import BUILT_IN
+from iscp_dagster.planning.triggers.loading import BUILT_IN
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/*.md")])
 CODE = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.kinds import check_kind
@@ -146,6 +146,8 @@ class Index:
 Consuming = Index | Trigger | ServiceConsumer
 """What is declared to consume a table's rows."""
 
+T = TypeVar("T", bound=Consuming)
+
 
 @dataclass(frozen=True)
 class SourceTable:
@@ -234,29 +236,22 @@ class SourceTable:
 
     def index(self, name: str) -> Index:
         """The index of that name. Raises ConfigError naming the declared ones."""
-        for index in self.indexes:
-            if index.name == name:
-                return index
-        known = ", ".join(index.name for index in self.indexes) or "none"
-        raise ConfigError(f"Source table {self.name!r} has no index {name!r}; it has: {known}.")
+        return self._named(name, "index", self.indexes)
 
     def trigger(self, name: str) -> Trigger:
         """The event trigger of that name. Raises ConfigError naming the declared ones."""
-        for trigger in self.triggers:
-            if trigger.name == name:
-                return trigger
-        known = ", ".join(trigger.name for trigger in self.triggers) or "none"
-        raise ConfigError(f"Source table {self.name!r} has no trigger {name!r}; it has: {known}.")
+        return self._named(name, "trigger", self.triggers)
 
     def service(self, name: str) -> ServiceConsumer:
         """The service consumer of that name. Raises ConfigError naming the declared ones."""
-        for each in self.services:
+        return self._named(name, "service consumer", self.services)
+
+    def _named(self, name: str, what: str, declared: Sequence[T]) -> T:
+        for each in declared:
             if each.name == name:
                 return each
-        known = ", ".join(each.name for each in self.services) or "none"
-        raise ConfigError(
-            f"Source table {self.name!r} has no service consumer {name!r}; it has: {known}."
-        )
+        known = ", ".join(each.name for each in declared) or "none"
+        raise ConfigError(f"Source table {self.name!r} has no {what} {name!r}; it has: {known}.")
 
     def columns_of(self, index: Index, available: Sequence[str]) -> tuple[str, ...]:
         """The source columns that `index` carries, in the source's order.

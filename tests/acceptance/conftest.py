@@ -3,6 +3,17 @@
 import pytest
 from tables import deployment_at
 
+SLOW = {"deployments", "events", "histories", "iterations", "location", "spark"}
+"""The folders whose tests need the stack or a Spark."""
+
+
+def pytest_itemcollected(item):
+    """Mark their tests, and give ten minutes to those that name no time of their own."""
+    if item.path.parent.name in SLOW:
+        item.add_marker("slow")
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600))
+
 
 @pytest.fixture
 def deployment(clickhouse_url, near_spark, tmp_path):

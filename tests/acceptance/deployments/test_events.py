@@ -34,7 +34,7 @@ from iscp_dagster.local.services.settings import GRAPHQL, INVOCATIONS
 from iscp_dagster.model.states import Event
 from iscp_dagster.upkeep.position import positions
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 SECONDS = 240.0
 """The limit on a machine busy with other tests."""

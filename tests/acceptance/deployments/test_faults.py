@@ -45,7 +45,7 @@ from iscp_dagster.runs.named import DISPATCH_TAG
 from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.verify import verify
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 FEW = 500
 REMOVED = 50

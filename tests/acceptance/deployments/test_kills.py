@@ -26,7 +26,7 @@ from iscp_dagster.spark.session import shared
 from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.verify import verify
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 HEALS_SECONDS = 240.0
 """The limit on a machine busy with other tests; otherwise it takes well under a minute."""
 LOOK_SECONDS = 1.0

@@ -18,7 +18,6 @@ import pytest
 from places import ROOT
 from stackfixture import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 LAUNCHER = ROOT / "iscp"
 
 _PYPROJECT = """

@@ -18,7 +18,7 @@ from wheelfixture import install_wheels
 from iscp_dagster.local.services.settings import repository
 from iscp_dagster.local.stack.ports import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
+pytestmark = pytest.mark.timeout(1_200)
 
 DOCS = (repository() / "docs" / "library.md").read_text(encoding="utf-8")
 STOP_SECONDS = 60

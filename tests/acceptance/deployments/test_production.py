@@ -18,7 +18,7 @@ from wheelfixture import install_wheels
 
 from iscp_dagster.local.stack.ports import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.timeout(1_800)
 
 WALK = "A deployment of your own, step by step"
 TABLE = "Your own table"

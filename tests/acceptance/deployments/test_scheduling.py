@@ -37,7 +37,7 @@ from iscp_dagster.spark.session import shared
 from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.verify import verify
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 SENSOR = """
 query($selector: SensorSelector!) {

@@ -19,8 +19,6 @@ from iscp_dagster.local.services.state import Condition, ServiceState
 from iscp_dagster.local.services.state import running_stack as state_of
 from iscp_dagster.local.stack.environment import addresses
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
 
 def asked(url: str, **headers: str) -> tuple[int, str]:
     answer = httpx.post(url, json={"query": "{ _tables }"}, headers=headers, trust_env=False)

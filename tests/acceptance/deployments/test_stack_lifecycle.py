@@ -31,7 +31,7 @@ from iscp_dagster.local.services.lock import HomeLocks
 from iscp_dagster.local.services.settings import CLICKHOUSE
 from iscp_dagster.local.stack.environment import with_stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 def command(home: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:

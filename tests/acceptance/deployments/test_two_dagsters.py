@@ -30,8 +30,6 @@ from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
 from iscp_dagster.model.states import Event, JobState
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 LEASES = {"run": 12.0, "queued": 12.0, "runner": 12.0, "unseen": 12.0}
 DEADLINE, POLL_SECONDS = 200.0, 0.3
 INSTANCE = """

@@ -18,7 +18,6 @@ from iscp_dagster.location.assets.io_manager import shown
 from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 HOOK = Endpoint("hook", url="https://example.com/hook", secrets=["S"])
 FIRST = 2
 """The version of the first iteration."""

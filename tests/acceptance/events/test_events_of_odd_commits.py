@@ -14,7 +14,6 @@ from iscp_dagster.model.declared.together.attach import index_of_view
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 COLUMNS = "tenant STRING, k BIGINT, amount BIGINT, note STRING, tags MAP<STRING, STRING>"
 NUMBER = "8d2f7d0a-8ee0-4f4d-a64b-6f0b2a7f1d11"
 KEPT = ("big", "changes", "mirror", "plain", "sticky")

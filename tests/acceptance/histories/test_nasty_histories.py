@@ -25,8 +25,6 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark import quoting
 from iscp_dagster.spark.session import private
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 AT_ONCE = 4
 SETTINGS = {
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",

@@ -9,8 +9,6 @@ from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.model.declared.together.attach import index_of_view
 from iscp_dagster.model.errors import SchemaError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
 COLUMNS = "tenant STRING, id BIGINT, tags ARRAY<STRING>, m MAP<STRING, INT>, s STRUCT<x: INT>"
 NOTHING = "INSERT INTO {t} VALUES ('a', 1, NULL, NULL, NULL), ('a', 2, array(), map(), struct(1))"
 

@@ -3,7 +3,6 @@
 from contextlib import closing, suppress
 from dataclasses import replace
 
-import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import Phase as Part
 from hypothesis import strategies as st
@@ -16,8 +15,6 @@ from iscp_dagster.model.batch import Phase
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.interpreter import iterate
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 EVERYONE = "abcde"
 COLUMNS = "tenant STRING, id BIGINT, name STRING, n INT"

@@ -16,7 +16,6 @@ from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.model.errors import SchemaError
 from iscp_dagster.model.moment import START
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ALL = (Mirror(append=True), FullText("name", append=True))
 SOME = list("abcde")
 COLUMNS = "tenant STRING, at BIGINT, name STRING, tags MAP<STRING, INT>"

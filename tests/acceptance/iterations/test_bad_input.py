@@ -26,8 +26,6 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.states import JobState
 from iscp_dagster.spark.session import shared
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
 
 def refused(table):
     """Follow a table that fails with one error; the log has it, and the job waits."""

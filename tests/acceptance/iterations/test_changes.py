@@ -36,8 +36,6 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark.session import shared
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 BEGIN = 4
 """The version as of which the tests' histories begin."""
 

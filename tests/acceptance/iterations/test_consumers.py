@@ -27,7 +27,6 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.upkeep.comparison import compared
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PAGE = DOCS / "custom-consumers.md"
 
 

@@ -22,8 +22,6 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.sync.reading.reader import Reader
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 
 @pytest.fixture
 def dlq(monkeypatch):

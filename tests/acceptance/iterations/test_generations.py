@@ -22,8 +22,6 @@ from iscp_dagster.sync.writing import writer
 from iscp_dagster.sync.writing.serving import serve_all, unserved
 from iscp_dagster.upkeep.maintenance import collect, garbage
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 WIDER = SpecUpdate(columns=("name", "v"))
 
 

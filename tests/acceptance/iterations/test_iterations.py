@@ -50,8 +50,6 @@ from iscp_dagster.upkeep.maintenance import collect, garbage
 from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.progress import Progress, progress
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 ALL = (Mirror(), FullText("name"), Vector("v", dimension=2, metric="l2"))
 SETTINGS = {
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",

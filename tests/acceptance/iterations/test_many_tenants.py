@@ -41,8 +41,6 @@ from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.sync.reading.reader import Reader
 from iscp_dagster.sync.writing import scan
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
 MANY = [f"t{number:03d}" for number in range(130)]
 BAD = "t4"
 SOME = [f"t{number}" for number in range(9)]

@@ -17,8 +17,6 @@ from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.model.errors import FeedGoneError, UnavailableError
 from iscp_dagster.spark.quoting import ident
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 ODD = ("a", "b c", "ü#%41?", "x=y+z")
 
 

@@ -19,7 +19,6 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.upkeep.maintenance import clear_staging
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 COLUMNS = "tenant STRING, id BIGINT, name STRING"
 KINDS = {"keyed": ("id", Mirror()), "append-only": ((), Mirror(append=True))}
 

@@ -42,14 +42,6 @@ from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.progress import Progress, progress
 from iscp_dagster.upkeep.verify import verify
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    # Dagster's own warning, as in acceptance/location/test_location.py.
-    pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:Parameter `data_version` of initializer"),
-]
-
 BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
 MINE = "cityHash64(id) % 2"
 

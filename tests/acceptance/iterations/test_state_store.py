@@ -22,8 +22,6 @@ from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.sync.ledger import state_key
 from iscp_dagster.upkeep.maintenance import collect, garbage
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 
 @pytest.fixture
 def states(keeper, tmp_path):

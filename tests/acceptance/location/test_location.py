@@ -63,15 +63,6 @@ from iscp_dagster.runs.named import DISPATCH_TAG
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, State
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    # Dagster's own warning about resources that have resources.
-    pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run:DeprecationWarning"),
-    # Data versions, without which no partition shows as behind, are beta in Dagster.
-    pytest.mark.filterwarnings("ignore:Parameter `data_version` of initializer"),
-]
-
 ADDRESSES = {
     "CLICKHOUSE_URL": "http://127.0.0.1:9",
     "SPARK_REMOTE": "sc://127.0.0.1:9",

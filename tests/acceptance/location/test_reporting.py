@@ -26,12 +26,6 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.planning import joining
 from iscp_dagster.sync.reading.reader import Reader
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:Parameter `data_version` of initializer"),
-]
 REPORT = "iscp_report_indexes"
 FRESH, STALE, MISSING = {StaleStatus.FRESH}, {StaleStatus.STALE}, {StaleStatus.MISSING}
 

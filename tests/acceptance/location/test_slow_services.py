@@ -17,7 +17,6 @@ from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.iterations import Iterations
 from iscp_dagster.model.states import JobState
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SECONDS = 60
 TOLD = ServiceConsumer("http://127.0.0.1:9", handler="Slow/told", name="told", patience=600)
 

@@ -4,10 +4,7 @@ import re
 import subprocess
 import sys
 
-import pytest
 from places import ROOT
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_it_prints_every_comparison(stack):

@@ -20,11 +20,9 @@ from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.spark.session import count_cores, disconnect, shared
 from iscp_dagster.sync.iteration.outcomes import Delivery
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(sys.platform != "linux", reason="a host has one loopback address only"),
-]
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="a host has one loopback address only"
+)
 
 
 @pytest.fixture(scope="module")

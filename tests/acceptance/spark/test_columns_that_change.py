@@ -13,8 +13,6 @@ from iscp_dagster.planning.runner import Runner
 from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.verify import verify
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 NTZ = "'delta.feature.timestampNtz' = 'supported'"
 MAPPED = f"{FEED}, 'delta.columnMapping.mode' = 'name'"
 COLUMNS = "tenant STRING, id BIGINT, p STRING, q STRING, w INT"

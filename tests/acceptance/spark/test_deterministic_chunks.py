@@ -12,8 +12,6 @@ from iscp_dagster.model.batch import Range
 from iscp_dagster.sync.reading.reader import Reader
 from iscp_dagster.sync.reading.readings import Reading
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 LAYOUT = {"rows_per_chunk": 7, "partitions": 2}
 COLUMNS = ("tenant", "id", "name", "v")
 OTHERWISE = {

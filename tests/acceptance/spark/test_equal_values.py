@@ -14,8 +14,6 @@ from iscp_dagster.model.declared.schema import parse_schema
 from iscp_dagster.model.errors import KeyColumnError
 from iscp_dagster.spark.session import shared
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 
 @dataclass(frozen=True, kw_only=True)
 class KeyType:

@@ -12,8 +12,6 @@ from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.sync.reading.reader import MOST_ROWS
 from iscp_dagster.upkeep.verify import verify
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 UUIDS = [f"'{digit * 8}-0000-0000-0000-00000000000{digit}'" for digit in "abcd"]
 UUIDS[1] = UUIDS[1].upper()
 ALL = TYPES | {

@@ -13,8 +13,6 @@ from iscp_dagster.delta.transitions import ViewRead, images, images_of
 from iscp_dagster.model.declared.images import Condition, Stage, Transitions
 from iscp_dagster.spark.session import shared
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 MOST = 1_000_000
 ODD = TYPES | {
     "f": ("FLOAT", "'NaN', '-0.0', 1.17e-38, NULL"),

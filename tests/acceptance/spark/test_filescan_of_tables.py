@@ -14,8 +14,6 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.sync.reading.reader import Reader, as_they_are
 from iscp_dagster.sync.reading.readings import Reading
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 SNAPSHOT = ReadPlan(kind=ReadKind.SNAPSHOT, reason="asked for")
 PLAIN = TYPES | {
     "small": ("DECIMAL(9, 2)", "-9999999.99, 0.01, 0, NULL"),

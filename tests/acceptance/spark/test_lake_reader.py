@@ -35,8 +35,6 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.moment import Moment
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 FEED = {"delta.enableChangeDataFeed": "true"}
 DELETION_VECTORS = FEED | {"delta.enableDeletionVectors": "true"}
 MAPPED = FEED | {"delta.columnMapping.mode": "name"}

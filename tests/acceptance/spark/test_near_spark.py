@@ -13,7 +13,6 @@ from iscp_dagster.delta import reader
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.upkeep.verify import verify
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 OTHER = "b c/d'é"
 HISTORY = (
     lambda n: f"INSERT INTO {{t}} VALUES {rows(n, n + 1)}, {rows(n, tenant=OTHER)}",

@@ -20,8 +20,6 @@ from iscp_dagster.spark.quoting import ident, text
 from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.upkeep.verify import verify
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 MAPPED = f"{FEED}, delta.columnMapping.mode = 'name'"
 ONLY_MAPPED = " ,;{}()\n\t=\0"
 """Characters that are allowed only in mapped columns: by Delta or, for the last, by us."""

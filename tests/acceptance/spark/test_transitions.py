@@ -17,8 +17,6 @@ from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.spark.session import shared
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 BIG = Stage(where="amount > 100", columns=(("gross", "amount * 1.19"),))
 HUGE = Stage(where="gross > 150", columns=(("shout", "upper(note)"),))
 HOT = Condition(name="hot", match="amount > 140", unmatch="amount < 120")

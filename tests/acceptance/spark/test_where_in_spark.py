@@ -1,13 +1,11 @@
 """`where:` of queries and subscriptions means what Spark's SQL of views means."""
 
-import pytest
 from wherecases import EDGES, clickhouse_says, conditions
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.serve.comparing import SQL
 from iscp_dagster.spark.session import shared
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 OURS_ALONE = ({"_in": []}, {"_nin": []})
 """What SQL cannot say."""
 

@@ -22,7 +22,6 @@ from iscp_dagster.planning.declared import registering
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.sync.reading.reader import Reader
 
-pytestmark = pytest.mark.filterwarnings("ignore:Parameter `data_version` of initializer")
 KEY = dg.AssetKey(["shop", "orders_told"])
 MADE = dg.DagsterEventType.ASSET_MATERIALIZATION
 NOWHERE = "http://127.0.0.1:9"

@@ -21,12 +21,6 @@ from iscp_dagster.location.resources.lake import Lake
 from iscp_dagster.location.resources.log import IscpLog
 from iscp_dagster.location.resources.spark import Spark
 
-pytestmark = [
-    # Dagster's own warning about resources that have resources.
-    pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:Parameter `data_version` of initializer"),
-]
-
 
 @pytest.fixture
 def source(tmp_path):

@@ -34,7 +34,6 @@ from iscp_dagster.model.moment import Moment
 from iscp_dagster.planning.declared import name_of, new_jobs, registering
 from iscp_dagster.planning.look import Dispatch
 
-pytestmark = pytest.mark.filterwarnings("ignore:Parameter `data_version` of initializer")
 ALERTS = Endpoint("alerts", url="https://example.com/hook", secrets=["ALERTS_SECRET"])
 KEYS = {"mirror", "of_all", "big", "a_huge", "a_large", "any"}
 

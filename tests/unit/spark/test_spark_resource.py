@@ -14,9 +14,6 @@ from iscp_dagster import Mirror, SourceTable, build_definitions, resources_from_
 from iscp_dagster.location.resources.iscp import Iscp
 from iscp_dagster.location.resources.spark import Spark
 
-# Dagster itself uses what it deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run:DeprecationWarning")
-
 DOCS = (ROOT / "docs" / "library.md").read_text()
 EXAMPLE = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)[1]
 

@@ -2,16 +2,13 @@
 
 import asyncio
 import base64
-import datetime as dt
 import socket
 import ssl
 import threading
 
 import httpcore
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from certificates import certificate
 from receiver import receiving, reply, until
 from standardwebhooks.webhooks import Webhook
 
@@ -316,31 +313,10 @@ async def test_no_proxy_of_the_environment_is_used(monkeypatch):
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory):
     """Return the contexts of a server `hooks.example` and of clients that trust it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "hooks.example")])
-    now = dt.datetime.now(tz=dt.timezone.utc)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("hooks.example")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    file = tmp_path_factory.mktemp("tls") / "hooks.pem"
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    file.write_bytes(private + certificate.public_bytes(serialization.Encoding.PEM))
+    file, key = certificate(tmp_path_factory.mktemp("tls"), host="hooks.example")
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(file)
-    return server, ssl.create_default_context(cafile=str(file))
+    server.load_cert_chain(file, key)
+    return server, ssl.create_default_context(cafile=file)
 
 
 async def test_what_comes_before_tls_is_no_answer(tls):

@@ -1,4 +1,4 @@
-"""A certificate of an address of this machine, which signs itself."""
+"""A certificate of an address of this machine, or of a name, which signs itself."""
 
 import datetime as dt
 from ipaddress import ip_address
@@ -8,12 +8,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 
-def certificate(folder, *, address="127.0.0.1", days=(-1, 1)):
+def certificate(folder, *, address="127.0.0.1", host="", days=(-1, 1)):
     """The paths of the certificate, which is valid between these days, and of its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "services")])
     now = dt.datetime.now(tz=dt.timezone.utc)
-    here = x509.SubjectAlternativeName([x509.IPAddress(ip_address(address))])
+    here = x509.DNSName(host) if host else x509.IPAddress(ip_address(address))
     made = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -22,7 +22,7 @@ def certificate(folder, *, address="127.0.0.1", days=(-1, 1)):
         .serial_number(1)
         .not_valid_before(now + dt.timedelta(days=days[0]))
         .not_valid_after(now + dt.timedelta(days=days[1]))
-        .add_extension(here, critical=False)
+        .add_extension(x509.SubjectAlternativeName([here]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )

@@ -46,7 +46,7 @@ async def whole(exchange):
     return bytes(found)
 
 
-def test_a_part_that_is_empty_is_not_the_end_of_a_response():
+async def test_a_part_that_is_empty_is_not_the_end_of_a_response():
     def answer(connection, event):
         if asked(event):
             answered(connection, event.stream_id, b"", end=False)
@@ -55,42 +55,35 @@ def test_a_part_that_is_empty_is_not_the_end_of_a_response():
             connection.send_data(event.stream_id, b"")
             connection.send_data(event.stream_id, b"two", end_stream=True)
 
-    async def inside():
-        async with h2_peer(answer) as url, asking(HttpClient()) as client:
-            exchange = await client.open(Address.parsed(url), POST, HTTP_2)
-            await exchange.send(b"", end=True)
-            return await whole(exchange)
-
-    assert run(inside()) == b"one two"
+    async with h2_peer(answer) as url, asking(HttpClient()) as client:
+        exchange = await client.open(Address.parsed(url), POST, HTTP_2)
+        await exchange.send(b"", end=True)
+        assert await whole(exchange) == b"one two"
 
 
-def test_parts_that_are_empty_take_no_memory():
+async def test_parts_that_are_empty_take_no_memory():
     """They use up no window, so a peer may send any number of them."""
+    arrived = asyncio.Event()
 
-    async def inside():
-        arrived = asyncio.Event()
+    def answer(connection, event):
+        if asked(event):
+            answered(connection, event.stream_id, b"", end=False)
+            for _ in range(10_000):
+                connection.send_data(event.stream_id, b"")
+            connection.ping(b"arrived?")
+        elif isinstance(event, h2.events.PingAckReceived):
+            arrived.set()
 
-        def answer(connection, event):
-            if asked(event):
-                answered(connection, event.stream_id, b"", end=False)
-                for _ in range(10_000):
-                    connection.send_data(event.stream_id, b"")
-                connection.ping(b"arrived?")
-            elif isinstance(event, h2.events.PingAckReceived):
-                arrived.set()
-
-        async with h2_peer(answer) as url, asking(HttpClient()) as client:
-            exchange = await client.open(Address.parsed(url), POST, HTTP_2)
-            await exchange.send(b"", end=True)
-            await arrived.wait()
-            kept = len(exchange._parts)
-            await exchange.close()
-            return kept
-
-    assert run(inside()) == 0
+    async with h2_peer(answer) as url, asking(HttpClient()) as client:
+        exchange = await client.open(Address.parsed(url), POST, HTTP_2)
+        await exchange.send(b"", end=True)
+        await arrived.wait()
+        kept = len(exchange._parts)
+        await exchange.close()
+        assert kept == 0
 
 
-def test_a_peer_that_reads_nothing_is_given_up_before_its_answers_fill_the_memory():
+async def test_a_peer_that_reads_nothing_is_given_up_before_its_answers_fill_the_memory():
     """Each ping and each settings frame must be answered, whether or not the answers are read."""
     flood = PingFrame(0, b"floooood").serialize() * 4_000
 
@@ -101,15 +94,11 @@ def test_a_peer_that_reads_nothing_is_given_up_before_its_answers_fill_the_memor
             writer.write(flood)
             await writer.drain()
 
-    async def inside():
-        async with raw_peer(talk) as url, asking(Http2()) as pool:
-            exchange = await pool.open(Address.parsed(url), POST)
-            with pytest.raises(DeploymentUnreachableError, match="does not read"):
-                await exchange.head()
-            await exchange.close()
-            return True
-
-    assert run(inside())
+    async with raw_peer(talk) as url, asking(Http2()) as pool:
+        exchange = await pool.open(Address.parsed(url), POST)
+        with pytest.raises(DeploymentUnreachableError, match="does not read"):
+            await exchange.head()
+        await exchange.close()
 
 
 def continued():
@@ -153,35 +142,32 @@ def test_a_peer_that_floods_is_given_up(flood):
 
 
 @pytest.mark.parametrize("stale", [b"early", b"late"])
-def test_a_response_that_nobody_asked_for_answers_no_request(stale):
+async def test_a_response_that_nobody_asked_for_answers_no_request(stale):
     """A server may say 408 before it closes; one that lies answers another's request."""
     unasked = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nother"
 
-    async def inside():
-        asked_twice = asyncio.Event()
+    asked_twice = asyncio.Event()
 
-        async def talk(reader, writer):
-            first = True
-            while await reader.readuntil(b"\r\n\r\n"):
-                mine = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nmine"
-                writer.write(mine + unasked * (first and stale == b"early"))
+    async def talk(reader, writer):
+        first = True
+        while await reader.readuntil(b"\r\n\r\n"):
+            mine = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nmine"
+            writer.write(mine + unasked * (first and stale == b"early"))
+            await writer.drain()
+            if first and stale == b"late":
+                await asked_twice.wait()
+                writer.write(unasked)
                 await writer.drain()
-                if first and stale == b"late":
-                    await asked_twice.wait()
-                    writer.write(unasked)
-                    await writer.drain()
-                first = False
+            first = False
 
-        async with raw_peer(talk) as url, asking(Http1()) as pool:
-            address = Address.parsed(url)
-            found = []
-            for _ in range(2):
-                exchange = pool.open(address, POST)
-                await exchange.send(b"", end=True)
-                await exchange.head()
-                found.append(await whole(exchange))
-                asked_twice.set()
-                await asyncio.sleep(0.05)
-            return found
-
-    assert run(inside()) == [b"mine", b"mine"]
+    async with raw_peer(talk) as url, asking(Http1()) as pool:
+        address = Address.parsed(url)
+        found = []
+        for _ in range(2):
+            exchange = pool.open(address, POST)
+            await exchange.send(b"", end=True)
+            await exchange.head()
+            found.append(await whole(exchange))
+            asked_twice.set()
+            await asyncio.sleep(0.05)
+        assert found == [b"mine", b"mine"]

@@ -1,6 +1,7 @@
 """What peers of HTTP/2 may do: reset, go away, keep silent, send rubbish, allow little."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import h2.config
 import h2.connection
@@ -26,16 +27,14 @@ from durable_invocations.runtime.http.http2 import Http2
 POST = Request(method="POST", path="/x")
 
 
-def talked(answer, work, settings=(), **options):
-    async def inside():
-        async with h2_peer(answer, settings) as url:
-            client = HttpClient(**options)
-            try:
-                return await work(client, Address.parsed(url))
-            finally:
-                await client.close()
-
-    return run(inside())
+@asynccontextmanager
+async def talking(answer, settings=(), **options):
+    async with h2_peer(answer, settings) as url:
+        client = HttpClient(**options)
+        try:
+            yield client, Address.parsed(url)
+        finally:
+            await client.close()
 
 
 async def whole(exchange):
@@ -45,14 +44,14 @@ async def whole(exchange):
     return bytes(found)
 
 
-def test_a_reset_of_one_exchange_leaves_the_others():
+async def test_a_reset_of_one_exchange_leaves_the_others():
     def answer(connection, event):
         if asked(event) and event.stream_id == 3:
             connection.reset_stream(3, h2.errors.ErrorCodes.INTERNAL_ERROR)
         elif isinstance(event, h2.events.StreamEnded):
             answered(connection, event.stream_id, b"fine")
 
-    async def work(client, url):
+    async with talking(answer) as (client, url):
         one, two = await client.open(url, POST, HTTP_2), await client.open(url, POST, HTTP_2)
         with pytest.raises(DeploymentUnreachableError, match="reset the exchange: INTERNAL_ERROR"):
             await two.head()
@@ -62,12 +61,10 @@ def test_a_reset_of_one_exchange_leaves_the_others():
         await one.send(b"", end=True)
         found = await whole(one)
         await one.close()
-        return found
-
-    assert talked(answer, work) == b"fine"
+        assert found == b"fine"
 
 
-def test_a_goaway_lets_exchanges_before_it_end_and_tells_that_others_were_not_begun():
+async def test_a_goaway_lets_exchanges_before_it_end_and_tells_that_others_were_not_begun():
     seen = []
 
     async def talk(reader, writer):
@@ -87,28 +84,25 @@ def test_a_goaway_lets_exchanges_before_it_end_and_tells_that_others_were_not_be
                     answered(connection, event.stream_id, b"served")
             writer.write(connection.data_to_send())
 
-    async def inside():
-        async with raw_peer(talk) as told:
-            client, url = HttpClient(), Address.parsed(told)
-            one, two = await client.open(url, POST, HTTP_2), await client.open(url, POST, HTTP_2)
-            with pytest.raises(StaleError):
-                await two.head()
-            await two.close()
-            await one.send(b"", end=True)
-            found = await whole(one)
-            await one.close()
-            three = await client.open(url, POST, HTTP_2)
-            await three.send(b"", end=True)
-            found += await whole(three)
-            await three.close()
-            await client.close()
-            return found
-
-    assert run(inside()) == b"servedserved"
+    async with raw_peer(talk) as told:
+        client, url = HttpClient(), Address.parsed(told)
+        one, two = await client.open(url, POST, HTTP_2), await client.open(url, POST, HTTP_2)
+        with pytest.raises(StaleError):
+            await two.head()
+        await two.close()
+        await one.send(b"", end=True)
+        found = await whole(one)
+        await one.close()
+        three = await client.open(url, POST, HTTP_2)
+        await three.send(b"", end=True)
+        found += await whole(three)
+        await three.close()
+        await client.close()
+        assert found == b"servedserved"
     assert seen == [1, 3, 1]
 
 
-def test_a_peer_that_goes_away_at_once_has_closed_the_connection():
+async def test_a_peer_that_goes_away_at_once_has_closed_the_connection():
     """It is restarted, say: another connection may be opened at once."""
 
     async def talk(reader, writer):
@@ -117,39 +111,32 @@ def test_a_peer_that_goes_away_at_once_has_closed_the_connection():
         writer.write(connection.data_to_send() + GoAwayFrame(0).serialize())
         await reader.read()
 
-    async def inside():
-        async with raw_peer(talk) as told:
-            client = HttpClient()
-            with pytest.raises(StaleError, match="closed the connection"):
-                await client.open(Address.parsed(told), POST, HTTP_2)
-            await client.close()
-            return True
-
-    assert run(inside())
+    async with raw_peer(talk) as told:
+        client = HttpClient()
+        with pytest.raises(StaleError, match="closed the connection"):
+            await client.open(Address.parsed(told), POST, HTTP_2)
+        await client.close()
 
 
-def test_a_goaway_with_an_error_ends_every_exchange():
+async def test_a_goaway_with_an_error_ends_every_exchange():
     def answer(connection, event):
         if asked(event):
             connection.close_connection(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
 
-    async def work(client, url):
+    async with talking(answer) as (client, url):
         exchange = await client.open(url, POST, HTTP_2)
         with pytest.raises(DeploymentUnreachableError, match="ENHANCE_YOUR_CALM"):
             await exchange.head()
         await exchange.close()
-        return True
-
-    assert talked(answer, work)
 
 
-def test_a_connection_that_ends_ends_every_exchange_and_the_next_one_opens_another():
+async def test_a_connection_that_ends_ends_every_exchange_and_the_next_one_opens_another():
     def answer(connection, event):
         if asked(event):
             answered(connection, event.stream_id, b"begun", end=False)
         return True if isinstance(event, h2.events.DataReceived) else None
 
-    async def work(client, url):
+    async with talking(answer) as (client, url):
         for _ in range(2):
             exchange = await client.open(url, POST, HTTP_2)
             assert await exchange.receive() == b"begun"
@@ -157,12 +144,9 @@ def test_a_connection_that_ends_ends_every_exchange_and_the_next_one_opens_anoth
             with pytest.raises(DeploymentUnreachableError, match="closed the connection; check"):
                 await exchange.receive()
             await exchange.close()
-        return True
-
-    assert talked(answer, work)
 
 
-def test_a_window_that_is_shut_holds_the_sender_until_it_opens():
+async def test_a_window_that_is_shut_holds_the_sender_until_it_opens():
     got = bytearray()
 
     def answer(connection, event):
@@ -175,19 +159,17 @@ def test_a_window_that_is_shut_holds_the_sender_until_it_opens():
         elif isinstance(event, h2.events.StreamEnded):
             connection.end_stream(event.stream_id)
 
-    async def work(client, url):
+    settings = {h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 10}
+    async with talking(answer, settings.items()) as (client, url):
         exchange = await client.open(url, POST, HTTP_2)
         await exchange.send(b"x" * 500, end=True)
         rest = await whole(exchange)
         await exchange.close()
-        return rest
-
-    settings = {h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 10}
-    assert talked(answer, work, settings.items()) == b"go"
+        assert rest == b"go"
     assert bytes(got) == b"x" * 500
 
 
-def test_a_peer_cannot_send_more_than_is_read():
+async def test_a_peer_cannot_send_more_than_is_read():
     """What one exchange leaves unread is bounded by its window, and holds up no other one."""
     sent = {1: 0}
 
@@ -202,7 +184,7 @@ def test_a_peer_cannot_send_more_than_is_read():
                 connection.send_data(1, b"z" * piece)
                 sent[1] += piece
 
-    async def work(client, url):
+    async with talking(answer) as (client, url):
         greedy = await client.open(url, POST, HTTP_2)
         await greedy.head()
         other = await client.open(url, POST, HTTP_2)
@@ -213,47 +195,38 @@ def test_a_peer_cannot_send_more_than_is_read():
         while taken <= STREAM_WINDOW:
             taken += len(await greedy.receive())
         await greedy.close()
-        return before
-
-    assert talked(answer, work) <= STREAM_WINDOW
+        assert before <= STREAM_WINDOW
 
 
-def test_what_was_not_read_of_closed_exchanges_does_not_use_up_the_connection():
+async def test_what_was_not_read_of_closed_exchanges_does_not_use_up_the_connection():
     def answer(connection, event):
         if asked(event):
             connection.send_headers(event.stream_id, [(":status", "200")])
             for _ in range(STREAM_WINDOW // 16_384):
                 connection.send_data(event.stream_id, b"z" * 16_384)
 
-    async def work(client, url):
+    async with talking(answer) as (client, url):
         for _ in range(20):
             exchange = await client.open(url, POST, HTTP_2)
             assert await exchange.receive()
             await exchange.close()
-        return True
-
-    assert talked(answer, work)
 
 
-def test_a_silent_peer_is_asked_by_a_ping_and_then_given_up():
+async def test_a_silent_peer_is_asked_by_a_ping_and_then_given_up():
     async def talk(reader, writer):
         writer.write(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
         while await reader.read(65_536):
             pass
 
-    async def inside():
-        async with raw_peer(talk) as url:
-            pool = Http2(ping_seconds=0.05)
-            exchange = await pool.open(Address.parsed(url), POST)
-            with pytest.raises(DeploymentUnreachableError, match="does not answer a ping"):
-                await exchange.head()
-            await pool.close()
-            return True
-
-    assert run(inside())
+    async with raw_peer(talk) as url:
+        pool = Http2(ping_seconds=0.05)
+        exchange = await pool.open(Address.parsed(url), POST)
+        with pytest.raises(DeploymentUnreachableError, match="does not answer a ping"):
+            await exchange.head()
+        await pool.close()
 
 
-def test_a_peer_that_answers_pings_is_kept():
+async def test_a_peer_that_answers_pings_is_kept():
     pings = []
 
     def answer(connection, event):
@@ -262,34 +235,28 @@ def test_a_peer_that_answers_pings_is_kept():
             if len(pings) == 3:
                 answered(connection, 1, b"still here")
 
-    async def work(client, url):
+    async with talking(answer, ping_seconds=0.05) as (client, url):
         exchange = await client.open(url, POST, HTTP_2)
         found = await whole(exchange)
         await exchange.close()
-        return found
-
-    assert talked(answer, work, ping_seconds=0.05) == b"still here"
+        assert found == b"still here"
 
 
-def test_a_connection_without_exchanges_is_closed_after_a_while():
-    async def inside():
-        ended = asyncio.Event()
+async def test_a_connection_without_exchanges_is_closed_after_a_while():
+    ended = asyncio.Event()
 
-        async def talk(reader, writer):
-            writer.write(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
-            while await reader.read(65_536):
-                pass
-            ended.set()
+    async def talk(reader, writer):
+        writer.write(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+        while await reader.read(65_536):
+            pass
+        ended.set()
 
-        async with raw_peer(talk) as url:
-            pool = Http2(ping_seconds=0.05)
-            exchange = await pool.open(Address.parsed(url), POST)
-            await exchange.close()
-            await ended.wait()
-            await pool.close()
-            return True
-
-    assert run(inside())
+    async with raw_peer(talk) as url:
+        pool = Http2(ping_seconds=0.05)
+        exchange = await pool.open(Address.parsed(url), POST)
+        await exchange.close()
+        await ended.wait()
+        await pool.close()
 
 
 @pytest.mark.parametrize(
@@ -302,60 +269,49 @@ def test_a_connection_without_exchanges_is_closed_after_a_while():
     ],
     ids=["http1", "zeros", "nothing", "huge"],
 )
-def test_what_is_no_http_2_is_recognized(rubbish):
+async def test_what_is_no_http_2_is_recognized(rubbish):
     async def talk(reader, writer):
         await reader.read(10)
         writer.write(rubbish)
         await writer.drain()
 
-    async def inside():
-        async with raw_peer(talk) as url:
-            client = HttpClient()
-            with pytest.raises(NotHttp2Error):
-                await client.open(Address.parsed(url), POST, HTTP_2)
-            await client.close()
-            return True
-
-    assert run(inside())
+    async with raw_peer(talk) as url:
+        client = HttpClient()
+        with pytest.raises(NotHttp2Error):
+            await client.open(Address.parsed(url), POST, HTTP_2)
+        await client.close()
 
 
-def test_a_peer_that_says_nothing_is_no_http_2():
+async def test_a_peer_that_says_nothing_is_no_http_2():
     async def talk(reader, writer):
         await reader.read()
         del writer
 
-    async def inside():
-        async with raw_peer(talk) as url:
-            pool = Http2(connect_seconds=0.1)
-            with pytest.raises(NotHttp2Error, match=r"no HTTP/2 settings within 0\.1 s"):
-                await pool.open(Address.parsed(url), POST)
-            await pool.close()
-            return True
-
-    assert run(inside())
+    async with raw_peer(talk) as url:
+        pool = Http2(connect_seconds=0.1)
+        with pytest.raises(NotHttp2Error, match=r"no HTTP/2 settings within 0\.1 s"):
+            await pool.open(Address.parsed(url), POST)
+        await pool.close()
 
 
-def test_all_who_wait_for_a_connection_learn_at_once_that_there_is_none():
+async def test_all_who_wait_for_a_connection_learn_at_once_that_there_is_none():
     connections = []
 
     async def mute(reader, writer):
         connections.append(writer)
         await reader.read(-1)
 
-    async def inside():
-        async with raw_peer(mute) as url:
-            pool, address = Http2(connect_seconds=0.1), Address.parsed(url)
-            opens = [pool.open(address, POST) for _ in range(10)]
-            found = await asyncio.gather(*opens, return_exceptions=True)
-            await pool.close()
-        return {type(each) for each in found}
-
-    assert run(inside()) == {NotHttp2Error}
+    async with raw_peer(mute) as url:
+        pool, address = Http2(connect_seconds=0.1), Address.parsed(url)
+        opens = [pool.open(address, POST) for _ in range(10)]
+        found = await asyncio.gather(*opens, return_exceptions=True)
+        await pool.close()
+    assert {type(each) for each in found} == {NotHttp2Error}
     assert len(connections) == 1
 
 
 @pytest.mark.parametrize("ends", ["cancel", "close"])
-def test_a_connection_that_is_being_made_does_not_outlive_its_pool(ends):
+async def test_a_connection_that_is_being_made_does_not_outlive_its_pool(ends):
     told, gone = asyncio.Event(), asyncio.Event()
 
     async def mute(reader, writer):
@@ -363,39 +319,33 @@ def test_a_connection_that_is_being_made_does_not_outlive_its_pool(ends):
         await reader.read(-1)
         gone.set()
 
-    async def inside():
-        async with raw_peer(mute) as url:
-            pool = Http2(connect_seconds=30)
-            opening = asyncio.ensure_future(pool.open(Address.parsed(url), POST))
-            await told.wait()
-            if ends == "cancel":
-                opening.cancel()
-            await pool.close()
-            (found,) = await asyncio.gather(opening, return_exceptions=True)
-            await gone.wait()
-            return found
-
-    found = run(inside())
+    async with raw_peer(mute) as url:
+        pool = Http2(connect_seconds=30)
+        opening = asyncio.ensure_future(pool.open(Address.parsed(url), POST))
+        await told.wait()
+        if ends == "cancel":
+            opening.cancel()
+        await pool.close()
+        (found,) = await asyncio.gather(opening, return_exceptions=True)
+        await gone.wait()
     if ends == "close":
         assert "the runtime stops" in str(found)
     else:
         assert isinstance(found, asyncio.CancelledError)
 
 
-def test_a_peer_that_allows_no_exchange_is_told():
-    async def work(client, url):
+async def test_a_peer_that_allows_no_exchange_is_told():
+    none = {h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 0}
+    async with talking(lambda connection, event: None, none) as (client, url):
         with pytest.raises(DeploymentUnreachableError, match="allows no HTTP/2 requests"):
             await client.open(url, POST, HTTP_2)
 
-    none = {h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 0}
-    talked(lambda connection, event: None, work, none)
 
-
-def test_an_exchange_that_waits_ends_when_its_task_is_canceled():
+async def test_an_exchange_that_waits_ends_when_its_task_is_canceled():
     def answer(connection, event):
         del connection, event
 
-    async def work(client, url):
+    async with talking(answer) as (client, url):
         exchange = await client.open(url, POST, HTTP_2)
         waiting = asyncio.ensure_future(exchange.head())
         await asyncio.sleep(0)
@@ -403,9 +353,6 @@ def test_an_exchange_that_waits_ends_when_its_task_is_canceled():
         with pytest.raises(asyncio.CancelledError):
             await waiting
         await exchange.close()
-        return True
-
-    assert talked(answer, work)
 
 
 @pytest.mark.parametrize("status", ["abc", "9" * 20, "2 0", "-20", "²00"])
@@ -415,13 +362,14 @@ def test_a_status_that_is_none_breaks_the_connection_and_nothing_else(status, ca
             connection.config.validate_outbound_headers = False
             connection.send_headers(event.stream_id, [(":status", status)])
 
-    async def work(client, url):
-        exchange = await client.open(url, POST, HTTP_2)
-        await exchange.send(b"x", end=True)
-        with pytest.raises(DeploymentUnreachableError, match="its status is"):
-            await exchange.head()
+    async def inside():
+        async with talking(answer) as (client, url):
+            exchange = await client.open(url, POST, HTTP_2)
+            await exchange.send(b"x", end=True)
+            with pytest.raises(DeploymentUnreachableError, match="its status is"):
+                await exchange.head()
 
-    talked(answer, work)
+    run(inside())
     assert not caplog.records
 
 
@@ -430,10 +378,11 @@ def test_headers_may_have_any_bytes(caplog):
         if isinstance(event, h2.events.StreamEnded):
             connection.send_headers(event.stream_id, [(b":status", b"200"), (b"x", b"\xff\xfe")])
 
-    async def work(client, url):
-        exchange = await client.open(url, POST, HTTP_2)
-        await exchange.send(b"x", end=True)
-        return await exchange.head()
+    async def inside():
+        async with talking(answer) as (client, url):
+            exchange = await client.open(url, POST, HTTP_2)
+            await exchange.send(b"x", end=True)
+            assert (await exchange.head()).headers == {"x": "\xff\xfe"}
 
-    assert talked(answer, work).headers == {"x": "\xff\xfe"}
+    run(inside())
     assert not caplog.records

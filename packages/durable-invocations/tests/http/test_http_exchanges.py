@@ -1,10 +1,10 @@
 """Exchanges over HTTP/1.1 and HTTP/2 with real servers."""
 
 import asyncio
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager
 
 import pytest
-from asgiservers import hypercorn_of, run, uvicorn_of
+from asgiservers import hypercorn_of, uvicorn_of
 
 from durable_invocations.runtime.http.client import HTTP_1, HTTP_2, HttpClient
 from durable_invocations.runtime.http.exchange import (
@@ -72,22 +72,19 @@ async def whole(exchange):
     return bytes(found)
 
 
-def with_client(work):
-    async def inside():
-        client = HttpClient()
-        try:
-            return await work(client)
-        finally:
-            await client.close()
-
-    return run(inside())
+@asynccontextmanager
+async def new_client():
+    client = HttpClient()
+    try:
+        yield client
+    finally:
+        await client.close()
 
 
 @BOTH
-def test_a_request_reaches_its_path_and_the_answer_comes_back(servers, version):
-    head, body = with_client(
-        lambda client: exchanged(client, f"{servers[version]}/pre/", version, b"hello")
-    )
+async def test_a_request_reaches_its_path_and_the_answer_comes_back(servers, version):
+    async with new_client() as client:
+        head, body = await exchanged(client, f"{servers[version]}/pre/", version, b"hello")
     assert (head.status, head.headers["content-type"]) == (200, "text/x")
     assert head.headers["x-path"] == "/pre/invoke/A/b"
     assert body == b"hello"
@@ -95,9 +92,10 @@ def test_a_request_reaches_its_path_and_the_answer_comes_back(servers, version):
 
 @BOTH
 @pytest.mark.parametrize("size", [0, 1, 70_000, 5_000_000])
-def test_bodies_beyond_every_window_arrive_whole(servers, version, size):
+async def test_bodies_beyond_every_window_arrive_whole(servers, version, size):
     body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-    _, found = with_client(lambda client: exchanged_slowly(client, servers[version], version, body))
+    async with new_client() as client:
+        _, found = await exchanged_slowly(client, servers[version], version, body)
     assert found == body
 
 
@@ -114,8 +112,8 @@ async def exchanged_slowly(client, url, version, body):
     return head, found
 
 
-def test_both_bodies_flow_at_once_over_http_2(servers):
-    async def talk(client):
+async def test_both_bodies_flow_at_once_over_http_2(servers):
+    async with new_client() as client:
         exchange = await client.open(
             Address.parsed(servers[HTTP_2]), Request(method="POST", path="/x"), HTTP_2
         )
@@ -126,117 +124,104 @@ def test_both_bodies_flow_at_once_over_http_2(servers):
         await exchange.send(b"", end=True)
         heard.append(await exchange.receive())
         await exchange.close()
-        return heard
-
-    assert with_client(talk) == [b"one", b"two", b"three", b""]
+        assert heard == [b"one", b"two", b"three", b""]
 
 
 @BOTH
-def test_many_exchanges_run_side_by_side(servers, version):
-    async def many(client):
+async def test_many_exchanges_run_side_by_side(servers, version):
+    async with new_client() as client:
         bodies = [str(number).encode() * 50 for number in range(250)]
         every = (exchanged(client, servers[version], version, body) for body in bodies)
-        return bodies == [found for _, found in await asyncio.gather(*every)]
-
-    assert with_client(many)
+        assert bodies == [found for _, found in await asyncio.gather(*every)]
 
 
-def test_http_2_shares_connections_and_opens_more_when_one_is_full():
+async def test_http_2_shares_connections_and_opens_more_when_one_is_full():
     seen = set()
 
     async def app(scope, receive, send):
         seen.add(scope["client"])
         await mirror(scope, receive, send)
 
-    async def work(client):
-        url = Address.parsed(served.url)
-        opened = [
-            await client.open(url, Request(method="POST", path="/x"), HTTP_2) for _ in range(25)
-        ]
-        for each in opened:
-            await each.send(b"here")
-            assert await each.receive() == b"here"
-        for each in opened:
-            await each.close()
-        await exchanged(client, served.url, HTTP_2, b"again")
-
     with hypercorn_of(app, h2_max_concurrent_streams=10) as served:
-        with_client(work)
+        async with new_client() as client:
+            url = Address.parsed(served.url)
+            opened = [
+                await client.open(url, Request(method="POST", path="/x"), HTTP_2) for _ in range(25)
+            ]
+            for each in opened:
+                await each.send(b"here")
+                assert await each.receive() == b"here"
+            for each in opened:
+                await each.close()
+            await exchanged(client, served.url, HTTP_2, b"again")
     assert len(seen) == 3
 
 
-def test_http_1_uses_a_connection_again():
+async def test_http_1_uses_a_connection_again():
     seen = []
 
     async def app(scope, receive, send):
         seen.append(scope["client"])
         await mirror(scope, receive, send)
 
-    async def work(client):
-        for _ in range(3):
-            await exchanged(client, served.url, HTTP_1, b"x")
-
     with uvicorn_of(app) as served:
-        with_client(work)
+        async with new_client() as client:
+            for _ in range(3):
+                await exchanged(client, served.url, HTTP_1, b"x")
     assert len(seen) == 3
     assert len(set(seen)) == 1
 
 
-def test_http_1_closes_connections_that_idle():
-    async def inside():
-        pool = Http1(idle_seconds=0.02)
-        client = HttpClient()
-        client._http1 = pool
-        await exchanged(client, served.url, HTTP_1, b"x")
-        (kept,) = (each for idle in pool._idle.values() for each in idle)
-        await kept.writer.wait_closed()
-        held = dict(pool._idle)
-        await client.close()
-        return held
-
+async def test_http_1_closes_connections_that_idle():
     with uvicorn_of(mirror) as served:
-        assert run(inside()) == {}
+        async with new_client() as client:
+            pool = client._http1 = Http1(idle_seconds=0.02)
+            await exchanged(client, served.url, HTTP_1, b"x")
+            (kept,) = (each for idle in pool._idle.values() for each in idle)
+            await kept.writer.wait_closed()
+            assert dict(pool._idle) == {}
 
 
-def test_http_1_does_not_fail_for_a_kept_connection_that_the_server_closed():
-    async def work(client):
-        await exchanged(client, url, HTTP_1, b"x")
-        before.stop()
-        with uvicorn_of(mirror, port=int(url.rsplit(":", 1)[1])) as after:
-            del after
-        return True
-
+async def test_http_1_does_not_fail_for_a_kept_connection_that_the_server_closed():
     with uvicorn_of(mirror) as before:
         url = before.url
-        assert with_client(work)
+        async with new_client() as client:
+            await exchanged(client, url, HTTP_1, b"x")
+            before.stop()
+            with uvicorn_of(mirror, port=int(url.rsplit(":", 1)[1])) as after:
+                del after
 
 
 @BOTH
-def test_a_status_other_than_200_is_told(servers, version):
-    head, body = with_client(
-        lambda client: exchanged(client, servers[version], version, b"", "/none")
-    )
+async def test_a_status_other_than_200_is_told(servers, version):
+    async with new_client() as client:
+        head, body = await exchanged(client, servers[version], version, b"", "/none")
     assert (head.status, body) == (404, b"")
 
 
-def test_an_answer_that_ends_in_the_middle_is_an_error(servers):
-    with pytest.raises(DeploymentUnreachableError):
-        with_client(lambda client: exchanged(client, servers[HTTP_1], HTTP_1, b"abc", "/cut"))
+async def test_an_answer_that_ends_in_the_middle_is_an_error(servers):
+    async with new_client() as client:
+        with pytest.raises(DeploymentUnreachableError):
+            await exchanged(client, servers[HTTP_1], HTTP_1, b"abc", "/cut")
 
 
-def test_no_server_is_told_with_the_address():
-    with pytest.raises(DeploymentUnreachableError, match=r"http://127\.0\.0\.1:1 takes no conn"):
-        with_client(lambda client: exchanged(client, "http://127.0.0.1:1", HTTP_1, b""))
+async def test_no_server_is_told_with_the_address():
+    async with new_client() as client:
+        with pytest.raises(
+            DeploymentUnreachableError, match=r"http://127\.0\.0\.1:1 takes no conn"
+        ):
+            await exchanged(client, "http://127.0.0.1:1", HTTP_1, b"")
 
 
-def test_a_server_of_http_1_alone_is_recognized(servers):
-    with pytest.raises(NotHttp2Error):
-        with_client(lambda client: exchanged(client, servers[HTTP_1], HTTP_2, b""))
+async def test_a_server_of_http_1_alone_is_recognized(servers):
+    async with new_client() as client:
+        with pytest.raises(NotHttp2Error):
+            await exchanged(client, servers[HTTP_1], HTTP_2, b"")
 
 
 @BOTH
-def test_a_closed_exchange_says_so(servers, version):
-    async def work(client):
+async def test_a_closed_exchange_says_so(servers, version):
+    async with new_client() as client:
         exchange = await client.open(
             Address.parsed(servers[version]), Request(method="POST", path="/x"), version
         )
@@ -245,14 +230,11 @@ def test_a_closed_exchange_says_so(servers, version):
         await exchange.close()
         with pytest.raises(DeploymentUnreachableError, match="was closed"):
             await exchange.head()
-        return True
-
-    assert with_client(work)
 
 
 @BOTH
-def test_who_waits_for_an_aborted_exchange_gets_the_reason(servers, version):
-    async def work(client):
+async def test_who_waits_for_an_aborted_exchange_gets_the_reason(servers, version):
+    async with new_client() as client:
         exchange = await client.open(
             Address.parsed(servers[version]), Request(method="POST", path="/late"), version
         )
@@ -265,6 +247,5 @@ def test_who_waits_for_an_aborted_exchange_gets_the_reason(servers, version):
         with pytest.raises(DeploymentUnreachableError, match="enough"):
             await exchange.receive()
         await exchange.close()
-        return await exchanged(client, servers[version], version, b"others go on")
-
-    assert with_client(work)[1] == b"others go on"
+        _, found = await exchanged(client, servers[version], version, b"others go on")
+    assert found == b"others go on"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager
 
 import pytest
-from asgiservers import hypercorn_of, run, uvicorn_of
+from asgiservers import hypercorn_of, uvicorn_of
 from asgistream import ack, names, told
 
 from durable_invocations import Context, Service, service_app
@@ -88,31 +88,28 @@ async def opened(client, url, version, path="/invoke/S/steps", kind=None, **more
     return Stream(exchange)
 
 
-def scene_with(talk):
-    async def scene():
-        client = HttpClient()
-        try:
-            return await talk(client)
-        finally:
-            while exchanges:
-                await exchanges.pop().close()
-            await client.close()
-
-    return run(scene())
+@asynccontextmanager
+async def new_client():
+    client = HttpClient()
+    try:
+        yield client
+    finally:
+        while exchanges:
+            await exchanges.pop().close()
+        await client.close()
 
 
-def test_a_runtime_discovers_what_is_served(urls):
-    async def talk(client):
-        found = {version: await discovered(client, url) for version, url in urls.items()}
-        return {version: each.manifest for version, each in found.items()}
-
-    for told_of in scene_with(talk).values():
-        assert "S" in str(told_of)
-        assert "steps" in str(told_of)
+async def test_a_runtime_discovers_what_is_served(urls):
+    async with new_client() as client:
+        for url in urls.values():
+            told_of = str((await discovered(client, url)).manifest)
+            assert "S" in told_of
+            assert "steps" in told_of
 
 
-def test_streams_of_one_connection_do_not_end_each_other(urls):
-    async def talk(client):
+async def test_streams_of_one_connection_do_not_end_each_other(urls):
+    async with new_client() as client:
+
         async def whole(number):
             stream = await opened(client, urls[HTTP_2], HTTP_2)
             await stream.exchange.send(begun(value=b"%d" % number))
@@ -145,43 +142,33 @@ def test_streams_of_one_connection_do_not_end_each_other(urls):
         assert names([await first.hear()]) == ["Sleep"]
         await first.say(told(2), end=True)
         assert names(await first.rest()) == ["Output", "End"]
-        return made
-
-    made = scene_with(talk)
     assert made[:STREAMS] == [b'[%d,"inv_1i"]' % number for number in range(STREAMS)]
     assert made[STREAMS:] == [404, 415, 403]
 
 
-def test_a_request_is_answered_entry_by_entry(urls):
-    async def talk(client):
+async def test_a_request_is_answered_entry_by_entry(urls):
+    async with new_client() as client:
         stream = await opened(client, urls[HTTP_1], HTTP_1)
         await stream.exchange.send(begun(), end=True)
-        return names(await stream.rest())
-
-    assert scene_with(talk) == ["Run", "Suspension"]
+        assert names(await stream.rest()) == ["Run", "Suspension"]
 
 
 @pytest.mark.parametrize("version", [HTTP_1, HTTP_2])
-def test_a_handler_ends_with_its_connection(urls, version):
+async def test_a_handler_ends_with_its_connection(urls, version):
     ended.clear()
-
-    async def talk(client):
+    async with new_client() as client:
         stream = await opened(client, urls[version], version, "/invoke/S/works")
         await stream.exchange.send(begun(), end=True)
         assert names([await stream.hear()]) == ["OneWayCall"]
-
-    scene_with(talk)
-    assert ended.wait(10)
+    assert await asyncio.to_thread(ended.wait, 10)
 
 
 @pytest.mark.parametrize("version", [HTTP_1, HTTP_2])
-def test_a_breach_ends_its_own_stream_alone(urls, version):
-    async def talk(client):
+async def test_a_breach_ends_its_own_stream_alone(urls, version):
+    async with new_client() as client:
         broken = await opened(client, urls[version], version)
         await broken.exchange.send(begun(known=3), end=True)
         (error,) = await broken.rest()
         sound = await opened(client, urls[version], version)
         await sound.exchange.send(begun(), end=True)
-        return error.message().code, names(await sound.rest())
-
-    assert scene_with(talk) == (571, ["Run", "Suspension"])
+        assert (error.message().code, names(await sound.rest())) == (571, ["Run", "Suspension"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from asgiservers import hypercorn_of, run, uvicorn_of
+from asgiservers import hypercorn_of, uvicorn_of
 from certificates import certificate
 from running import AT_ONCE, running
 
@@ -47,30 +47,25 @@ SERVERS = {
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_invocations_are_driven_over_tls(tmp_path, identity, server):
+async def test_invocations_are_driven_over_tls(tmp_path, identity, server):
     serve, version = SERVERS[server]
 
-    async def inside(url):
-        async with running(tmp_path, trusted=identity[0]) as driven:
-            await driven.runtime.register(url.replace("http:", "https:"))
-            every = (driven.call("Greeter/greet", "you") for _ in range(5))
-            return driven.store.deployments()[0], await asyncio.gather(*every)
-
     with serve(service_app(greeter), certificate=identity) as served:
-        deployment, found = run(inside(served.url))
+        async with running(tmp_path, trusted=identity[0]) as driven:
+            await driven.runtime.register(served.url.replace("http:", "https:"))
+            every = (driven.call("Greeter/greet", "you") for _ in range(5))
+            deployment = driven.store.deployments()[0]
+            found = await asyncio.gather(*every)
     assert (deployment.http, deployment.url[:6]) == (version, "https:")
     assert found == ["hello YOU"] * 5
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path, identity):
-    async def inside(url):
+async def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path, identity):
+    with hypercorn_of(service_app(greeter), certificate=identity) as served:
         async with running(tmp_path, policy=AT_ONCE) as driven:
             with pytest.raises(DeploymentUnreachableError, match="not trusted: self-signed cert"):
-                await driven.runtime.register(url)
-            return driven.store.deployments()
-
-    with hypercorn_of(service_app(greeter), certificate=identity) as served:
-        assert run(inside(served.url)) == []
+                await driven.runtime.register(served.url)
+            assert driven.store.deployments() == []
 
 
 WRONG = {
@@ -82,39 +77,29 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("version", [HTTP_1, HTTP_2])
-def test_a_certificate_of_another_time_or_place_is_refused(tmp_path, wrong, version):
+async def test_a_certificate_of_another_time_or_place_is_refused(tmp_path, wrong, version):
     """Though somebody who is trusted vouches for it."""
     options, told = WRONG[wrong]
     made = certificate(tmp_path, **options)
 
-    async def inside(url):
+    with hypercorn_of(service_app(greeter), certificate=made) as served:
         async with running(tmp_path, trusted=made[0]) as driven:
             with pytest.raises(DeploymentUnreachableError, match=told):
-                await driven.runtime.register(url, http=version)
-            return driven.store.deployments()
-
-    with hypercorn_of(service_app(greeter), certificate=made) as served:
-        assert run(inside(served.url)) == []
+                await driven.runtime.register(served.url, http=version)
+            assert driven.store.deployments() == []
 
 
-def test_ssl_cert_file_names_who_is_trusted(tmp_path, identity, monkeypatch):
+async def test_ssl_cert_file_names_who_is_trusted(tmp_path, identity, monkeypatch):
     monkeypatch.setenv(TRUSTED, identity[0])
 
-    async def inside(url):
-        async with running(tmp_path) as driven:
-            await driven.runtime.register(url)
-            return await driven.call("Greeter/greet", "you")
-
     with hypercorn_of(service_app(greeter), certificate=identity) as served:
-        assert run(inside(served.url)) == "hello YOU"
+        async with running(tmp_path) as driven:
+            await driven.runtime.register(served.url)
+            assert await driven.call("Greeter/greet", "you") == "hello YOU"
 
 
-def test_http_2_that_was_asked_for_is_not_taken_from_who_lacks_it(tmp_path, identity):
-    async def inside(url):
+async def test_http_2_that_was_asked_for_is_not_taken_from_who_lacks_it(tmp_path, identity):
+    with uvicorn_with_tls(service_app(greeter), certificate=identity) as served:
         async with running(tmp_path, trusted=identity[0]) as driven:
             with pytest.raises(NotHttp2Error, match="does not offer HTTP/2"):
-                await driven.runtime.register(url.replace("http:", "https:"), http=HTTP_2)
-            return True
-
-    with uvicorn_with_tls(service_app(greeter), certificate=identity) as served:
-        assert run(inside(served.url))
+                await driven.runtime.register(served.url.replace("http:", "https:"), http=HTTP_2)

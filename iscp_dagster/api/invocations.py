@@ -12,7 +12,6 @@ from durable_invocations.ingress import facts
 from durable_invocations.protocol.failures import sayable
 from durable_invocations.runtime.sql.database import INVOCATIONS
 from durable_invocations.runtime.sql.store import SqlStore
-from durable_invocations.runtime.store.protocol import Store
 from durable_invocations.runtime.store.views import Chosen
 from iscp_dagster.joblog.sql.engine import LOG, open_engine
 from iscp_dagster.model.errors import ConfigError
@@ -24,7 +23,7 @@ IN_LOG = replace(INVOCATIONS, name=LOG.name, setting=LOG.setting)
 """The ISCP log's database, whose failures are the package's errors."""
 
 
-def open_invocations(environ: Mapping[str, str]) -> Store:
+def open_invocations(environ: Mapping[str, str]) -> SqlStore:
     """The invocations in the database of the ISCP log that the environment or the stack names.
 
     Raises ConfigError if neither does. What the store raises is the package's of invocations.
@@ -69,7 +68,7 @@ def chosen(
     )
 
 
-def whole(store: Store, id_: str) -> dict[str, Any]:
+def whole(store: SqlStore, id_: str) -> dict[str, Any]:
     """An invocation with its journal, as JSON. Raises ConfigError if it is unknown."""
     found = store.invocation(sayable(id_))
     if found is None:

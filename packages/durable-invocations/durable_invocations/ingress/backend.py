@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from durable_invocations.protocol.results import Result
+from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store.deployments import Deployment, Service
 from durable_invocations.runtime.store.operations import Operation
-from durable_invocations.runtime.store.protocol import Store
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ class Backend(Protocol):
     """Coroutines of the runtime's event loop. UnavailableError while its database is away."""
 
     @property
-    def store(self) -> Store:
+    def store(self) -> SqlStore:
         """For `read`: it blocks."""
 
     async def do(self, operation: Operation[T]) -> T:

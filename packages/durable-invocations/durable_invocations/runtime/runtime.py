@@ -22,6 +22,7 @@ from durable_invocations.runtime.http.discovery import discovered
 from durable_invocations.runtime.owners import Watch
 from durable_invocations.runtime.registering import registered
 from durable_invocations.runtime.settings import AFTER_ERROR_SECONDS, Settings
+from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store.deployments import Deployment, Service
 from durable_invocations.runtime.store.operations import (
     Beat,
@@ -34,7 +35,6 @@ from durable_invocations.runtime.store.operations import (
     TakeNews,
 )
 from durable_invocations.runtime.store.outcomes import Changes, Refused, Registered
-from durable_invocations.runtime.store.protocol import Store
 from durable_invocations.runtime.timers import Clock, Due, SteadyClock
 from durable_invocations.runtime.waiting import Waiting
 from durable_invocations.runtime.writer import Writer
@@ -55,7 +55,7 @@ class Runtime:
 
     def __init__(
         self,
-        store: Store,
+        store: SqlStore,
         settings: Settings | None = None,
         *,
         clock: Clock | None = None,

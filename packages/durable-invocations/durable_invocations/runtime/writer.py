@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 from durable_invocations.errors import UnavailableError
+from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store.operations import Operation
 from durable_invocations.runtime.store.outcomes import Changes
-from durable_invocations.runtime.store.protocol import Store
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -41,7 +41,7 @@ class Writer:
     """
 
     def __init__(
-        self, store: Store, on_changes: Callable[[Changes], None], *, patience: float = PATIENCE
+        self, store: SqlStore, on_changes: Callable[[Changes], None], *, patience: float = PATIENCE
     ) -> None:
         self.store = store
         self._on_changes = on_changes

@@ -84,11 +84,13 @@ DOING: Mapping[type[op.Operation[Any]], Doing] = {
 
 
 class SqlStore:
-    """A Store in SQLite or PostgreSQL; see `open_database` for `engine`.
+    """Does operations, and answers questions; in SQLite or PostgreSQL, see `open_database`.
 
     `clock` is the runtime's, which is `lead` milliseconds ahead of the machine's.
 
-    Writers wait for each other, also on PostgreSQL: share transactions with writer.Writer.
+    Blocks; a runtime's event loop uses writer.Writer instead, also to share transactions: writers
+    wait for each other, even on PostgreSQL. Raises UnavailableError while the database does not
+    answer.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class SqlStore:
     ) -> None:
         self.engine = prepare(engine, INVOCATIONS)
         self.owner = owner
+        """The runtime whose news are told in `Changes`; empty: none."""
         self._clock, self._lead = clock, lead
         self._retention = retention
 
@@ -125,7 +128,10 @@ class SqlStore:
         return done
 
     def run(self, operations: Sequence[op.Operation[Any]]) -> tuple[list[Any], Changes]:
-        """Do the operations in one transaction; their outcomes, and what changed."""
+        """Do the operations in one transaction; their outcomes, and what changed.
+
+        Those of one invocation and fence are done in their order, others in any.
+        """
         outcomes: list[Any] = [None] * len(operations)
         with transaction(self.engine, writes=True) as connection:
             lock(connection)

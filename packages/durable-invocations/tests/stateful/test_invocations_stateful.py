@@ -5,11 +5,9 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import defaultdict
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import sqlalchemy as sa
-from desk import Desk, value
+from desk import Desk, DiedError, dying, value
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -33,10 +31,6 @@ entries = st.sampled_from(["run", "sleep", "awakeable", *PATHS, "send"])
 owners = st.sampled_from(OWNERS)
 
 
-class CrashError(BaseException):
-    pass
-
-
 @dataclass
 class Known:
     """What the model knows of an invocation."""
@@ -53,24 +47,6 @@ class Known:
     """It, or who called it, has a key, which what it calls must not wait for."""
     stopped: bool = False
     """It was canceled or killed, so that its calls may have failed."""
-
-
-@contextmanager
-def crashing(engine, at):
-    """Crash before the statement of that number; 0: never."""
-    count = 0
-
-    def before(*_):
-        nonlocal count
-        count += 1
-        if count == at:
-            raise CrashError
-
-    sa.event.listen(engine, "before_cursor_execute", before)
-    try:
-        yield
-    finally:
-        sa.event.remove(engine, "before_cursor_execute", before)
 
 
 class InvocationsMachine(RuleBasedStateMachine):
@@ -101,9 +77,9 @@ class InvocationsMachine(RuleBasedStateMachine):
         """Do it, after a crash again; what ended is remembered once."""
         crash, self.crash = self.crash, 0
         try:
-            with crashing(self.engine, crash):
+            with dying(self.engine, crash):
                 (outcome,), changes = self.desks[owner].store.run([operation])
-        except CrashError:
+        except DiedError:
             (outcome,), changes = self.desks[owner].store.run([operation])
         for id_, result in changes.ended.items():
             assert id_ not in self.results

@@ -2,11 +2,10 @@
 
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
 import sqlalchemy as sa
-from desk import FIRST, SERVICES, TABLES, Desk, value
+from desk import FIRST, SERVICES, TABLES, Desk, DiedError, dying, value
 
 from durable_invocations.protocol import awakeables, ids
 from durable_invocations.protocol.frames import frame
@@ -15,28 +14,6 @@ from durable_invocations.runtime.store import operations as op
 
 CALL = pb.CallEntryMessage(service_name="Plain", handler_name="go")
 CART = pb.CallEntryMessage(service_name="Cart", handler_name="add", key="k")
-
-
-class DiedError(BaseException):
-    pass
-
-
-@contextmanager
-def dying(engine, at):
-    """Die before the statement of that number; from 1 on, locks left out."""
-    count = 0
-
-    def before(_connection, _cursor, statement, *_):
-        nonlocal count
-        count += "pg_advisory" not in statement
-        if count == at:
-            raise DiedError
-
-    sa.event.listen(engine, "before_cursor_execute", before)
-    try:
-        yield
-    finally:
-        sa.event.remove(engine, "before_cursor_execute", before)
 
 
 def everything(engine):

@@ -1,5 +1,8 @@
 """A store of invocations with three services, worked by hand: a runtime without HTTP."""
 
+from contextlib import contextmanager
+
+import sqlalchemy as sa
 from watches import Watch
 
 from durable_invocations.protocol import ids
@@ -35,6 +38,28 @@ ERROR = ErrorReport(code=500, message="broke", description="in line 1")
 
 def value(data):
     return Value(value=data)
+
+
+class DiedError(BaseException):
+    pass
+
+
+@contextmanager
+def dying(engine, at):
+    """Die before the statement of that number; from 1 on, locks left out; 0: never."""
+    count = 0
+
+    def before(_connection, _cursor, statement, *_):
+        nonlocal count
+        count += "pg_advisory" not in statement
+        if count == at > 0:
+            raise DiedError
+
+    sa.event.listen(engine, "before_cursor_execute", before)
+    try:
+        yield
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", before)
 
 
 class Desk:

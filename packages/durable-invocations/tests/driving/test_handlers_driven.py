@@ -126,139 +126,124 @@ def _fresh():
     held.set()
 
 
-def driven(tmp_path, urls, work, **settings):
-    async def inside():
-        async with running(tmp_path, *urls, **settings) as driven:
-            return await work(driven)
-
-    return run(inside())
-
-
 def awakeables():
     return [name.removeprefix("asked ") for name in done if name.startswith("asked ")]
 
 
 @BOTH
-def test_each_step_is_done_once_and_stands_in_the_journal(tmp_path, urls, server):
-    async def work(driven):
+async def test_each_step_is_done_once_and_stands_in_the_journal(tmp_path, urls, server):
+    async with running(tmp_path, urls[server]) as driven:
         id_ = await driven.submit("Steps/three", "a")
         assert await driven.end(id_) == Value(value=b"3")
-        return driven.journal(id_)
-
-    journal = driven(tmp_path, [urls[server]], work)
+        journal = driven.journal(id_)
     assert [each.frame.kind.name for each in journal] == ["Input", "Run", "Run", "Run", "Output"]
     assert [each.name for each in journal][1:4] == ["step 0", "step 1", "step 2"]
     assert done == {"a/0": 1, "a/1": 1, "a/2": 1}
 
 
 @pytest.mark.parametrize(("handler", "most"), [("no_steps", 2), ("three", 5)])
-def test_an_invocation_takes_as_few_transactions_as_its_acks_allow(tmp_path, urls, handler, most):
+async def test_an_invocation_takes_as_few_transactions_as_its_acks_allow(
+    tmp_path, urls, handler, most
+):
     """One to begin, one for each step whose ack the handler awaits, one to end."""
 
-    async def work(driven):
-        run_operations, writes = driven.store.run, []
+    quiet = {"beat": 60, "poll": 60, "prune": 60}
+    async with running(tmp_path, urls[hypercorn_of], **quiet) as driven:
+        run_operations, every = driven.store.run, []
 
         def counted(operations):
-            writes.extend([[type(each).__name__ for each in operations]])
+            every.extend([[type(each).__name__ for each in operations]])
             return run_operations(operations)
 
         driven.store.run = counted
         assert await driven.call(f"Steps/{handler}", "x") is not None
-        return [each for each in writes if not {"Beat", "Claim"} >= set(each)]
-
-    quiet = {"beat": 60, "poll": 60, "prune": 60}
-    writes = driven(tmp_path, [urls[hypercorn_of]], work, **quiet)
+        writes = [each for each in every if not {"Beat", "Claim"} >= set(each)]
     assert len(writes) == most, writes
     assert {"Submit", "Claim"} <= set(writes[0])
     assert {"Commit", "Finish"} <= set(writes[-1])
 
 
 @BOTH
-def test_a_sleep_ends_within_a_quarter_of_a_second_of_its_time(tmp_path, urls, server):
+async def test_a_sleep_ends_within_a_quarter_of_a_second_of_its_time(tmp_path, urls, server):
     """One of three does, on a machine that may be busy; who only polled would be 5 s late."""
 
-    async def work(driven):
+    async with running(tmp_path, urls[server], poll=5) as driven:
         slept = []
         for _ in range(3):
             id_ = await driven.submit("Steps/naps", 0.1)
             assert await driven.end(id_) == Value(value=b'"slept"')
             slept.append(driven.journal(id_)[1])
-        return slept
-
-    slept = driven(tmp_path, [urls[server]], work, poll=5)
     late = [each.completed_at - each.frame.message().wake_up_time for each in slept]
     assert 0 <= min(late) <= 250
 
 
 @BOTH
-def test_an_object_handles_one_invocation_at_a_time_in_order(tmp_path, urls, server):
-    async def work(driven):
+async def test_an_object_handles_one_invocation_at_a_time_in_order(tmp_path, urls, server):
+    async with running(tmp_path, urls[server]) as driven:
         sent = [await driven.submit("Counter/add", 1, key="k") for _ in range(12)]
         others = [driven.call("Counter/add", 5, key="other")]
-        return [await driven.end(each) for each in sent], await asyncio.gather(*others)
-
-    results, others = driven(tmp_path, [urls[server]], work)
+        results = [await driven.end(each) for each in sent]
+        others = await asyncio.gather(*others)
     assert [int(each.value) for each in results] == list(range(1, 13))
     assert others == [5]
 
 
 @BOTH
-def test_a_handler_of_one_deployment_calls_another_ones(tmp_path, urls, server):
+async def test_a_handler_of_one_deployment_calls_another_ones(tmp_path, urls, server):
     with uvicorn_of(service_app(other)) as second:
-        work = lambda driven: driven.call("Steps/abroad", "you")  # noqa: E731
-        assert driven(tmp_path, [urls[server], second.url], work) == "hello you"
+        async with running(tmp_path, urls[server], second.url) as driven:
+            assert await driven.call("Steps/abroad", "you") == "hello you"
 
 
 @BOTH
-def test_callers_make_room_for_those_that_they_call(tmp_path, urls, server):
+async def test_callers_make_room_for_those_that_they_call(tmp_path, urls, server):
     """With one place for attempts, a chain of calls ends all the same."""
-    work = lambda driven: driven.call("Steps/deep", 4)  # noqa: E731
     settings = {"most": 1, "yield_after": 0.01, "inactivity": 1_000}
-    assert driven(tmp_path, [urls[server]], work, **settings) == 4
+    async with running(tmp_path, urls[server], **settings) as driven:
+        assert await driven.call("Steps/deep", 4) == 4
 
 
-def test_an_invocation_that_waits_is_suspended_after_a_while_and_goes_on(tmp_path, urls):
-    async def work(driven):
+async def test_an_invocation_that_waits_is_suspended_after_a_while_and_goes_on(tmp_path, urls):
+    async with running(tmp_path, urls[hypercorn_of], inactivity=0.05) as driven:
         id_ = await driven.submit("Steps/asks")
         await driven.until(id_, Status.SUSPENDED)
         (name,) = awakeables()
         answer = CompleteAwakeable(awakeable=name, result=Value(value=b'"yes"'))
         await driven.runtime.do(answer)
-        return await driven.end(id_), driven.store.invocation(id_)
-
-    result, shown = driven(tmp_path, [urls[hypercorn_of]], work, inactivity=0.05)
+        result = await driven.end(id_)
+        shown = driven.store.invocation(id_)
     assert (result, shown.attempts) == (Value(value=b'"yes"'), 2)
 
 
-def test_an_attempt_that_says_nothing_for_too_long_has_failed(tmp_path, urls):
-    async def work(driven):
+async def test_an_attempt_that_says_nothing_for_too_long_has_failed(tmp_path, urls):
+    patient = RetryPolicy(initial=0.1, factor=1, cap=0.1, attempts=None)
+    settings = {"inactivity": 0.02, "abort": 0.2, "policy": patient}
+    async with running(tmp_path, urls[hypercorn_of], **settings) as driven:
         id_ = await driven.submit("Steps/hangs")
         found = await driven.until(id_, Status.BACKING_OFF)
         held.set()
-        return found, await driven.end(id_)
-
-    patient = RetryPolicy(initial=0.1, factor=1, cap=0.1, attempts=None)
-    settings = {"inactivity": 0.02, "abort": 0.2, "policy": patient}
-    found, result = driven(tmp_path, [urls[hypercorn_of]], work, **settings)
+        result = await driven.end(id_)
     assert "sent no message for" in found.error.message
     assert result == Value(value=b"")
 
 
 @pytest.mark.parametrize("operation", [Kill, Cancel])
-def test_an_invocation_that_is_stopped_ends_while_its_stream_is_open(tmp_path, urls, operation):
-    async def work(driven):
+async def test_an_invocation_that_is_stopped_ends_while_its_stream_is_open(
+    tmp_path, urls, operation
+):
+    async with running(tmp_path, urls[hypercorn_of]) as driven:
         id_ = await driven.submit("Steps/asks")
         await until(asked)
         await driven.runtime.do(operation(id=id_))
-        return await driven.end(id_)
-
-    result = driven(tmp_path, [urls[hypercorn_of]], work)
+        result = await driven.end(id_)
     assert result.code == 409
 
 
 @BOTH
-def test_a_completion_whose_commit_the_database_did_not_tell_of_arrives(tmp_path, urls, server):
-    async def work(driven):
+async def test_a_completion_whose_commit_the_database_did_not_tell_of_arrives(
+    tmp_path, urls, server
+):
+    async with running(tmp_path, urls[server]) as driven:
         run = driven.store.run
         losses = [UnavailableError("the connection broke")]
 
@@ -273,13 +258,11 @@ def test_a_completion_whose_commit_the_database_did_not_tell_of_arrives(tmp_path
         (name,) = await until(asked)
         answer = CompleteAwakeable(awakeable=name, result=Value(value=b'"yes"'))
         assert (await driven.runtime.do(answer)).changed is False
-        return await driven.end(id_)
-
-    assert driven(tmp_path, [urls[server]], work) == Value(value=b'"yes"')
+        assert await driven.end(id_) == Value(value=b'"yes"')
 
 
-def test_a_completion_that_is_told_before_the_stream_is_opened_arrives(tmp_path, urls):
-    async def work(driven):
+async def test_a_completion_that_is_told_before_the_stream_is_opened_arrives(tmp_path, urls):
+    async with running(tmp_path, urls[hypercorn_of]) as driven:
         id_ = await driven.submit("Steps/asks")
         (name,) = await until(asked)
         run, do = driven.store.run, driven.runtime.do
@@ -296,31 +279,26 @@ def test_a_completion_that_is_told_before_the_stream_is_opened_arrives(tmp_path,
         await do(Pause(id=id_))
         driven.store.run = answered
         await do(Resume(id=id_))
-        return await driven.end(id_)
-
-    assert driven(tmp_path, [urls[hypercorn_of]], work) == Value(value=b'"early"')
+        assert await driven.end(id_) == Value(value=b'"early"')
 
 
 async def asked():
     return awakeables() or None
 
 
-def test_a_runtime_that_stops_leaves_what_it_drove_to_the_next_one(tmp_path, urls):
-    async def inside():
-        async with running(tmp_path, urls[hypercorn_of]) as first:
-            id_ = await first.submit("Steps/asks")
-            await until(asked)
-        (name,) = awakeables()
-        async with running(tmp_path) as second:
-            answer = CompleteAwakeable(awakeable=name, result=Value(value=b'"later"'))
-            await second.runtime.do(answer)
-            return await second.end(id_)
-
-    assert run(inside()) == Value(value=b'"later"')
+async def test_a_runtime_that_stops_leaves_what_it_drove_to_the_next_one(tmp_path, urls):
+    async with running(tmp_path, urls[hypercorn_of]) as first:
+        id_ = await first.submit("Steps/asks")
+        await until(asked)
+    (name,) = awakeables()
+    async with running(tmp_path) as second:
+        answer = CompleteAwakeable(awakeable=name, result=Value(value=b'"later"'))
+        await second.runtime.do(answer)
+        assert await second.end(id_) == Value(value=b'"later"')
 
 
-def test_a_suspended_invocation_takes_no_task_though_its_timer_runs(tmp_path, urls):
-    async def work(driven):
+async def test_a_suspended_invocation_takes_no_task_though_its_timer_runs(tmp_path, urls):
+    async with running(tmp_path, urls[uvicorn_of]) as driven:
         before = asyncio.all_tasks()
         for _ in range(3):
             id_ = await driven.submit("Steps/naps", 86_400)
@@ -329,51 +307,43 @@ def test_a_suspended_invocation_takes_no_task_though_its_timer_runs(tmp_path, ur
         async def as_before():
             return True if asyncio.all_tasks() == before else None
 
-        return await until(as_before)
-
-    assert driven(tmp_path, [urls[uvicorn_of]], work)
+        assert await until(as_before)
 
 
-def test_a_wall_clock_that_is_put_back_holds_up_no_timer(tmp_path, urls):
+async def test_a_wall_clock_that_is_put_back_holds_up_no_timer(tmp_path, urls):
     machine = {"ahead": 0.0}
 
-    async def inside():
-        clock = SteadyClock(wall=lambda: time.time() + machine["ahead"])
-        async with running(tmp_path, urls[uvicorn_of], clock=clock) as driven:
-            id_ = await driven.submit("Steps/naps", 0.5)
-            await driven.until(id_, Status.SUSPENDED)
-            machine["ahead"] = -3_600.0
-            return await driven.end(id_)
-
-    assert run(inside()) == Value(value=b'"slept"')
+    clock = SteadyClock(wall=lambda: time.time() + machine["ahead"])
+    async with running(tmp_path, urls[uvicorn_of], clock=clock) as driven:
+        id_ = await driven.submit("Steps/naps", 0.5)
+        await driven.until(id_, Status.SUSPENDED)
+        machine["ahead"] = -3_600.0
+        assert await driven.end(id_) == Value(value=b'"slept"')
 
 
-def test_after_the_wall_clock_was_put_back_waits_are_as_long_as_they_were(tmp_path, urls):
+async def test_after_the_wall_clock_was_put_back_waits_are_as_long_as_they_were(tmp_path, urls):
     machine = {"ahead": 3_600.0}
-
-    async def inside():
-        clock = SteadyClock(wall=lambda: time.time() + machine["ahead"])
-        async with running(tmp_path, urls[uvicorn_of], clock=clock) as driven:
-            machine["ahead"] = 0.0
-            sleeps = await driven.submit("Steps/naps", 0.3)
-            sends = await driven.submit("Steps/sends_later", 0.3)
-            asked = _now()
-            delayed = await driven.submit("Steps/no_steps", "x", at=asked + 300)
-            stored = _now() - asked
-            later = json.loads((await driven.end(sends)).value)
-            # Their times count from when they were asked for, which is before they were stored.
-            return [
-                await took(driven, sleeps),
-                await took(driven, delayed) + stored,
-                await took(driven, later) + await took(driven, sends),
-            ]
 
     async def took(driven, id_):
         await driven.end(id_)
         found = driven.store.invocation(id_)
         return found.ended - found.created
 
-    waits = run(inside())
+    clock = SteadyClock(wall=lambda: time.time() + machine["ahead"])
+    async with running(tmp_path, urls[uvicorn_of], clock=clock) as driven:
+        machine["ahead"] = 0.0
+        sleeps = await driven.submit("Steps/naps", 0.3)
+        sends = await driven.submit("Steps/sends_later", 0.3)
+        asked = _now()
+        delayed = await driven.submit("Steps/no_steps", "x", at=asked + 300)
+        stored = _now() - asked
+        later = json.loads((await driven.end(sends)).value)
+        # Their times count from when they were asked for, which is before they were stored.
+        waits = [
+            await took(driven, sleeps),
+            await took(driven, delayed) + stored,
+            await took(driven, later) + await took(driven, sends),
+        ]
     assert all(300 <= each < 60_000 for each in waits), waits
 
 
@@ -381,16 +351,14 @@ def _now():
     return round(time.time() * 1_000)
 
 
-def test_an_attempt_that_breaks_by_itself_has_failed(tmp_path, urls, caplog):
-    async def work(driven):
+async def test_an_attempt_that_breaks_by_itself_has_failed(tmp_path, urls, caplog):
+    async with running(tmp_path, urls[uvicorn_of]) as driven:
         (known,) = await driven.runtime.read(driven.store.deployments)
         service = (await driven.runtime.read(driven.store.services))["Steps"]
         moved = replace(known, url="no address")
         await driven.runtime.do(Register(deployment=moved, services=(service,)))
         found = await driven.until(await driven.submit("Steps/no_steps", "x"), Status.PAUSED)
-        return found.error.message
-
-    assert "The address 'no address' is not one" in driven(tmp_path, [urls[uvicorn_of]], work)
+    assert "The address 'no address' is not one" in found.error.message
     assert "its attempt broke" in caplog.text
 
 
@@ -409,25 +377,22 @@ def test_a_runtime_stops_though_its_database_is_away(tmp_path, caplog):
     assert "others take this runtime's invocations over later: away" in caplog.text
 
 
-def test_an_unknown_invocation_has_no_end(tmp_path, urls):
-    work = lambda driven: driven.end("inv_1unknown")  # noqa: E731
-    assert driven(tmp_path, [], work) is None
+async def test_an_unknown_invocation_has_no_end(tmp_path):
+    async with running(tmp_path) as driven:
+        assert await driven.end("inv_1unknown") is None
 
 
-def test_an_address_where_nothing_runs_is_not_registered(tmp_path):
-    async def work(driven):
+async def test_an_address_where_nothing_runs_is_not_registered(tmp_path):
+    async with running(tmp_path) as driven:
         with pytest.raises(DeploymentUnreachableError):
             await driven.runtime.register("http://127.0.0.1:1")
-        return driven.store.deployments()
-
-    assert driven(tmp_path, [], work) == []
+        assert driven.store.deployments() == []
 
 
-def test_a_deployment_is_registered_with_how_it_is_spoken_to(tmp_path, urls):
-    async def work(driven):
-        return driven.store.deployments(), driven.store.services()
-
-    deployments, services = driven(tmp_path, [urls[uvicorn_of], urls[hypercorn_of]], work)
+async def test_a_deployment_is_registered_with_how_it_is_spoken_to(tmp_path, urls):
+    async with running(tmp_path, urls[uvicorn_of], urls[hypercorn_of]) as driven:
+        deployments = driven.store.deployments()
+        services = driven.store.services()
     assert [(each.http, each.mode.value) for each in deployments] == [
         (1, "REQUEST_RESPONSE"), (2, "BIDI_STREAM"),
     ]  # fmt: skip

@@ -73,7 +73,7 @@ def _fresh():
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-def test_connections_that_are_refused_are_no_attempts_of_a_run(request, tmp_path, database):
+async def test_connections_that_are_refused_are_no_attempts_of_a_run(request, tmp_path, database):
     listening, port = bound()
     listening.close()
     app = service_app(payments)
@@ -91,17 +91,14 @@ def test_connections_that_are_refused_are_no_attempts_of_a_run(request, tmp_path
         await reached(lambda: driven.store.invocation(id_).attempts >= tried + REFUSED)
         assert executed["charge"] == 1
 
-    async def inside():
-        async with running(tmp_path, policy=WITHOUT_END, database=on) as driven:
-            id_ = await begun(driven)
-            await down(driven, id_)
-        # The counts are the database's, not the runtime's.
-        async with running(tmp_path, policy=WITHOUT_END, database=on) as driven:
-            await down(driven, id_)
-            with uvicorn_of(app, port=port):
-                return await driven.end(id_)
-
-    assert run(inside()).value == b'"OSError: no route"'
+    async with running(tmp_path, policy=WITHOUT_END, database=on) as driven:
+        id_ = await begun(driven)
+        await down(driven, id_)
+    # The counts are the database's, not the runtime's.
+    async with running(tmp_path, policy=WITHOUT_END, database=on) as driven:
+        await down(driven, id_)
+        with uvicorn_of(app, port=port):
+            assert (await driven.end(id_)).value == b'"OSError: no route"'
     assert executed["charge"] == 3
 
 
@@ -124,13 +121,10 @@ async def reached(is_so):
 
 
 @BOTH
-def test_a_run_ends_by_its_policy_though_an_earlier_one_goes_on(tmp_path, server):
-    async def inside():
-        with server(service_app(payments)) as served:
-            async with running(tmp_path, served.url) as driven:
-                return await driven.call("Payments/both")
-
-    assert run(inside()) == "done, OSError: unplugged"
+async def test_a_run_ends_by_its_policy_though_an_earlier_one_goes_on(tmp_path, server):
+    with server(service_app(payments)) as served:
+        async with running(tmp_path, served.url) as driven:
+            assert await driven.call("Payments/both") == "done, OSError: unplugged"
     assert executed == {"slow": 2, "fails": 2}
 
 

@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from asgiservers import hypercorn_of, run
@@ -25,24 +25,20 @@ from durable_invocations.runtime.timers import SteadyClock
 OK = Value(value=b"null")
 
 
-def together(tmp_path, script, work, *settings):
+@asynccontextmanager
+async def together(tmp_path, script, *settings):
     """Runtimes with these settings on one database, and a deployment of this script."""
-
-    async def inside():
-        app = Scripted(script)
-        with hypercorn_of(app) as served:
-            async with AsyncExitStack() as stack:
-                runtimes = [
-                    await stack.enter_async_context(running(tmp_path, **each)) for each in settings
-                ]
-                await runtimes[0].runtime.register(served.url)
-                return await work(app, *runtimes)
-
-    return run(inside())
+    with hypercorn_of(Scripted(script)) as served:
+        async with AsyncExitStack() as stack:
+            runtimes = [
+                await stack.enter_async_context(running(tmp_path, **each)) for each in settings
+            ]
+            await runtimes[0].runtime.register(served.url)
+            yield runtimes
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-def test_each_invocation_is_driven_by_one_of_two_runtimes(request, tmp_path, database):
+async def test_each_invocation_is_driven_by_one_of_two_runtimes(request, tmp_path, database):
     begun = Counter()
     on = {"database": request.getfixturevalue("postgres") if database == "postgresql" else None}
 
@@ -52,13 +48,11 @@ def test_each_invocation_is_driven_by_one_of_two_runtimes(request, tmp_path, dat
         assert (await stream.next()).message().entry_index == 1
         await stream.output()
 
-    async def work(app, one, two):
+    async with together(tmp_path, script, on, on) as (one, two):
         sent = [await each.submit("S/h") for _ in range(20) for each in (one, two)]
         # Each waits for what the other was asked for, too.
         results = await asyncio.gather(*(each.end(id_) for id_ in sent for each in (one, two)))
-        return sent, results, [one.store.invocation(each) for each in sent]
-
-    sent, results, shown = together(tmp_path, script, work, on, on)
+        shown = [one.store.invocation(each) for each in sent]
     assert set(results) == {OK}
     assert begun == Counter(sent)
     assert {(each.status, each.attempts, each.entries) for each in shown} == {
@@ -66,7 +60,7 @@ def test_each_invocation_is_driven_by_one_of_two_runtimes(request, tmp_path, dat
     }
 
 
-def test_what_one_runtime_is_told_reaches_the_stream_that_another_holds(tmp_path):
+async def test_what_one_runtime_is_told_reaches_the_stream_that_another_holds(tmp_path):
     waiting = threading.Event()
 
     async def script(stream, _):
@@ -75,19 +69,17 @@ def test_what_one_runtime_is_told_reaches_the_stream_that_another_holds(tmp_path
         value = (await stream.next()).message().value
         await stream.output(value)
 
-    async def work(app, one, two):
+    async with together(tmp_path, script, {}, {}) as (one, two):
         id_ = await one.submit("S/h")
         await until(lambda: is_set(waiting))
         driver = one if one.store.invocation(id_).owner == one.store.owner else two
         teller = two if driver is one else one
         name = awakeable_id(ids.parsed(id_), 1)
         await teller.runtime.do(CompleteAwakeable(awakeable=name, result=Value(value=b"7")))
-        return await teller.end(id_), one.store.invocation(id_).attempts
-
-    assert together(tmp_path, script, work, {}, {}) == (Value(value=b"7"), 1)
+        assert (await teller.end(id_), one.store.invocation(id_).attempts) == (Value(value=b"7"), 1)
 
 
-def test_an_invocation_killed_through_one_runtime_is_dropped_by_the_other(tmp_path):
+async def test_an_invocation_killed_through_one_runtime_is_dropped_by_the_other(tmp_path):
     waiting, dropped = threading.Event(), threading.Event()
 
     async def script(stream, _):
@@ -98,7 +90,7 @@ def test_an_invocation_killed_through_one_runtime_is_dropped_by_the_other(tmp_pa
         finally:
             dropped.set()
 
-    async def work(app, one, two):
+    async with together(tmp_path, script, {"most": 1}, {"most": 1}) as (one, two):
         id_ = await one.submit("S/h")
         await until(lambda: is_set(waiting))
         await until(lambda: stored(one, id_, 2))
@@ -106,13 +98,12 @@ def test_an_invocation_killed_through_one_runtime_is_dropped_by_the_other(tmp_pa
             await each.runtime.do(Kill(id=id_))
         result = await one.end(id_)
         await until(lambda: is_set(dropped))
-        return result.code, one.journal(id_)
+        journal = one.journal(id_)
+    assert result.code == 409
+    assert [each.frame.kind.name for each in journal][:2] == ["Input", "Awakeable"]
 
-    code, journal = together(tmp_path, script, work, {"most": 1}, {"most": 1})
-    assert (code, [each.frame.kind.name for each in journal][:2]) == (409, ["Input", "Awakeable"])
 
-
-def test_a_dead_runtimes_invocations_are_taken_over_and_its_late_entries_refused(tmp_path):
+async def test_a_dead_runtimes_invocations_are_taken_over_and_its_late_entries_refused(tmp_path):
     """The zombie holds its stream while the other one drives the invocation to its end."""
     begun, let_go, refused = threading.Event(), threading.Event(), threading.Event()
 
@@ -129,25 +120,23 @@ def test_a_dead_runtimes_invocations_are_taken_over_and_its_late_entries_refused
         await stream.next()
         await stream.output(b'"second"')
 
-    async def inside():
-        with hypercorn_of(Scripted(script)) as served:
-            async with running(tmp_path, served.url, beat=10_000) as zombie:
-                id_ = await zombie.submit("S/h")
-                await until(lambda: is_set(begun))
-                behind = SteadyClock(wall=lambda: 1_000_000.0)
-                async with running(tmp_path, clock=behind, silent=0.1) as other:
-                    result = await other.end(id_)
-                    let_go.set()
-                    await until(lambda: is_set(refused))
-                    return result, other.journal(id_), other.store.invocation(id_)
-
-    result, journal, shown = run(inside())
+    with hypercorn_of(Scripted(script)) as served:
+        async with running(tmp_path, served.url, beat=10_000) as zombie:
+            id_ = await zombie.submit("S/h")
+            await until(lambda: is_set(begun))
+            behind = SteadyClock(wall=lambda: 1_000_000.0)
+            async with running(tmp_path, clock=behind, silent=0.1) as other:
+                result = await other.end(id_)
+                let_go.set()
+                await until(lambda: is_set(refused))
+                journal = other.journal(id_)
+                shown = other.store.invocation(id_)
     assert result == Value(value=b'"second"')
     assert [each.name for each in journal if each.name] == ["second"]
     assert shown.attempts == 2
 
 
-def test_a_runtime_that_lives_is_not_taken_over_whatever_its_clock_says(tmp_path):
+async def test_a_runtime_that_lives_is_not_taken_over_whatever_its_clock_says(tmp_path):
     begun, let_go = threading.Event(), threading.Event()
 
     async def script(stream, number):
@@ -155,19 +144,17 @@ def test_a_runtime_that_lives_is_not_taken_over_whatever_its_clock_says(tmp_path
         await asyncio.get_running_loop().run_in_executor(None, let_go.wait, 40)
         await stream.output(b"%d" % number)
 
-    async def inside():
-        with hypercorn_of(Scripted(script)) as served:
-            past = SteadyClock(wall=lambda: 1_000_000.0)
-            async with running(tmp_path, served.url, clock=past, beat=0.05) as one:
-                id_ = await one.submit("S/h")
-                await until(lambda: is_set(begun))
-                async with running(tmp_path, silent=3.0, beat=0.05) as two:
-                    before = one.store.beats()[one.store.owner]
-                    await until(lambda: beaten(two, one.store.owner, before + 8))
-                    let_go.set()
-                    return await two.end(id_), two.store.invocation(id_).attempts
-
-    assert run(inside()) == (Value(value=b"1"), 1)
+    with hypercorn_of(Scripted(script)) as served:
+        past = SteadyClock(wall=lambda: 1_000_000.0)
+        async with running(tmp_path, served.url, clock=past, beat=0.05) as one:
+            id_ = await one.submit("S/h")
+            await until(lambda: is_set(begun))
+            async with running(tmp_path, silent=3.0, beat=0.05) as two:
+                before = one.store.beats()[one.store.owner]
+                await until(lambda: beaten(two, one.store.owner, before + 8))
+                let_go.set()
+                assert await two.end(id_) == Value(value=b"1")
+                assert two.store.invocation(id_).attempts == 1
 
 
 async def is_set(event):
@@ -200,22 +187,20 @@ def test_a_runtime_whose_database_is_away_does_not_start_and_leaves_no_thread(tm
     assert not [each for each in threading.enumerate() if each.name == "invocations-writer"]
 
 
-def test_who_waits_for_what_another_runtime_ended_and_forgot_is_told(tmp_path):
+async def test_who_waits_for_what_another_runtime_ended_and_forgot_is_told(tmp_path):
     async def script(stream, _):
         await stream.next()
 
-    async def work(_, one, two):
+    async with together(tmp_path, script, {}, {}) as (one, two):
         id_ = await one.submit("S/h")
         waiting = asyncio.ensure_future(one.end(id_))
         await one.until(id_, Status.RUNNING, Status.READY)
         # Both in one transaction, so that no look of the other comes between them.
         two.store.run([Kill(id=id_), Purge(id=id_)])
-        return await waiting
-
-    assert together(tmp_path, script, work, {}, {}) is None
+        assert await waiting is None
 
 
-def test_a_runtime_forgets_what_ended_once_its_retention_is_over_and_nothing_else(tmp_path):
+async def test_a_runtime_forgets_what_ended_once_its_retention_is_over_and_nothing_else(tmp_path):
     days = [0.0]
     clock = SteadyClock(wall=lambda: time.time() + days[0] * 86_400)
 
@@ -228,7 +213,7 @@ def test_a_runtime_forgets_what_ended_once_its_retention_is_over_and_nothing_els
     async def forgotten(driven, id_):
         return await driven.runtime.read(driven.store.invocation, id_) is None or None
 
-    async def work(app, one):
+    async with together(tmp_path, script, {"clock": clock, "prune": 0.05}) as (one,):
         kept = await one.submit("S/h", "waits", idempotency_key="waits")
         ended = await one.submit("S/h", "ends", idempotency_key="ends")
         await one.end(ended)
@@ -238,5 +223,3 @@ def test_a_runtime_forgets_what_ended_once_its_retention_is_over_and_nothing_els
         await until(lambda: forgotten(one, ended))
         assert await one.submit("S/h", "waits", idempotency_key="waits") == kept
         assert await one.submit("S/h", "ends", idempotency_key="ends") != ended
-
-    together(tmp_path, script, work, {"clock": clock, "prune": 0.05})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from contextlib import asynccontextmanager
 
 import anyio
 import pytest
@@ -29,13 +30,11 @@ OK = Value(value=b"null")
 SLOW_SECONDS = 30
 
 
-def driven(tmp_path, app, work, server=hypercorn_of, **settings):
-    async def inside():
-        with server(app) as served:
-            async with running(tmp_path, served.url, **settings) as driven:
-                return await work(driven)
-
-    return run(inside())
+@asynccontextmanager
+async def driving(tmp_path, app, server=hypercorn_of, **settings):
+    with server(app) as served:
+        async with running(tmp_path, served.url, **settings) as driven:
+            yield driven
 
 
 def ended_by(
@@ -43,24 +42,26 @@ def ended_by(
 ):
     """The result of one invocation, its journal, and the invocation as it is shown."""
 
-    async def work(driven):
-        id_ = await driven.submit(target, argument, key=key)
-        result = await driven.end(id_)
-        return result, driven.journal(id_), driven.store.invocation(id_)
+    async def inside():
+        async with driving(tmp_path, app, server, **settings) as driven:
+            id_ = await driven.submit(target, argument, key=key)
+            result = await driven.end(id_)
+            return result, driven.journal(id_), driven.store.invocation(id_)
 
-    return driven(tmp_path, app, work, server, **settings)
+    return run(inside())
 
 
 def paused_by(tmp_path, script, server=hypercorn_of, **settings):
     """The error of an invocation whose one attempt fails."""
 
-    async def work(driven):
-        id_ = await driven.submit("S/h")
-        found = await driven.until(id_, Status.PAUSED)
-        return found.error, [each.frame.kind.name for each in driven.journal(id_)]
+    async def inside():
+        once = RetryPolicy(attempts=1)
+        async with driving(tmp_path, Scripted(script), server, policy=once, **settings) as driven:
+            id_ = await driven.submit("S/h")
+            found = await driven.until(id_, Status.PAUSED)
+            return found.error, [each.frame.kind.name for each in driven.journal(id_)]
 
-    once = RetryPolicy(attempts=1)
-    return driven(tmp_path, Scripted(script), work, server, policy=once, **settings)
+    return run(inside())
 
 
 @BOTH
@@ -84,22 +85,20 @@ def test_a_stream_begins_with_start_and_input_and_ends_with_output_and_end(tmp_p
     assert shown.attempts == 1
 
 
-def test_the_request_is_a_post_behind_the_addresss_prefix(tmp_path):
+async def test_the_request_is_a_post_behind_the_addresss_prefix(tmp_path):
     seen = []
 
     async def script(stream, _):
         seen.append((stream.method, stream.path))
         await stream.output()
 
-    async def inside():
-        with hypercorn_of(Scripted(script)) as served:
-            async with running(tmp_path, f"{served.url}/any/prefix/") as driven:
-                return await driven.end(await driven.submit("O/h", key="a/key")), seen
-
-    assert run(inside()) == (OK, [("POST", "/any/prefix/invoke/O/h")])
+    with hypercorn_of(Scripted(script)) as served:
+        async with running(tmp_path, f"{served.url}/any/prefix/") as driven:
+            assert await driven.end(await driven.submit("O/h", key="a/key")) == OK
+    assert seen == [("POST", "/any/prefix/invoke/O/h")]
 
 
-def test_invocations_at_the_same_time_have_a_stream_each(tmp_path):
+async def test_invocations_at_the_same_time_have_a_stream_each(tmp_path):
     open_streams, most, clients, all_open = Counter(), [], set(), asyncio.Event()
 
     async def script(stream, _):
@@ -112,11 +111,9 @@ def test_invocations_at_the_same_time_have_a_stream_each(tmp_path):
         await stream.output()
         open_streams["now"] -= 1
 
-    async def work(driven):
+    async with driving(tmp_path, Scripted(script)) as driven:
         every = [await driven.submit("S/h") for _ in range(10)]
-        return {await driven.end(each) for each in every}
-
-    assert driven(tmp_path, Scripted(script), work) == {OK}
+        assert {await driven.end(each) for each in every} == {OK}
     assert max(most) == 10
     assert len(clients) == 1
 
@@ -155,7 +152,7 @@ def test_an_entry_is_stored_before_its_ack_and_acked_only_if_it_asks(tmp_path):
     assert seen == [kinds.ENTRY_ACK.code, 2]
 
 
-def test_a_completion_comes_on_the_open_stream(tmp_path):
+async def test_a_completion_comes_on_the_open_stream(tmp_path):
     seen = []
 
     async def script(stream, _):
@@ -164,17 +161,15 @@ def test_a_completion_comes_on_the_open_stream(tmp_path):
         seen.append((told.code, told.message().entry_index, told.message().value))
         await stream.output()
 
-    async def work(driven):
+    async with driving(tmp_path, Scripted(script)) as driven:
         id_ = await driven.submit("S/h")
         name = awakeable_id(ids.parsed(id_), 1)
         await driven.runtime.do(CompleteAwakeable(awakeable=name, result=Value(value=b"hi")))
-        return await driven.end(id_)
-
-    assert driven(tmp_path, Scripted(script), work) == OK
+        assert await driven.end(id_) == OK
     assert seen == [(kinds.COMPLETION.code, 1, b"hi")]
 
 
-def test_state_is_sent_eagerly_with_the_start(tmp_path):
+async def test_state_is_sent_eagerly_with_the_start(tmp_path):
     seen = []
 
     async def script(stream, number):
@@ -183,15 +178,13 @@ def test_state_is_sent_eagerly_with_the_start(tmp_path):
             await stream.send(pb.SetStateEntryMessage(key=b"a", value=b"1"))
         await stream.output()
 
-    async def work(driven):
+    async with driving(tmp_path, Scripted(script)) as driven:
         for key in ("k", "k", "other"):
             await driven.call("O/h", key=key)
-
-    driven(tmp_path, Scripted(script), work)
     assert seen == [{}, {b"a": b"1"}, {}]
 
 
-def test_a_state_that_is_too_large_is_sent_in_part_and_the_rest_told_on_demand(tmp_path):
+async def test_a_state_that_is_too_large_is_sent_in_part_and_the_rest_told_on_demand(tmp_path):
     seen = []
     large = b"x" * 70_000
 
@@ -205,11 +198,9 @@ def test_a_state_that_is_too_large_is_sent_in_part_and_the_rest_told_on_demand(t
             seen.append((await stream.next()).message().value)
         await stream.output()
 
-    async def work(driven):
+    async with driving(tmp_path, Scripted(script)) as driven:
         for _ in range(2):
             await driven.call("O/h", key="k")
-
-    driven(tmp_path, Scripted(script), work)
     assert seen == [(True, [b"a"]), large]
 
 
@@ -235,7 +226,9 @@ def test_a_replay_has_stored_entries_with_results_and_asks_for_no_ack(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_suspended_invocation_holds_no_stream_and_goes_on_when_one_entry_is_complete(tmp_path):
+async def test_a_suspended_invocation_holds_no_stream_and_goes_on_when_one_entry_is_complete(
+    tmp_path,
+):
     seen = []
 
     async def script(stream, number):
@@ -247,15 +240,13 @@ def test_a_suspended_invocation_holds_no_stream_and_goes_on_when_one_entry_is_co
         seen.extend(each.completed for each in stream.entries)
         await stream.output()
 
-    async def work(driven):
+    async with driving(tmp_path, Scripted(script)) as driven:
         id_ = await driven.submit("S/h")
         found = await driven.until(id_, Status.SUSPENDED)
         assert found.waits == (1, 2)
         name = awakeable_id(ids.parsed(id_), 1)
         await driven.runtime.do(CompleteAwakeable(awakeable=name, result=Value(value=b"hi")))
-        return await driven.end(id_)
-
-    assert driven(tmp_path, Scripted(script), work) == OK
+        assert await driven.end(id_) == OK
     assert seen == [False, True, False]
 
 
@@ -338,18 +329,17 @@ def test_rubbish_fails_the_attempt_with_what_came(tmp_path, server, case):
     ],
     ids=["entries", "bytes"],
 )
-def test_a_journal_is_limited_over_all_its_attempts(tmp_path, limits, told):
+async def test_a_journal_is_limited_over_all_its_attempts(tmp_path, limits, told):
     async def script(stream, number):
         runs = [pb.RunEntryMessage(value=b"1")] * (2 if number == 1 else 1)
         await stream.send(*runs, requires_ack=True)
         await stream.send(pb.SuspensionMessage(entry_indexes=[2]))
 
-    async def work(driven):
-        found = await driven.until(await driven.submit("S/h"), Status.PAUSED)
-        return found.error, [each.frame.kind.name for each in driven.journal(found.id)]
-
     once = RetryPolicy(attempts=1)
-    error, journal = driven(tmp_path, Scripted(script), work, policy=once, limits=limits)
+    async with driving(tmp_path, Scripted(script), policy=once, limits=limits) as driven:
+        found = await driven.until(await driven.submit("S/h"), Status.PAUSED)
+        error = found.error
+        journal = [each.frame.kind.name for each in driven.journal(found.id)]
     assert (error.code, journal) == (413, ["Input", "Run", "Run"])
     assert told in error.message
 
@@ -385,7 +375,7 @@ def test_an_entry_that_the_runtime_refuses_ends_the_attempt_and_later_ones_are_n
     [pb.CallEntryMessage(service_name="Nobody", handler_name="h"), pb.StartMessage()],
     ids=["refused by the store", "no entry"],
 )
-def test_a_stream_is_broken_off_at_what_is_invalid(tmp_path, monkeypatch, sent):
+async def test_a_stream_is_broken_off_at_what_is_invalid(tmp_path, monkeypatch, sent):
     """And not because it stays open after its end."""
     monkeypatch.setattr(attempts, "LINGER_SECONDS", 60.0)
     seen, over = [], threading.Event()
@@ -396,18 +386,16 @@ def test_a_stream_is_broken_off_at_what_is_invalid(tmp_path, monkeypatch, sent):
             seen.append((await stream.next(), stream.broken))
         over.set()
 
-    async def work(driven):
+    once = RetryPolicy(attempts=1)
+    async with driving(tmp_path, Scripted(script), policy=once) as driven:
         found = await driven.until(await driven.submit("S/h"), Status.PAUSED)
         await asyncio.to_thread(over.wait, 10)
-        return found.attempts
-
-    once = RetryPolicy(attempts=1)
-    assert driven(tmp_path, Scripted(script), work, policy=once) == 1
+        assert found.attempts == 1
     assert seen == [(None, True)]
 
 
 @pytest.mark.parametrize("last", ["End", "Suspension", "Error"])
-def test_the_runtime_ends_its_side_after_the_last_message(tmp_path, monkeypatch, last):
+async def test_the_runtime_ends_its_side_after_the_last_message(tmp_path, monkeypatch, last):
     """At once, and not because the stream stays open after its end."""
     monkeypatch.setattr(attempts, "LINGER_SECONDS", 60.0)
     messages = {
@@ -423,11 +411,9 @@ def test_the_runtime_ends_its_side_after_the_last_message(tmp_path, monkeypatch,
             seen.append((await stream.next(), stream.broken))
         over.set()
 
-    async def work(driven):
+    async with driving(tmp_path, Scripted(script), policy=RetryPolicy(attempts=1)) as driven:
         await driven.submit("S/h")
         await asyncio.to_thread(over.wait, 10)
-
-    driven(tmp_path, Scripted(script), work, policy=RetryPolicy(attempts=1))
     assert seen == [(None, False)]
 
 
@@ -478,7 +464,9 @@ def test_a_stream_that_ends_without_a_last_message_is_tried_again(tmp_path, serv
     )
 
 
-def test_a_stream_that_ends_without_a_last_message_disturbs_no_other_on_its_connection(tmp_path):
+async def test_a_stream_that_ends_without_a_last_message_disturbs_no_other_on_its_connection(
+    tmp_path,
+):
     async def script(stream, number):
         if stream.path.endswith("/other"):
             begun.set()
@@ -491,17 +479,16 @@ def test_a_stream_that_ends_without_a_last_message_disturbs_no_other_on_its_conn
     async def passed(event):
         await asyncio.get_running_loop().run_in_executor(None, event.wait, SLOW_SECONDS)
 
-    async def work(driven):
+    app, begun, ended = Scripted(script), threading.Event(), threading.Event()
+    async with driving(tmp_path, app) as driven:
         other = await driven.submit("S/other")
         await passed(begun)
         one = await driven.submit("S/h")
         await driven.end(one)
         ended.set()
         await driven.end(other)
-        return driven.store.invocation(one), driven.store.invocation(other)
-
-    app, begun, ended = Scripted(script), threading.Event(), threading.Event()
-    one, other = driven(tmp_path, app, work)
+        one = driven.store.invocation(one)
+        other = driven.store.invocation(other)
     assert (one.attempts, other.attempts, other.error) == (3, 1, None)
     assert len({each.client for each in app.streams}) == 1
 
@@ -523,20 +510,18 @@ def test_an_error_is_kept_as_it_was_sent(tmp_path):
     assert (error.index, error.name, error.kind) == (3, "three", kinds.RUN.code)
 
 
-def test_an_exhausted_policy_pauses_until_a_person_resumes(tmp_path, caplog):
+async def test_an_exhausted_policy_pauses_until_a_person_resumes(tmp_path, caplog):
     async def script(stream, number):
         if number < 6:
             await stream.send(pb.ErrorMessage(code=500, message=f"failure {number}"))
         else:
             await stream.output()
 
-    async def work(driven):
+    async with driving(tmp_path, Scripted(script), policy=AT_ONCE) as driven:
         id_ = await driven.submit("S/h")
         paused = await driven.until(id_, Status.PAUSED)
         await driven.runtime.do(Resume(id=id_))
-        return paused, await driven.end(id_)
-
-    paused, result = driven(tmp_path, Scripted(script), work, policy=AT_ONCE)
+        result = await driven.end(id_)
     assert (paused.attempts, paused.error.message) == (5, "failure 5")
     assert result == OK
     first, last = (each for each in caplog.messages if paused.id in each)
@@ -566,21 +551,19 @@ def test_progress_gives_all_attempts_again(tmp_path):
     assert max(counts) <= 2
 
 
-def test_the_errors_own_delay_overrides_the_policy(tmp_path):
+async def test_the_errors_own_delay_overrides_the_policy(tmp_path):
     async def script(stream, number):
         if number == 1:
             await stream.send(pb.ErrorMessage(code=500, message="x", next_retry_delay=3_600_000))
         else:
             await stream.output()
 
-    async def work(driven):
+    async with driving(tmp_path, Scripted(script)) as driven:
         id_ = await driven.submit("S/h")
         found = await driven.until(id_, Status.BACKING_OFF)
         wait = found.next_at - found.changed
         await driven.runtime.do(Resume(id=id_))
-        return wait, await driven.end(id_)
-
-    wait, result = driven(tmp_path, Scripted(script), work)
+        result = await driven.end(id_)
     assert 3_590_000 < wait <= 3_600_000
     assert result == OK
 
@@ -594,7 +577,7 @@ def test_a_terminal_failure_is_not_tried_again(tmp_path):
     assert (result.code, result.message, shown.attempts) == (418, "no coffee", 1)
 
 
-def test_what_the_database_refuses_fails_the_attempt_and_holds_up_no_other(tmp_path):
+async def test_what_the_database_refuses_fails_the_attempt_and_holds_up_no_other(tmp_path):
     """It would be the same again, so the invocation is not left to a runtime that dropped it."""
 
     async def script(stream, _):
@@ -604,7 +587,7 @@ def test_what_the_database_refuses_fails_the_attempt_and_holds_up_no_other(tmp_p
             await stream.next()
         await stream.output()
 
-    async def work(driven):
+    async with driving(tmp_path, Scripted(script)) as driven:
         run_ = driven.store.run
 
         def refusing(operations):
@@ -616,9 +599,7 @@ def test_what_the_database_refuses_fails_the_attempt_and_holds_up_no_other(tmp_p
         driven.store.run = refusing
         poisoned, other = [await driven.submit("S/h", each) for each in ("poison", "other")]
         found = await driven.until(poisoned, Status.PAUSED)
-        return found, await driven.end(other)
-
-    found, other = driven(tmp_path, Scripted(script), work)
+        other = await driven.end(other)
     assert other == OK
     assert found.error.message == (
         "Entry 1, Run (0x0C05), is refused: the database refuses it: no text has that"
@@ -627,18 +608,16 @@ def test_what_the_database_refuses_fails_the_attempt_and_holds_up_no_other(tmp_p
 
 
 @BOTH
-def test_a_stream_that_goes_on_after_its_last_message_is_soon_broken_off(tmp_path, server):
+async def test_a_stream_that_goes_on_after_its_last_message_is_soon_broken_off(tmp_path, server):
     async def script(stream, number):
         await stream.output()
         while number == 1:
             await stream.send(pb.EndMessage())
             await asyncio.sleep(0.01)
 
-    async def work(driven):
+    async with driving(tmp_path, Scripted(script), server, most=1) as driven:
         first, second = await driven.submit("S/h"), await driven.submit("S/h")
-        return await driven.end(first), await driven.end(second)
-
-    assert driven(tmp_path, Scripted(script), work, server, most=1) == (OK, OK)
+        assert (await driven.end(first), await driven.end(second)) == (OK, OK)
 
 
 def test_an_error_is_logged_as_one_line_and_kept_within_bounds(tmp_path, caplog):
@@ -688,21 +667,19 @@ def test_a_long_message_may_take_longer_than_silence(tmp_path, server):
     assert (result, shown.attempts) == (Value(value=text), 1)
 
 
-def test_a_deployment_whose_handlers_hang_holds_up_no_other(tmp_path, quick_service):
+async def test_a_deployment_whose_handlers_hang_holds_up_no_other(tmp_path, quick_service):
     let_go = threading.Event()
 
     async def script(stream, _):
         await asyncio.get_running_loop().run_in_executor(None, let_go.wait, SLOW_SECONDS)
         await stream.output()
 
-    async def work(driven):
+    async with driving(tmp_path, Scripted(script), uvicorn_of, most=4) as driven:
         await driven.runtime.register(quick_service)
         hanging = [await driven.submit("S/h") for _ in range(8)]
         answer = await driven.call("Quick/echo", 7)
         let_go.set()
-        return answer, [await driven.end(each) for each in hanging]
-
-    result = driven(tmp_path, Scripted(script), work, uvicorn_of, most=4)
+        result = answer, [await driven.end(each) for each in hanging]
     assert result == (7, [OK] * 8)
 
 

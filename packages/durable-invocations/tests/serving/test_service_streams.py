@@ -62,22 +62,12 @@ released = threading.Event()
 APP = service_app(service)
 
 
-def in_duplex(test):
-    """Run a coroutine of the app's line to a handler."""
-
-    def ran(handler, *args):
-        async def scene():
-            async with line(APP, f"/invoke/S/{handler}", http="2") as made:
-                return await test(made, *args)
-
-        return asyncio.run(scene())
-
-    return ran
+def in_duplex(handler):
+    return line(APP, f"/invoke/S/{handler}", http="2")
 
 
-def test_entries_go_out_and_completions_come_meanwhile():
-    @in_duplex
-    async def scene(made):
+async def test_entries_go_out_and_completions_come_meanwhile():
+    async with in_duplex("steps") as made:
         made.say(start(), INPUT)
         assert (await made.hear()).message().name == "first"
         made.say(ack(1))
@@ -95,12 +85,9 @@ def test_entries_go_out_and_completions_come_meanwhile():
         assert made.ended
         assert made.status == 200
 
-    scene("steps")
 
-
-def test_a_handler_waits_for_the_ack_of_its_run():
-    @in_duplex
-    async def scene(made):
+async def test_a_handler_waits_for_the_ack_of_its_run():
+    async with in_duplex("steps") as made:
         made.say(start(), INPUT)
         await made.hear()
         with pytest.raises(asyncio.TimeoutError):
@@ -108,12 +95,10 @@ def test_a_handler_waits_for_the_ack_of_its_run():
         made.say(ack(1))
         assert names([await made.hear()]) == ["Call"]
 
-    scene("steps")
 
-
-def test_it_suspends_when_the_runtime_says_no_more():
-    @in_duplex
-    async def scene(made):
+async def test_it_suspends_when_the_runtime_says_no_more():
+    ended.clear()
+    async with in_duplex("steps") as made:
         made.say(start(), INPUT)
         await made.hear()
         made.say(ack(1))
@@ -122,19 +107,15 @@ def test_it_suspends_when_the_runtime_says_no_more():
         made.say(more=False)
         assert (await made.hear()).message().entry_indexes == [2]
         assert await made.hear() is None
-
-    ended.clear()
-    scene("steps")
     assert ended == [1]
 
 
-def test_completions_may_come_before_the_handler_replays_their_entries():
+async def test_completions_may_come_before_the_handler_replays_their_entries():
     calls = [
         frame(pb.CallEntryMessage(service_name="T", handler_name=name)) for name in ("one", "two")
     ]
 
-    @in_duplex
-    async def scene(made):
+    async with in_duplex("steps") as made:
         run = frame(pb.RunEntryMessage(name="first", value=b"1"))
         made.say(start(4), INPUT, run, *calls, told(3, b"3"), told(2, b"2"), told(3, b"9"))
         assert names([await made.hear()]) == ["Sleep"]
@@ -143,13 +124,10 @@ def test_completions_may_come_before_the_handler_replays_their_entries():
         assert output.message().value == b"[1,2,3]"
         assert names([end]) == ["End"]
 
-    scene("steps")
-
 
 @pytest.mark.parametrize("first", [1, 2])
-def test_the_first_completion_that_comes_is_chosen(first):
-    @in_duplex
-    async def scene(made):
+async def test_the_first_completion_that_comes_is_chosen(first):
+    async with in_duplex("picks") as made:
         made.say(start(), INPUT)
         await made.hear()
         await made.hear()
@@ -160,12 +138,9 @@ def test_the_first_completion_that_comes_is_chosen(first):
         output, _ = await made.rest()
         assert output.message().value == (b'"one"' if first == 1 else b'"two"')
 
-    scene("picks")
 
-
-def test_a_failure_reaches_the_handler():
-    @in_duplex
-    async def scene(made):
+async def test_a_failure_reaches_the_handler():
+    async with in_duplex("steps") as made:
         made.say(start(), INPUT)
         await made.hear()
         made.say(ack(1))
@@ -175,8 +150,6 @@ def test_a_failure_reaches_the_handler():
         output, end = await made.rest()
         assert output.message().failure == pb.Failure(code=409, message="canceled")
         assert names([end]) == ["End"]
-
-    scene("steps")
 
 
 @pytest.mark.parametrize(
@@ -189,9 +162,9 @@ def test_a_failure_reaches_the_handler():
         (frame(pb.EndMessage()), "sent End (0x0005) after the replay"),
     ],
 )
-def test_a_runtime_that_breaks_the_protocol_is_told_and_the_handler_ends(said, why):
-    @in_duplex
-    async def scene(made):
+async def test_a_runtime_that_breaks_the_protocol_is_told_and_the_handler_ends(said, why):
+    ended.clear()
+    async with in_duplex("steps") as made:
         made.say(start(), INPUT)
         await made.hear()
         made.say(said)
@@ -200,87 +173,66 @@ def test_a_runtime_that_breaks_the_protocol_is_told_and_the_handler_ends(said, w
         assert why in error.message
         made.say(more=False)
         assert await made.hear() is None
-
-    ended.clear()
-    scene("steps")
     assert ended == [1]
 
 
 @pytest.mark.parametrize("handler", ["steps", "works"])
-def test_nothing_is_left_when_the_runtime_hangs_up(handler):
-    @in_duplex
-    async def scene(made):
+async def test_nothing_is_left_when_the_runtime_hangs_up(handler):
+    async with in_duplex(handler) as made:
         made.say(start(), INPUT)
         await asyncio.sleep(0)
         made.hang_up()
         await asyncio.wait_for(made.task, 5)
         assert not made.ended
 
-    scene(handler)
 
-
-def test_nothing_is_left_when_it_hangs_up_before_the_replay():
-    @in_duplex
-    async def scene(made):
+async def test_nothing_is_left_when_it_hangs_up_before_the_replay():
+    async with in_duplex("steps") as made:
         made.say(start(3), INPUT)
         made.hang_up()
         await asyncio.wait_for(made.task, 5)
         assert made.status is None
 
-    scene("steps")
+
+async def test_a_request_that_is_read_whole_is_watched_still():
+    async with line(APP, "/invoke/S/works") as made:
+        made.say(start(), INPUT, more=False)
+        await asyncio.wait_for(made.begun.wait(), 5)
+        made.hang_up()
+        await asyncio.wait_for(made.task, 5)
 
 
-def test_a_request_that_is_read_whole_is_watched_still():
-    async def scene():
-        async with line(APP, "/invoke/S/works") as made:
-            made.say(start(), INPUT, more=False)
-            await asyncio.wait_for(made.begun.wait(), 5)
-            made.hang_up()
-            await asyncio.wait_for(made.task, 5)
-
-    asyncio.run(scene())
-
-
-def test_a_function_that_blocks_is_left_behind_when_the_runtime_hangs_up():
-    @in_duplex
-    async def scene(made):
+async def test_a_function_that_blocks_is_left_behind_when_the_runtime_hangs_up():
+    async with in_duplex("blocks") as made:
         made.say(start(), INPUT)
         await asyncio.sleep(0.05)
         made.hang_up()
         await asyncio.wait_for(made.task, 5)
         released.set()
 
-    scene("blocks")
 
-
-def test_a_server_that_stops_ends_the_handler():
-    async def scene():
-        async with line(APP, "/invoke/S/steps", http="2") as made:
-            made.say(start(), INPUT)
-            await made.hear()
-            made.task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await made.task
-            made.task = asyncio.create_task(asyncio.sleep(0))
-
+async def test_a_server_that_stops_ends_the_handler():
     ended.clear()
-    asyncio.run(scene())
+    async with line(APP, "/invoke/S/steps", http="2") as made:
+        made.say(start(), INPUT)
+        await made.hear()
+        made.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await made.task
+        made.task = asyncio.create_task(asyncio.sleep(0))
     assert ended == [1]
 
 
-def test_a_runtime_that_never_says_it_is_done_is_not_waited_for():
+async def test_a_runtime_that_never_says_it_is_done_is_not_waited_for():
     app = ServiceEndpoint({"S": service}, Options(drain=0.05))
 
-    async def scene(*said):
-        async with line(app, "/invoke/S/steps", http="2") as made:
-            made.say(*said)
-            await made.rest()
-            return made.status, made.ended
-
-    assert asyncio.run(scene(start(9), frame(pb.EndMessage()))) == (200, True)
+    async with line(app, "/invoke/S/steps", http="2") as made:
+        made.say(start(9), frame(pb.EndMessage()))
+        await made.rest()
+        assert (made.status, made.ended) == (200, True)
 
 
-def test_a_handler_that_will_not_end_is_named_in_the_log(caplog):
+async def test_a_handler_that_will_not_end_is_named_in_the_log(caplog):
     other, begun = Service("S"), asyncio.Event()
 
     @other.handler
@@ -293,18 +245,15 @@ def test_a_handler_that_will_not_end_is_named_in_the_log(caplog):
 
     app = ServiceEndpoint({"S": other}, Options(grace=0.01))
 
-    async def scene():
-        async with line(app, "/invoke/S/lingers", http="2") as made:
-            made.say(start(), INPUT)
-            await asyncio.wait_for(begun.wait(), 5)
-            made.hang_up()
-            await asyncio.wait_for(made.task, 5)
-
-    asyncio.run(scene())
+    async with line(app, "/invoke/S/lingers", http="2") as made:
+        made.say(start(), INPUT)
+        await asyncio.wait_for(begun.wait(), 5)
+        made.hang_up()
+        await asyncio.wait_for(made.task, 5)
     assert "(S.lingers) goes on after it was canceled" in caplog.text
 
 
-def test_a_handler_that_waits_no_longer_is_not_suspended():
+async def test_a_handler_that_waits_no_longer_is_not_suspended():
     other, gave_up, goes_on = Service("S"), asyncio.Event(), asyncio.Event()
 
     @other.handler
@@ -317,41 +266,35 @@ def test_a_handler_that_waits_no_longer_is_not_suspended():
             await goes_on.wait()
         return "gave up"
 
-    async def scene():
-        async with line(service_app(other), "/invoke/S/gives_up", http="2") as made:
-            made.say(start(), INPUT)
-            await asyncio.wait_for(gave_up.wait(), 5)
-            assert names([await made.hear()]) == ["Sleep"]
-            made.say(more=False)
-            with pytest.raises(asyncio.TimeoutError):
-                await made.hear(seconds=0.03)
-            goes_on.set()
-            return names(await made.rest())
-
-    assert asyncio.run(scene()) == ["Output", "End"]
+    async with line(service_app(other), "/invoke/S/gives_up", http="2") as made:
+        made.say(start(), INPUT)
+        await asyncio.wait_for(gave_up.wait(), 5)
+        assert names([await made.hear()]) == ["Sleep"]
+        made.say(more=False)
+        with pytest.raises(asyncio.TimeoutError):
+            await made.hear(seconds=0.03)
+        goes_on.set()
+        assert names(await made.rest()) == ["Output", "End"]
 
 
 @pytest.mark.parametrize("at", ["http.response.start", "http.response.body"])
-def test_a_server_may_say_by_an_error_that_the_runtime_is_gone(at):
-    async def scene():
-        before = asyncio.all_tasks()
-        said = asyncio.Queue()
-        body = encode(start()) + encode(INPUT)
-        said.put_nowait({"type": "http.request", "body": body, "more_body": True})
-
-        async def send(message):
-            if message["type"] == at:
-                raise OSError("gone")
-
-        await asyncio.wait_for(APP(scope_of("/invoke/S/steps", http="2"), said.get, send), 5)
-        assert asyncio.all_tasks() == before
-
+async def test_a_server_may_say_by_an_error_that_the_runtime_is_gone(at):
     ended.clear()
-    asyncio.run(scene())
+    before = asyncio.all_tasks()
+    said = asyncio.Queue()
+    body = encode(start()) + encode(INPUT)
+    said.put_nowait({"type": "http.request", "body": body, "more_body": True})
+
+    async def send(message):
+        if message["type"] == at:
+            raise OSError("gone")
+
+    await asyncio.wait_for(APP(scope_of("/invoke/S/steps", http="2"), said.get, send), 5)
+    assert asyncio.all_tasks() == before
     assert ended == ([1] if at == "http.response.body" else [])
 
 
-def test_what_a_handler_did_is_sent_while_it_works():
+async def test_what_a_handler_did_is_sent_while_it_works():
     other = Service("S")
 
     @other.handler
@@ -359,50 +302,38 @@ def test_what_a_handler_did_is_sent_while_it_works():
         ctx.send("T", "h")
         await asyncio.sleep(60)
 
-    async def scene():
-        async with line(service_app(other), "/invoke/S/tells") as made:
-            made.say(start(), INPUT, more=False)
-            return names([await made.hear()])
-
-    assert asyncio.run(scene()) == ["OneWayCall"]
+    async with line(service_app(other), "/invoke/S/tells") as made:
+        made.say(start(), INPUT, more=False)
+        assert names([await made.hear()]) == ["OneWayCall"]
 
 
-def test_nothing_is_answered_over_http_1_before_the_request_has_ended():
-    async def scene():
-        async with line(APP, "/invoke/S/steps") as made:
-            made.say(start(), INPUT)
-            with pytest.raises(asyncio.TimeoutError):
-                await made.hear(seconds=0.05)
-            begun = made.begun.is_set()
-            made.say(more=False)
-            return begun, names(await made.rest())
-
-    assert asyncio.run(scene()) == (False, ["Run", "Suspension"])
+async def test_nothing_is_answered_over_http_1_before_the_request_has_ended():
+    async with line(APP, "/invoke/S/steps") as made:
+        made.say(start(), INPUT)
+        with pytest.raises(asyncio.TimeoutError):
+            await made.hear(seconds=0.05)
+        begun = made.begun.is_set()
+        made.say(more=False)
+        assert (begun, names(await made.rest())) == (False, ["Run", "Suspension"])
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
-def test_any_split_of_the_bytes_is_read(size):
+async def test_any_split_of_the_bytes_is_read(size):
     data = b"".join(encode(each) for each in (start(), INPUT))
 
-    async def scene():
-        async with line(APP, "/invoke/S/steps") as made:
-            for at in range(0, len(data), size):
-                made.say(data=data[at : at + size])
-            made.say(more=False)
-            return names(await made.rest())
-
-    assert asyncio.run(scene()) == ["Run", "Suspension"]
+    async with line(APP, "/invoke/S/steps") as made:
+        for at in range(0, len(data), size):
+            made.say(data=data[at : at + size])
+        made.say(more=False)
+        assert names(await made.rest()) == ["Run", "Suspension"]
 
 
 @pytest.mark.parametrize("http", ["1.1", "2"])
-def test_a_request_that_ends_within_a_message_is_a_breach(http):
-    async def scene():
-        async with line(APP, "/invoke/S/steps", http=http) as made:
-            made.say(start(), INPUT)
-            made.say(data=encode(ack(1))[:-1], more=False)
-            return await made.rest()
-
-    error = asyncio.run(scene())[-1].message()
+async def test_a_request_that_ends_within_a_message_is_a_breach(http):
+    async with line(APP, "/invoke/S/steps", http=http) as made:
+        made.say(start(), INPUT)
+        made.say(data=encode(ack(1))[:-1], more=False)
+        error = (await made.rest())[-1].message()
     assert (error.code, "within a message" in error.message) == (571, True)
 
 
@@ -432,15 +363,13 @@ def test_another_path_is_not_found(path):
     assert "x-restate-server" in headers
 
 
-def test_a_server_may_leave_out_the_path_as_it_was_sent():
+async def test_a_server_may_leave_out_the_path_as_it_was_sent():
     async def bare(scope, *ends):
         await APP({**scope, "raw_path": None}, *ends)
 
-    async def scene():
-        paths = ("/invoke/S/steps", "/invoke/S/none")
-        return [(await asked(bare, path, encode(start()) + encode(INPUT)))[0] for path in paths]
-
-    assert asyncio.run(scene()) == [200, 404]
+    paths = ("/invoke/S/steps", "/invoke/S/none")
+    found = [(await asked(bare, path, encode(start()) + encode(INPUT)))[0] for path in paths]
+    assert found == [200, 404]
 
 
 @pytest.mark.parametrize(

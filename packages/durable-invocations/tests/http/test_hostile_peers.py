@@ -1,7 +1,6 @@
 """What hostile or broken peers may do to the runtime that speaks to them."""
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import h2.events
 import h2.settings
@@ -15,7 +14,7 @@ from hyperframe.frame import (
     SettingsFrame,
     WindowUpdateFrame,
 )
-from scripted import answered, asked, h2_peer, raw_peer
+from scripted import answered, asked, asking, h2_peer, raw_peer, whole
 
 from durable_invocations.runtime.http.client import HTTP_2, HttpClient
 from durable_invocations.runtime.http.exchange import (
@@ -28,22 +27,6 @@ from durable_invocations.runtime.http.http2 import Http2
 
 POST = Request(method="POST", path="/x")
 SETTINGS = SettingsFrame(0).serialize()
-
-
-@asynccontextmanager
-async def asking(pool):
-    try:
-        yield pool
-    finally:
-        await pool.close()
-
-
-async def whole(exchange):
-    found = bytearray()
-    while part := await exchange.receive():
-        found += part
-    await exchange.close()
-    return bytes(found)
 
 
 async def test_a_part_that_is_empty_is_not_the_end_of_a_response():
@@ -59,6 +42,7 @@ async def test_a_part_that_is_empty_is_not_the_end_of_a_response():
         exchange = await client.open(Address.parsed(url), POST, HTTP_2)
         await exchange.send(b"", end=True)
         assert await whole(exchange) == b"one two"
+        await exchange.close()
 
 
 async def test_parts_that_are_empty_take_no_memory():
@@ -168,6 +152,7 @@ async def test_a_response_that_nobody_asked_for_answers_no_request(stale):
             await exchange.send(b"", end=True)
             await exchange.head()
             found.append(await whole(exchange))
+            await exchange.close()
             asked_twice.set()
             await asyncio.sleep(0.05)
         assert found == [b"mine", b"mine"]

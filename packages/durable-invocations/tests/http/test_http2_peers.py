@@ -11,7 +11,7 @@ import h2.settings
 import pytest
 from asgiservers import run
 from hyperframe.frame import GoAwayFrame
-from scripted import answered, asked, h2_peer, raw_peer
+from scripted import answered, asked, asking, h2_peer, raw_peer, whole
 
 from durable_invocations.runtime.http.client import HTTP_2, HttpClient
 from durable_invocations.runtime.http.connection2 import STREAM_WINDOW
@@ -29,19 +29,8 @@ POST = Request(method="POST", path="/x")
 
 @asynccontextmanager
 async def talking(answer, settings=(), **options):
-    async with h2_peer(answer, settings) as url:
-        client = HttpClient(**options)
-        try:
-            yield client, Address.parsed(url)
-        finally:
-            await client.close()
-
-
-async def whole(exchange):
-    found = bytearray()
-    while part := await exchange.receive():
-        found += part
-    return bytes(found)
+    async with h2_peer(answer, settings) as url, asking(HttpClient(**options)) as client:
+        yield client, Address.parsed(url)
 
 
 async def test_a_reset_of_one_exchange_leaves_the_others():
@@ -84,8 +73,8 @@ async def test_a_goaway_lets_exchanges_before_it_end_and_tells_that_others_were_
                     answered(connection, event.stream_id, b"served")
             writer.write(connection.data_to_send())
 
-    async with raw_peer(talk) as told:
-        client, url = HttpClient(), Address.parsed(told)
+    async with raw_peer(talk) as told, asking(HttpClient()) as client:
+        url = Address.parsed(told)
         one, two = await client.open(url, POST, HTTP_2), await client.open(url, POST, HTTP_2)
         with pytest.raises(StaleError):
             await two.head()
@@ -97,7 +86,6 @@ async def test_a_goaway_lets_exchanges_before_it_end_and_tells_that_others_were_
         await three.send(b"", end=True)
         found += await whole(three)
         await three.close()
-        await client.close()
         assert found == b"servedserved"
     assert seen == [1, 3, 1]
 
@@ -111,11 +99,9 @@ async def test_a_peer_that_goes_away_at_once_has_closed_the_connection():
         writer.write(connection.data_to_send() + GoAwayFrame(0).serialize())
         await reader.read()
 
-    async with raw_peer(talk) as told:
-        client = HttpClient()
+    async with raw_peer(talk) as told, asking(HttpClient()) as client:
         with pytest.raises(StaleError, match="closed the connection"):
             await client.open(Address.parsed(told), POST, HTTP_2)
-        await client.close()
 
 
 async def test_a_goaway_with_an_error_ends_every_exchange():
@@ -218,12 +204,10 @@ async def test_a_silent_peer_is_asked_by_a_ping_and_then_given_up():
         while await reader.read(65_536):
             pass
 
-    async with raw_peer(talk) as url:
-        pool = Http2(ping_seconds=0.05)
+    async with raw_peer(talk) as url, asking(Http2(ping_seconds=0.05)) as pool:
         exchange = await pool.open(Address.parsed(url), POST)
         with pytest.raises(DeploymentUnreachableError, match="does not answer a ping"):
             await exchange.head()
-        await pool.close()
 
 
 async def test_a_peer_that_answers_pings_is_kept():
@@ -251,12 +235,10 @@ async def test_a_connection_without_exchanges_is_closed_after_a_while():
             pass
         ended.set()
 
-    async with raw_peer(talk) as url:
-        pool = Http2(ping_seconds=0.05)
+    async with raw_peer(talk) as url, asking(Http2(ping_seconds=0.05)) as pool:
         exchange = await pool.open(Address.parsed(url), POST)
         await exchange.close()
         await ended.wait()
-        await pool.close()
 
 
 @pytest.mark.parametrize(
@@ -275,11 +257,9 @@ async def test_what_is_no_http_2_is_recognized(rubbish):
         writer.write(rubbish)
         await writer.drain()
 
-    async with raw_peer(talk) as url:
-        client = HttpClient()
+    async with raw_peer(talk) as url, asking(HttpClient()) as client:
         with pytest.raises(NotHttp2Error):
             await client.open(Address.parsed(url), POST, HTTP_2)
-        await client.close()
 
 
 async def test_a_peer_that_says_nothing_is_no_http_2():
@@ -287,11 +267,9 @@ async def test_a_peer_that_says_nothing_is_no_http_2():
         await reader.read()
         del writer
 
-    async with raw_peer(talk) as url:
-        pool = Http2(connect_seconds=0.1)
+    async with raw_peer(talk) as url, asking(Http2(connect_seconds=0.1)) as pool:
         with pytest.raises(NotHttp2Error, match=r"no HTTP/2 settings within 0\.1 s"):
             await pool.open(Address.parsed(url), POST)
-        await pool.close()
 
 
 async def test_all_who_wait_for_a_connection_learn_at_once_that_there_is_none():
@@ -301,11 +279,10 @@ async def test_all_who_wait_for_a_connection_learn_at_once_that_there_is_none():
         connections.append(writer)
         await reader.read(-1)
 
-    async with raw_peer(mute) as url:
-        pool, address = Http2(connect_seconds=0.1), Address.parsed(url)
+    async with raw_peer(mute) as url, asking(Http2(connect_seconds=0.1)) as pool:
+        address = Address.parsed(url)
         opens = [pool.open(address, POST) for _ in range(10)]
         found = await asyncio.gather(*opens, return_exceptions=True)
-        await pool.close()
     assert {type(each) for each in found} == {NotHttp2Error}
     assert len(connections) == 1
 

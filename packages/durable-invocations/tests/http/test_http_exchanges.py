@@ -1,10 +1,11 @@
 """Exchanges over HTTP/1.1 and HTTP/2 with real servers."""
 
 import asyncio
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 
 import pytest
 from asgiservers import hypercorn_of, uvicorn_of
+from scripted import asking, whole
 
 from durable_invocations.runtime.http.client import HTTP_1, HTTP_2, HttpClient
 from durable_invocations.runtime.http.exchange import (
@@ -65,25 +66,9 @@ async def exchanged(client, url, version, body, path="/invoke/A/b"):
         await exchange.close()
 
 
-async def whole(exchange):
-    found = bytearray()
-    while part := await exchange.receive():
-        found += part
-    return bytes(found)
-
-
-@asynccontextmanager
-async def new_client():
-    client = HttpClient()
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
 @BOTH
 async def test_a_request_reaches_its_path_and_the_answer_comes_back(servers, version):
-    async with new_client() as client:
+    async with asking(HttpClient()) as client:
         head, body = await exchanged(client, f"{servers[version]}/pre/", version, b"hello")
     assert (head.status, head.headers["content-type"]) == (200, "text/x")
     assert head.headers["x-path"] == "/pre/invoke/A/b"
@@ -94,7 +79,7 @@ async def test_a_request_reaches_its_path_and_the_answer_comes_back(servers, ver
 @pytest.mark.parametrize("size", [0, 1, 70_000, 5_000_000])
 async def test_bodies_beyond_every_window_arrive_whole(servers, version, size):
     body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-    async with new_client() as client:
+    async with asking(HttpClient()) as client:
         _, found = await exchanged_slowly(client, servers[version], version, body)
     assert found == body
 
@@ -113,7 +98,7 @@ async def exchanged_slowly(client, url, version, body):
 
 
 async def test_both_bodies_flow_at_once_over_http_2(servers):
-    async with new_client() as client:
+    async with asking(HttpClient()) as client:
         exchange = await client.open(
             Address.parsed(servers[HTTP_2]), Request(method="POST", path="/x"), HTTP_2
         )
@@ -129,7 +114,7 @@ async def test_both_bodies_flow_at_once_over_http_2(servers):
 
 @BOTH
 async def test_many_exchanges_run_side_by_side(servers, version):
-    async with new_client() as client:
+    async with asking(HttpClient()) as client:
         bodies = [str(number).encode() * 50 for number in range(250)]
         every = (exchanged(client, servers[version], version, body) for body in bodies)
         assert bodies == [found for _, found in await asyncio.gather(*every)]
@@ -143,7 +128,7 @@ async def test_http_2_shares_connections_and_opens_more_when_one_is_full():
         await mirror(scope, receive, send)
 
     with hypercorn_of(app, h2_max_concurrent_streams=10) as served:
-        async with new_client() as client:
+        async with asking(HttpClient()) as client:
             url = Address.parsed(served.url)
             opened = [
                 await client.open(url, Request(method="POST", path="/x"), HTTP_2) for _ in range(25)
@@ -165,7 +150,7 @@ async def test_http_1_uses_a_connection_again():
         await mirror(scope, receive, send)
 
     with uvicorn_of(app) as served:
-        async with new_client() as client:
+        async with asking(HttpClient()) as client:
             for _ in range(3):
                 await exchanged(client, served.url, HTTP_1, b"x")
     assert len(seen) == 3
@@ -174,7 +159,7 @@ async def test_http_1_uses_a_connection_again():
 
 async def test_http_1_closes_connections_that_idle():
     with uvicorn_of(mirror) as served:
-        async with new_client() as client:
+        async with asking(HttpClient()) as client:
             pool = client._http1 = Http1(idle_seconds=0.02)
             await exchanged(client, served.url, HTTP_1, b"x")
             (kept,) = (each for idle in pool._idle.values() for each in idle)
@@ -185,7 +170,7 @@ async def test_http_1_closes_connections_that_idle():
 async def test_http_1_does_not_fail_for_a_kept_connection_that_the_server_closed():
     with uvicorn_of(mirror) as before:
         url = before.url
-        async with new_client() as client:
+        async with asking(HttpClient()) as client:
             await exchanged(client, url, HTTP_1, b"x")
             before.stop()
             with uvicorn_of(mirror, port=int(url.rsplit(":", 1)[1])) as after:
@@ -194,19 +179,19 @@ async def test_http_1_does_not_fail_for_a_kept_connection_that_the_server_closed
 
 @BOTH
 async def test_a_status_other_than_200_is_told(servers, version):
-    async with new_client() as client:
+    async with asking(HttpClient()) as client:
         head, body = await exchanged(client, servers[version], version, b"", "/none")
     assert (head.status, body) == (404, b"")
 
 
 async def test_an_answer_that_ends_in_the_middle_is_an_error(servers):
-    async with new_client() as client:
+    async with asking(HttpClient()) as client:
         with pytest.raises(DeploymentUnreachableError):
             await exchanged(client, servers[HTTP_1], HTTP_1, b"abc", "/cut")
 
 
 async def test_no_server_is_told_with_the_address():
-    async with new_client() as client:
+    async with asking(HttpClient()) as client:
         with pytest.raises(
             DeploymentUnreachableError, match=r"http://127\.0\.0\.1:1 takes no conn"
         ):
@@ -214,14 +199,14 @@ async def test_no_server_is_told_with_the_address():
 
 
 async def test_a_server_of_http_1_alone_is_recognized(servers):
-    async with new_client() as client:
+    async with asking(HttpClient()) as client:
         with pytest.raises(NotHttp2Error):
             await exchanged(client, servers[HTTP_1], HTTP_2, b"")
 
 
 @BOTH
 async def test_a_closed_exchange_says_so(servers, version):
-    async with new_client() as client:
+    async with asking(HttpClient()) as client:
         exchange = await client.open(
             Address.parsed(servers[version]), Request(method="POST", path="/x"), version
         )
@@ -234,7 +219,7 @@ async def test_a_closed_exchange_says_so(servers, version):
 
 @BOTH
 async def test_who_waits_for_an_aborted_exchange_gets_the_reason(servers, version):
-    async with new_client() as client:
+    async with asking(HttpClient()) as client:
         exchange = await client.open(
             Address.parsed(servers[version]), Request(method="POST", path="/late"), version
         )

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from asgiservers import hypercorn_of, run, uvicorn_of
-from scripted import raw_peer
+from scripted import asking, raw_peer
 
 from durable_invocations.errors import ConfigError
 from durable_invocations.runtime.http.client import HTTP_1, HTTP_2, HttpClient
@@ -52,11 +52,8 @@ class App:
 
 def found_at(url, **options):
     async def inside():
-        client = HttpClient()
-        try:
+        async with asking(HttpClient()) as client:
             return await discovered(client, url, **options)
-        finally:
-            await client.close()
 
     return run(inside())
 
@@ -144,11 +141,9 @@ async def test_a_peer_that_never_answers_is_given_up():
         await reader.read()
         del writer
 
-    client = HttpClient()
-    async with raw_peer(talk) as url:
+    async with raw_peer(talk) as url, asking(HttpClient()) as client:
         with pytest.raises(DeploymentUnreachableError, match=r"did not answer within 0\.1 s"):
             await discovered(client, url, seconds=0.1)
-    await client.close()
 
 
 @pytest.mark.parametrize(

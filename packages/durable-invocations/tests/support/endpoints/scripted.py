@@ -1,4 +1,4 @@
-"""Peers that answer as a test says, byte by byte or frame by frame."""
+"""Peers that answer as a test says, byte by byte or frame by frame, and who asks them."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -67,3 +67,19 @@ def answered(connection, number, body=b"", *, end=True):
 
 def asked(event):
     return isinstance(event, h2.events.RequestReceived)
+
+
+@asynccontextmanager
+async def asking(pool):
+    """A client or its connections, closed at the end."""
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def whole(exchange):
+    found = bytearray()
+    while part := await exchange.receive():
+        found += part
+    return bytes(found)

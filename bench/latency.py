@@ -11,7 +11,7 @@ from statistics import quantiles
 
 from bench.deployed import deployed, instance_in
 from bench.report import Report
-from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.states import Event
 
 WHAT = "one tenant: commit -> searchable"
@@ -38,7 +38,7 @@ def measure(folder: Path, report: Report, commits: int) -> None:
         report.fact("  p50, p95, worst", f"{cuts[9]:.2f} s, {cuts[18]:.2f} s, {max(seconds):.2f} s")
 
 
-def _around(folder: Path, log: JobLog) -> Iterator[float]:
+def _around(folder: Path, log: SqlLog) -> Iterator[float]:
     """Yield, for each successful run, its seconds outside the time in which it held its jobs.
 
     A run counts from its start event: Dagster records no other moment of leaving the queue.
@@ -60,7 +60,7 @@ def _around(folder: Path, log: JobLog) -> Iterator[float]:
                 yield took - (max(held) - min(held)).total_seconds()
 
 
-def _held(log: JobLog, run_id: str) -> list[datetime]:
+def _held(log: SqlLog, run_id: str) -> list[datetime]:
     """Return when the run's jobs were claimed, and when they were complete."""
     events = {Event.START, Event.COMPLETE}
     history = log.history(most=100_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from iscp_dagster.clickhouse.kinds.indexes import index_of
-from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.consumers.kinds import consumer_kind, declared_kinds, is_index
 from iscp_dagster.model.declared.names import owners, view_name
 from iscp_dagster.model.declared.tables import SourceTable
@@ -94,7 +94,7 @@ def _owners(near: Sequence[SourceTable], view: str) -> Iterator[JobID]:
         yield from (JobID(db=database, table=t, job=index) for t, index in owners(view))
 
 
-def _has_jobs(log: JobLog, name: JobID) -> bool:
+def _has_jobs(log: SqlLog, name: JobID) -> bool:
     """Whether the index has a job, even a dropped one, and so may have data."""
     found = log.jobs(name=name, include_dropped=True)
     return any(is_index(each.spec.detail.consumer) for each in found)

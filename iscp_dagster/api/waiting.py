@@ -12,7 +12,7 @@ from functools import cached_property
 from iscp_dagster.api.names import command_for, has_remedy, listed, mending_verb
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import Bookmark
-from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.tables import REBUILD, SourceTable
 from iscp_dagster.model.errors import (
@@ -362,7 +362,7 @@ class Pauses:
 class Signs:
     """What tells cheaply whether a table's jobs may stand elsewhere than at the last look."""
 
-    log: JobLog
+    log: SqlLog
     delta_log: DeltaLog
     table_ids: Collection[str]
     _bookmark: Bookmark | None = None

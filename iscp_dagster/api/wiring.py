@@ -9,7 +9,7 @@ from typing import Any
 from iscp_dagster.batches.factory import opener
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.events.ids import DEFAULT_IDS, IdScheme
-from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.serviceconsumers.runtime import runtime_at
 from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.deployment import Deployment
@@ -18,7 +18,7 @@ from iscp_dagster.sync.deployment import Deployment
 def wired(
     *,
     shards: Sequence[Endpoint],
-    log: JobLog,
+    log: SqlLog,
     log_url: str,
     state_store: str,
     tolerate_state_mismatch: bool,

@@ -15,7 +15,6 @@ from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.eventtriggers.evaluation import Evaluated, Read, Rule
 from iscp_dagster.eventtriggers.images import gathered, its_own, stamped
 from iscp_dagster.eventtriggers.recording import Recorder
-from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.joblog.sql.active import ActiveSet, active_keys, active_sets, keep, keep_sets
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.clock import Clock
@@ -53,7 +52,7 @@ class TriggerConsumer:
         source: SourceTable,
         info: ConsumerInfo,
         *,
-        log: JobLog,
+        log: SqlLog,
         table_id: str,
         columns: Sequence[str],
         ids: IdScheme,

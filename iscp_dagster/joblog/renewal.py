@@ -6,12 +6,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import IscpError
 
 
 @contextmanager
-def kept(log: JobLog, run_id: str) -> Iterator[None]:
+def kept(log: SqlLog, run_id: str) -> Iterator[None]:
     """Renew the run's lease, in a thread, until the block ends.
 
     If the log does not answer, the next beat tries again. A run that hung for longer than

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.model.batch import Phase, Range
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.states import JobState
+
+if TYPE_CHECKING:
+    from iscp_dagster.joblog.sql.log import SqlLog
 
 
 def in_step(job: Job, latest: Moment) -> bool:
@@ -63,7 +66,7 @@ def _ends(
     return ends
 
 
-def flush_jobs(log: JobLog, jobs: Sequence[Job], moved: Iterable[Job]) -> int:
+def flush_jobs(log: SqlLog, jobs: Sequence[Job], moved: Iterable[Job]) -> int:
     """Flush the watermarks that `effective` moved; return how many moved."""
     return log.flush(
         {

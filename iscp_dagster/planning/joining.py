@@ -17,7 +17,7 @@ from operator import attrgetter
 from iscp_dagster.delta.feed import Feed, feed_state
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.portions import split_into_portions
@@ -60,12 +60,12 @@ class Due:
         """When the longest-waiting job last began; `NEVER` if one is new."""
         return min(job.status.start_at or NEVER for job in self.jobs)
 
-    def flush(self, log: JobLog) -> None:
+    def flush(self, log: SqlLog) -> None:
         """Flush its jobs' watermarks up to its start."""
         start = self.iteration.from_
         flush_jobs(log, self.jobs, [replace(job, watermark=start) for job in self.jobs])
 
-    def enqueue(self, log: JobLog, name: str) -> Iteration | None:
+    def enqueue(self, log: SqlLog, name: str) -> Iteration | None:
         """Queue it as `name`, without the jobs that others took since; None if they took all."""
         self.flush(log)
         taken = log.enqueue(self.iteration, name)

@@ -10,14 +10,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.model.moment import START, Moment
 
 
-def reached(log: JobLog, delta_log: DeltaLog, table_id: str) -> Mapping[str, Moment]:
+def reached(log: SqlLog, delta_log: DeltaLog, table_id: str) -> Mapping[str, Moment]:
     """By job name, the latest moment that some tenant's job has reached.
 
     A look registers a tenant's jobs before it has any job take the tenant's first commit: who has
@@ -36,7 +36,7 @@ def reached(log: JobLog, delta_log: DeltaLog, table_id: str) -> Mapping[str, Mom
 
 
 def begun_before(
-    rows: Sequence[NewJob], log: JobLog, delta_log: DeltaLog, after: Mapping[str, Moment]
+    rows: Sequence[NewJob], log: SqlLog, delta_log: DeltaLog, after: Mapping[str, Moment]
 ) -> list[NewJob]:
     """The rows; of a trigger's job whose tenant had no rows as of `after`, beginning there.
 

@@ -23,7 +23,7 @@ from iscp_dagster.clickhouse.types.nulls import check_table_nulls
 from iscp_dagster.delta.expressions import analyzed
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.events.ids import DEFAULT_IDS, IdScheme
-from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.clock import Clock, utc_now
 from iscp_dagster.model.declared.images import IMAGE_FIELDS, Transitions
 from iscp_dagster.model.declared.schema import DeltaField, parse_schema
@@ -46,7 +46,7 @@ class Deployment:
 
     endpoint: Endpoint
     """The first ClickHouse server; it holds all that is not sharded."""
-    log: JobLog
+    log: SqlLog
     spark: Callable[[], SparkSession]
     """The session that all processes share, for the project's own reads."""
     lake: str

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from iscp_dagster.batches.protocol import Held, StateKey, StateStore, StateWrite
 from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.joblog.iterations import Claim, Iteration, Recall
-from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Phase, Range
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.errors import FenceError, IscpError, UnavailableError
@@ -39,7 +39,7 @@ class Ledger:
     store: StateStore | None
     _held: dict[StateKey, Held] = field(default_factory=dict)
 
-    def previous(self, log: JobLog, iteration: Iteration) -> Mapping[JobKey, BatchRecord]:
+    def previous(self, log: SqlLog, iteration: Iteration) -> Mapping[JobKey, BatchRecord]:
         """What the store holds for the iteration's index jobs; no entry where it holds nothing."""
         if self.store is None:
             return {}
@@ -130,7 +130,7 @@ def _unrepeatable(
     return frozenset(found)
 
 
-def _jobs(log: JobLog, iteration: Iteration) -> list[Job]:
+def _jobs(log: SqlLog, iteration: Iteration) -> list[Job]:
     """The iteration's jobs, as the log has them."""
     keys = frozenset(iteration.jobs)
     jobs = log.jobs(table_id=iteration.table_id, tenants=iteration.tenants)

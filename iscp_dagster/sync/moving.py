@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from iscp_dagster.joblog.iterations import Claim, Done, Failed
-from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import FenceError, IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.iteration.commands import Moved
@@ -15,7 +15,7 @@ from iscp_dagster.sync.ledger import Ledger
 Answers = Mapping[JobKey, FenceError] | Mapping[JobKey, Claim | FenceError]
 
 
-def moved(log: JobLog, ledger: Ledger, deliveries: Sequence[Delivery]) -> Moved:
+def moved(log: SqlLog, ledger: Ledger, deliveries: Sequence[Delivery]) -> Moved:
     """Move the watermarks, all after a last step or all before another, as far as the run holds
     the jobs. The state store goes first.
     """
@@ -36,7 +36,7 @@ def moved(log: JobLog, ledger: Ledger, deliveries: Sequence[Delivery]) -> Moved:
     return Moved(tuple(deliveries), tuple(claims), wrong)
 
 
-def refuse(log: JobLog, wrong: Sequence[Failed]) -> list[Failed]:
+def refuse(log: SqlLog, wrong: Sequence[Failed]) -> list[Failed]:
     """Record the failures in the log. A job taken meanwhile fails with the FenceError instead.
 
     Whoever took a job is responsible for its state.

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from logs import advance, complete, fail, log_in_memory, span
 
 from iscp_dagster.joblog.iterations import Claim, Iteration
-from iscp_dagster.joblog.protocol import Interrupted, JobLog
+from iscp_dagster.joblog.protocol import Interrupted
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import METADATA
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -95,7 +95,7 @@ class LogMachine(RuleBasedStateMachine):
         self.told = self.log.touched(None).upto
         self.heard = 0
 
-    def open(self) -> JobLog:
+    def open(self) -> SqlLog:
         return log_in_memory(
             clock=self.clock, new_id=lambda: next(self.numbers), lease_clock=self.lease_clock
         )
@@ -465,7 +465,7 @@ class TestLogOnSqlite(LogMachine.TestCase):
 class PostgresMachine(LogMachine):
     url: str
 
-    def open(self) -> JobLog:
+    def open(self) -> SqlLog:
         return SqlLog(
             self.url,
             clock=self.clock,

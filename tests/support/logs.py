@@ -10,7 +10,6 @@ import sqlalchemy as sa
 from sqlalchemy.pool import QueuePool
 
 from iscp_dagster.joblog.iterations import Claim, Done, Failed, Iteration
-from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import FenceError
@@ -66,21 +65,21 @@ def key(job: str = "mirror", tenant: str = "acme", table_id: str = "t-1") -> Job
     return JobKey(tenant=tenant, table_id=table_id, job_name=job)
 
 
-def add(log: JobLog, *keys: JobKey) -> None:
+def add(log: SqlLog, *keys: JobKey) -> None:
     for k in keys:
         assert log.register(k.tenant, name(k.job_name), k.table_id, spec(k.job_name))
 
 
-def advance(log: JobLog, claim: Claim, counts: Mapping[str, int]) -> Claim:
+def advance(log: SqlLog, claim: Claim, counts: Mapping[str, int]) -> Claim:
     """Return the claim of the next step. Raises FenceError, as the next two do."""
     return _raised(log.advance([Done(claim=claim, to=claim.step.range.to, counts=counts)]), claim)
 
 
-def complete(log: JobLog, claim: Claim, to: Moment, counts: Mapping[str, int]) -> None:
+def complete(log: SqlLog, claim: Claim, to: Moment, counts: Mapping[str, int]) -> None:
     _raised(log.complete([Done(claim=claim, to=to, counts=counts)]), claim)
 
 
-def fail(log: JobLog, claim: Claim, code: int, message: str) -> None:
+def fail(log: SqlLog, claim: Claim, code: int, message: str) -> None:
     _raised(log.fail([Failed(claim=claim, code=code, message=message)]), claim)
 
 
@@ -109,7 +108,7 @@ def span(start: int, to: int) -> Range:
     return Range(from_=moment(start), to=moment(to))
 
 
-def at(log: JobLog, version: int, *keys: JobKey) -> None:
+def at(log: SqlLog, version: int, *keys: JobKey) -> None:
     """Register the jobs and bring them to `version`."""
     add(log, *keys)
     for claim in log.begin(over(*keys, to=version), "first", LAYOUT):

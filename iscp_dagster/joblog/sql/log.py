@@ -72,7 +72,10 @@ FORGOTTEN = 86_400.0
 
 
 class SqlLog:
-    """A JobLog in SQLite or PostgreSQL.
+    """The one durable record of jobs, in SQLite or PostgreSQL. Each method is one transaction.
+
+    Safe to call from several threads and processes. A row that another writer moved raises
+    FenceError; a log that does not answer raises UnavailableError.
 
     Rows are locked, changed by joblog.lifecycle, and written back if `seq` is still what was read.
     `at` is a URL (see `open_engine`) or an engine of the caller's; `who` signs what is done outside
@@ -91,6 +94,7 @@ class SqlLog:
     ) -> None:
         self.engine = prepare(at if isinstance(at, sa.Engine) else open_engine(at), LOG)
         self.leases = leases
+        """How long leases last."""
         self._clock = clock
         self._new_id = new_id
         self._who = who
@@ -117,6 +121,7 @@ class SqlLog:
             yield connection
 
     def ensure(self) -> None:
+        """Make the log ready to use. Idempotent, and safe from several processes at once."""
         if missing := find_missing_column(self.engine, METADATA):
             table, column = missing
             raise SetupError(
@@ -136,12 +141,22 @@ class SqlLog:
                 put_standing(connection, name, spec, self._clock())
 
     def register(self, tenant: str, name: JobID, table_id: str, spec: JobSpec) -> bool:
+        """Register a job; False when it exists.
+
+        A dropped row of that name is replaced by a new registration, from START.
+        """
         row = NewJob(tenant=tenant, name=name, table_id=table_id, spec=spec)
         return self.register_many([row]) == 1
 
     def register_many(
         self, rows: Iterable[NewJob], *, revive: bool = True, adopt: bool = True
     ) -> int:
+        """Register those that do not exist; returns how many. Of equal keys the first row counts.
+
+        Without `revive` a dropped row stays dropped, and a standing registration, if there is one
+        now, overrides a row's spec. An index has one consumer for all its tenants: a row with
+        another one gets theirs, or without `adopt` raises ConfigError.
+        """
         wanted = list(rows)
         if not wanted:
             return 0
@@ -152,6 +167,11 @@ class SqlLog:
             return self._register(connection, wanted, revive=revive, adopt=adopt)
 
     def unregister(self, tenant: str | None, name: JobID, table_id: str | None = None) -> bool:
+        """Drop a job; False when there is none. A run that holds it loses it.
+
+        Without `table_id`, on every table that had that name (also one since recreated). With
+        `tenant` None, drop every tenant's, and end the standing registration of that name.
+        """
         where = (*named(tenant, name), *equal(COLUMNS.table_id, table_id))
         with self._transaction(writes=True) as connection:
             take_turns(connection, [name])
@@ -167,6 +187,14 @@ class SqlLog:
         interrupt: bool = False,
         declared: JobSpec | None = None,
     ) -> Interrupted | None:
+        """Change the job's spec; None when there is no such job.
+
+        Takes effect at the next iteration; `interrupt` cancels the current one, and the answer
+        names its runs. A job in error is completed, unless its table is gone. Without `tenant`,
+        change every tenant's and the standing registration; where there is none, `declared` with
+        the change becomes it, if they differ. Raises ConfigError if it would change an index's
+        consumer for one tenant of several.
+        """
         now = self._clock()
         with self._transaction(writes=True) as connection:
             take_turns(connection, [name])
@@ -196,16 +224,22 @@ class SqlLog:
         )
 
     def pause(self, tenant: str | None, name: JobID) -> tuple[JobKey, ...]:
+        """Stop planning the tenant's job (None: every tenant's); returns those it paused."""
         planned = (*named(tenant, name), COLUMNS.paused_at.is_(None))
         with self._transaction(writes=True) as connection:
             return tuple(self._change(connection, planned, lifecycle.paused))
 
     def resume(self, tenant: str | None, name: JobID) -> tuple[JobKey, ...]:
+        """Plan the tenant's job again (None: every tenant's); returns those it resumed."""
         paused = (*named(tenant, name), COLUMNS.paused_at.is_not(None))
         with self._transaction(writes=True) as connection:
             return tuple(self._change(connection, paused, lifecycle.resumed))
 
     def stand(self, name: JobID, spec: JobSpec, rows: Iterable[NewJob] = ()) -> bool:
+        """Register the job for every tenant: those of `rows` now, others as they appear.
+
+        False when that registration exists and no row was created.
+        """
         wanted = list(rows)
         with self._transaction(writes=True) as connection:
             take_turns(connection, [name])
@@ -214,6 +248,7 @@ class SqlLog:
             return self._register(connection, wanted, revive=True, adopt=False) > 0 or new
 
     def standing(self) -> Mapping[JobID, JobSpec]:
+        """The standing registrations."""
         with self._transaction(writes=False) as connection:
             return standing_specs(connection)
 
@@ -227,6 +262,7 @@ class SqlLog:
         state: JobState | None = None,
         include_dropped: bool = False,
     ) -> list[Job]:
+        """The rows that match, ordered by key; None matches all."""
         chosen = sa.select(ISCP_LOG).where(
             *equal(COLUMNS.table_id, table_id),
             *equal(COLUMNS.tenant, tenant),
@@ -242,12 +278,14 @@ class SqlLog:
         return sorted(found, key=lambda job: job.key)
 
     def job(self, key: JobKey) -> Job | None:
+        """The row, unless there is none or it is dropped."""
         chosen = sa.select(ISCP_LOG).where(is_one_of(self.engine.dialect, [key]), LIVE)
         with self._transaction(writes=False) as connection:
             row = connection.execute(chosen).one_or_none()
         return None if row is None else from_row(row)
 
     def fences(self, table_id: str, tenants: Collection[str]) -> Mapping[JobKey, tuple[int, int]]:
+        """Registration and `seq` of these tenants' live jobs; they change when a run takes one."""
         chosen = sa.select(*KEY, COLUMNS.job_id, COLUMNS.seq)
         chosen = chosen.where(COLUMNS.table_id == table_id, LIVE)
         found: dict[JobKey, tuple[int, int]] = {}
@@ -261,6 +299,7 @@ class SqlLog:
         return found
 
     def count(self, table_id: str | None = None) -> dict[JobState, int]:
+        """How many live jobs are in each state, 0 included."""
         counted = (
             sa.select(COLUMNS.job_state, sa.func.count())
             .where(LIVE, *equal(COLUMNS.table_id, table_id))
@@ -271,6 +310,11 @@ class SqlLog:
         return {state: found.get(state, 0) for state in JobState}
 
     def enqueue(self, iteration: Iteration, run_id: str) -> Mapping[JobKey, FenceError]:
+        """Set the iteration's jobs pending for `run_id`: a run's id, or the name of a dispatch.
+
+        It gets the lease of a queued iteration. A job that is not startable, or whose watermark is
+        not the iteration's start, stays as it is; returns only those.
+        """
         now = self._clock()
         with self._transaction(writes=True) as connection:
             rows = locked(connection, iteration.jobs)
@@ -281,6 +325,11 @@ class SqlLog:
             return lost
 
     def queued(self, run_id: str) -> tuple[Iteration, ...]:
+        """The iterations that still wait for `run_id`, ordered by where they start.
+
+        That is the one that was enqueued, without the jobs taken from it since. Those of its jobs
+        that must be rebuilt since then form a second one, from START.
+        """
         chosen = sa.select(ISCP_LOG).where(*_waits_for(run_id), LIVE).order_by(*KEY)
         with self._transaction(writes=False) as connection:
             return waiting(from_row(row) for row in connection.execute(chosen))
@@ -295,6 +344,14 @@ class SqlLog:
         queued_as: str | None = None,
         recall: Recall = ROWS_ALONE,
     ) -> tuple[Claim, ...]:
+        """Claim the iteration's jobs, in its order: running, first step recorded BEFORE.
+
+        Each job must be startable, with the iteration's start as its watermark; a pending one must
+        wait for `run_id` or `queued_as`. Otherwise FenceError names it and no row changes. The run
+        gets a lease, which it must `keep` while it works. `layouts` has, by tenant, those that
+        differ from `layout`. The claim's steps replay or set aside a batch that an earlier run left
+        unconfirmed, and reject or skip a range that contradicts it.
+        """
         now = self._clock()
         with self._transaction(writes=True) as connection:
             rows = locked(connection, iteration.jobs)
@@ -316,19 +373,37 @@ class SqlLog:
         return tuple(claim for _, claim in begun)
 
     def advance(self, steps: Collection[Done]) -> Mapping[JobKey, Claim | FenceError]:
+        """Confirm that the claims' steps are written: move watermarks, record next steps BEFORE.
+
+        Jobs are independent, as in `complete` and `fail`: one whose row was taken has a FenceError
+        as its outcome and is left as it is.
+        """
         return self._moved(steps, lifecycle.all_advanced)
 
     def complete(self, steps: Collection[Done]) -> Mapping[JobKey, FenceError]:
+        """Confirm that the claims' last steps are written: AFTER, watermark, end, completed.
+
+        Returns only the jobs that were taken. Raises BatchError, and changes nothing, for a claim
+        that has steps left.
+        """
         now = self._clock()
         return self._moved(steps, lambda rows, some: lifecycle.all_completed(rows, some, now))
 
     def fail(self, steps: Collection[Failed]) -> Mapping[JobKey, FenceError]:
+        """Record code and message; batches stay BEFORE, watermarks stay. Returns as `complete`.
+
+        Code 1-9999: completed, to be planned again; 10000 and above: error.
+        """
         now = self._clock()
         return self._moved(steps, lambda rows, some: lifecycle.all_failed(rows, some, now))
 
     def cancel(
         self, keys: Iterable[JobKey], *, seen: Mapping[JobKey, int] | None = None
     ) -> tuple[JobKey, ...]:
+        """Cancel the jobs that are pending or running; returns those. Idempotent.
+
+        With `seen`, only those whose rows still have the `seq` that the caller saw.
+        """
         canceled: list[JobKey] = []
         with self._transaction(writes=True) as connection:
             for some in portions(sorted(set(keys))):
@@ -337,6 +412,8 @@ class SqlLog:
         return tuple(sorted(canceled))
 
     def refuse(self, run_id: str, code: int, message: str) -> tuple[JobKey, ...]:
+        """Fail the jobs pending for `run_id` before they could be claimed; returns them."""
+
         def change(job: Job, now: datetime) -> Job:
             return lifecycle.refused(job, code, message, now)
 
@@ -344,12 +421,17 @@ class SqlLog:
             return tuple(self._change(connection, _waits_for(run_id), change))
 
     def active_runs(self, state: JobState | None = None) -> frozenset[str]:
+        """The run ids of pending and running jobs, or of those in one of the two states."""
         chosen = sa.select(COLUMNS.run_id).distinct().where(LIVE, IS_ACTIVE)
         chosen = chosen.where(*equal(COLUMNS.job_state, state))
         with self._transaction(writes=False) as connection:
             return frozenset(run for run in connection.scalars(chosen) if run is not None)
 
     def recover(self, gone: Collection[str]) -> tuple[JobKey, ...]:
+        """Set pending and running jobs of the runs `gone` to completed; returns them.
+
+        It does not count as a failure: they are planned again at once.
+        """
         recovered: list[JobKey] = []
         with self._transaction(writes=True) as connection:
             for some in portions(sorted(set(gone))):
@@ -358,6 +440,10 @@ class SqlLog:
         return tuple(sorted(recovered))
 
     def reclaim(self, runs: Collection[str] | None = None) -> tuple[JobKey, ...]:
+        """Set pending and running jobs whose lease ran out to completed; returns them.
+
+        With `runs`, only the jobs of these. Running ones count a failure, with RunGoneError's code.
+        """
         reclaimed: list[JobKey] = []
         unheld = [run for run in self.unheld() if runs is None or run in runs]
         for some in portions(unheld):
@@ -375,23 +461,27 @@ class SqlLog:
             return leases.unheld(connection, self._now())
 
     def keep(self, names: Collection[str], seconds: float) -> None:
+        """Make or renew the leases of these names, for `seconds` from now."""
         if names:
             with self._transaction(writes=True) as connection:
                 leases.keep(connection, names, seconds, self._now())
 
     def take(self, names: Collection[str], owner: str, seconds: float) -> frozenset[str]:
+        """Take or renew leases for `owner` alone; returns those that no other owner holds."""
         if not names:
             return frozenset()
         with self._transaction(writes=True) as connection:
             return leases.take(connection, names, owner, seconds, self._now())
 
     def lapsed(self, names: Collection[str], unseen: float) -> frozenset[str]:
+        """The names whose lease has run out. One without a lease gets one of `unseen` seconds."""
         with self._transaction(writes=False) as connection:
             found = leases.lapsed(connection, names, self._now())
         self.keep(set(names) - found.keys(), unseen)
         return frozenset(name for name, over in found.items() if over)
 
     def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
+        """Set the jobs in error to completed, so that they are planned again; returns them."""
         repaired: list[JobKey] = []
         broken = COLUMNS.job_state == int(JobState.ERROR)
         with self._transaction(writes=True) as connection:
@@ -401,6 +491,10 @@ class SqlLog:
         return tuple(sorted(repaired))
 
     def rebuild(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
+        """Give the live jobs all rows again, after any running iteration; returns them.
+
+        What they serve stays until it is replaced.
+        """
         rebuilt: list[JobKey] = []
         with self._transaction(writes=True) as connection:
             for some in portions(sorted(set(keys))):
@@ -410,6 +504,7 @@ class SqlLog:
         return tuple(sorted(rebuilt))
 
     def strand(self, table_id: str, code: int, message: str) -> tuple[JobKey, ...]:
+        """Set all jobs of a table that is gone to error; returns those it changed. Idempotent."""
         others = (COLUMNS.table_id == table_id, COLUMNS.job_state != int(JobState.ERROR))
 
         def change(job: Job, now: datetime) -> Job:
@@ -419,6 +514,11 @@ class SqlLog:
             return tuple(self._change(connection, others, change))
 
     def carry_over(self, table_id: str, to: str) -> tuple[JobKey, ...]:
+        """Register a table's jobs for `to`, which took its place, and drop them; returns the new.
+
+        Each keeps its spec, and its pause, and begins at START; a job that `to` already has stays
+        as it is. Idempotent.
+        """
         of_table = (COLUMNS.table_id == table_id, LIVE)
         with self._transaction(writes=True) as connection:
             take_turns(connection, _names(connection, of_table))
@@ -435,18 +535,21 @@ class SqlLog:
             return tuple(sorted(new))
 
     def table_ids(self, db: str, table: str) -> frozenset[str]:
+        """The ids of the tables of that name with live jobs; several if it was recreated."""
         of_name = (COLUMNS.db_name == db, COLUMNS.table_name == table)
         chosen = sa.select(COLUMNS.table_id).distinct().where(*of_name, LIVE)
         with self._transaction(writes=False) as connection:
             return frozenset(connection.scalars(chosen))
 
     def unbuilt(self, name: JobID) -> frozenset[str]:
+        """The tenants whose job of that name has not yet given its consumer all rows."""
         started = sa.or_(COLUMNS.watermark_version == START.version, COLUMNS.rebuild)
         chosen = sa.select(COLUMNS.tenant).where(*named(None, name), LIVE, started)
         with self._transaction(writes=False) as connection:
             return frozenset(connection.scalars(chosen))
 
     def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
+        """The (job name, watermark's version, state) of the table's live jobs, each once."""
         place = (COLUMNS.job_name, COLUMNS.watermark_version, COLUMNS.job_state)
         chosen = sa.select(*place).distinct().where(COLUMNS.table_id == table_id, LIVE)
         with self._transaction(writes=False) as connection:
@@ -454,11 +557,13 @@ class SqlLog:
             return frozenset((name, version, JobState(state)) for name, version, state in found)
 
     def watermarks(self, table_id: str) -> tuple[Moment, ...]:
+        """The watermarks of the table's live jobs, each version and time once."""
         chosen = sa.select(COLUMNS.watermark).distinct().where(COLUMNS.table_id == table_id, LIVE)
         with self._transaction(writes=False) as connection:
             return tuple(sorted(map(Moment.parse, connection.scalars(chosen))))
 
     def tenants(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
+        """The tenants with a live job of the table, or with one at a version before `behind`."""
         chosen = sa.select(COLUMNS.tenant).distinct().where(COLUMNS.table_id == table_id, LIVE)
         if behind is not None:
             chosen = chosen.where(COLUMNS.watermark_version < behind)
@@ -466,6 +571,7 @@ class SqlLog:
             return frozenset(connection.scalars(chosen))
 
     def tenants_of_runs(self, names: Collection[str]) -> frozenset[str]:
+        """The tenants of jobs that these runs and dispatches had, from rows and history."""
         found: set[str] = set()
         with self._transaction(writes=False) as connection:
             for some in portions(sorted(set(names))):
@@ -476,6 +582,7 @@ class SqlLog:
     def holders(
         self, table_id: str, tenants: Collection[str] | None = None
     ) -> frozenset[tuple[str, str]]:
+        """The (database, table) names of the table's live jobs, of all tenants or of some."""
         names = sa.select(COLUMNS.db_name, COLUMNS.table_name).distinct()
         chosen = names.where(COLUMNS.table_id == table_id, LIVE)
         found: set[tuple[str, str]] = set()
@@ -486,12 +593,14 @@ class SqlLog:
         return frozenset(found)
 
     def registered(self, table_id: str) -> frozenset[tuple[str, str]]:
+        """The (tenant, job name) of every row of the table, dropped ones too."""
         chosen = sa.select(COLUMNS.tenant, COLUMNS.job_name)
         with self._transaction(writes=False) as connection:
             found = connection.execute(chosen.where(COLUMNS.table_id == table_id))
             return frozenset((tenant, name) for tenant, name in found)
 
     def waiting(self, table_id: str) -> frozenset[str]:
+        """The tenants with a live job that is pending, running, canceled, or never synchronized."""
         unsettled = sa.or_(
             COLUMNS.job_state.in_([JobState.PENDING, JobState.RUNNING, JobState.CANCELED]),
             COLUMNS.watermark_version == START.version,
@@ -502,23 +611,37 @@ class SqlLog:
             return frozenset(connection.scalars(chosen))
 
     def touched(self, since: Bookmark | None) -> Touched:
+        """The jobs that something happened to since a bookmark from an earlier call.
+
+        No transaction is missed, whenever it commits and whatever clocks say; some are reported
+        twice. With None, only a bookmark.
+        """
         with self._transaction(writes=False) as connection:
             return touched(connection, since)
 
     def flush(self, moves: Mapping[JobKey, Range]) -> int:
+        """Move idle jobs over ranges in which their tenants' data did not change.
+
+        Only jobs that are live and completed, are at their range's start, have had their first
+        iteration and have no unconfirmed batch; only their watermark changes. Returns how many
+        moved. Idempotent.
+        """
         each = sorted(moves.items(), key=itemgetter(0))
         with self._transaction(writes=True) as connection:
             return sum(flush(connection, some) for some in portions(each))
 
     def dropped(self, before: datetime) -> list[Job]:
+        """The rows that were dropped before that time, ordered by key."""
         chosen = sa.select(ISCP_LOG).where(COLUMNS.drop_at < before).order_by(*KEY)
         with self._transaction(writes=False) as connection:
             return [from_row(row) for row in connection.execute(chosen)]
 
     def forget(self, jobs: Iterable[Job]) -> int:
+        """Delete the rows that are still dropped; returns how many."""
         return self._of_dropped(sa.delete(ISCP_LOG), list(jobs))
 
     def mark_collected(self, jobs: Iterable[Job]) -> int:
+        """Note that the data of the rows that are still dropped was deleted; returns how many."""
         marked = sa.update(ISCP_LOG).values(collected_at=self._clock())
         return self._of_dropped(marked, list(jobs))
 
@@ -530,16 +653,22 @@ class SqlLog:
         since: datetime | None = None,
         most: int = 1_000,
     ) -> list[Entry]:
+        """The newest entries, at most `most`, oldest first."""
         with self._transaction(writes=False) as connection:
             return history(connection, tenant, name, since, most)
 
     def usage(
         self, since: datetime | None = None, *, tenant: str | None = None, table: str | None = None
     ) -> list[Usage]:
+        """What jobs used since then, ordered by tenant and job; `table` is `database.table`."""
         with self._transaction(writes=False) as connection:
             return usage(connection, since, tenant, table)
 
     def prune(self, before: datetime) -> int:
+        """Delete history entries from before that time, and old leases; returns how many entries.
+
+        The newest entry stays: bookmarks name it.
+        """
         with self._transaction(writes=True) as connection:
             leases.forget(connection, FORGOTTEN, self._now())
             return prune(connection, before)

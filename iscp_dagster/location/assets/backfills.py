@@ -16,7 +16,7 @@ from dagster import (
     RunsFilter,
 )
 
-from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.location.internals import (
     ASSET_PARTITION_RANGE_END_TAG,
     ASSET_PARTITION_RANGE_START_TAG,
@@ -35,7 +35,7 @@ LEASE_SECONDS = 60.0
 
 
 def take_over(
-    instance: DagsterInstance, run: DagsterRun, of: PartitionsDefinition[str], log: JobLog
+    instance: DagsterInstance, run: DagsterRun, of: PartitionsDefinition[str], log: SqlLog
 ) -> None:
     """Cancel queued runs of the same backfill and assets; this run processes their partitions.
 

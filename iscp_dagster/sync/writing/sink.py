@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from iscp_dagster.joblog.iterations import Claim, Done
-from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.declared.sharding import base_name, shard_of
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
@@ -24,7 +24,7 @@ FIRST = 2
 class Sink:
     """One consumer that takes part in a scan: that of the claims' job, for all their tenants."""
 
-    log: JobLog
+    log: SqlLog
     claims: Sequence[Claim]
     """All on jobs of one name, whose tenants share one table."""
 
@@ -107,7 +107,7 @@ class Sink:
         return self.log.jobs(name=self.job, tenants=tenants, include_dropped=True)
 
 
-def lost(log: JobLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
+def lost(log: SqlLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
     """The claims, all on one table, that their run no longer holds, each with its FenceError."""
     if not claims:
         return {}

@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from logs import LAYOUT, T0, add, at, complete, key, moment, name, over, span, spec
 
 from iscp_dagster.joblog import lifecycle
-from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.joblog.sql import statements
 from iscp_dagster.joblog.sql.flush import flush
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -126,7 +125,7 @@ def test_threads_that_begin_the_same_iteration_get_one_claim(make_log):
     add(logs[0], key("a"), key("b"))
     gate, claims, refused = threading.Barrier(len(logs)), [], []
 
-    def begin(log: JobLog, run: str) -> None:
+    def begin(log: SqlLog, run: str) -> None:
         gate.wait(timeout=30)
         try:
             claims.append(log.begin(over(key("a"), key("b")), run, LAYOUT))

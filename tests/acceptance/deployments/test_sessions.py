@@ -24,8 +24,6 @@ from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.spark.session import disconnect, private, shared
 from iscp_dagster.sync.iteration.outcomes import Delivery
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 ITERATIONS, VERIFIES = 24, 8
 SOAK = 1000
 GROWTH = 1.5
@@ -173,14 +171,11 @@ def test_whoever_lacks_the_token_is_refused(stack, remote):
     assert "authentication token" in asyncio.run(SparkHealth(address).problem(0))
 
 
-def test_a_spark_that_answers_runs_a_job_to_show_its_health(stack):
-    async def scenario():
-        health = SparkHealth(stack.spark_remote)
-        for _ in range(3):
-            assert await health.problem(0) == ""
-        assert health.jobs == 1
-
-    asyncio.run(scenario())
+async def test_a_spark_that_answers_runs_a_job_to_show_its_health(stack):
+    health = SparkHealth(stack.spark_remote)
+    for _ in range(3):
+        assert await health.problem(0) == ""
+    assert health.jobs == 1
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])

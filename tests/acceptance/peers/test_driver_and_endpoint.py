@@ -37,14 +37,10 @@ VERSIONS = pytest.mark.parametrize("version", [1, 2, 3])
     ids=["exchange", "duplex", "uvicorn"],
 )
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.__name__)
-def test_driver_drives_the_endpoint(request, tmp_path, scenario, served_by, duplex):
+async def test_driver_drives_the_endpoint(request, tmp_path, scenario, served_by, duplex):
     url = request.getfixturevalue(served_by).url
-
-    async def scene():
-        async with Peer(url, duplex=duplex, version=3) as peer:
-            await scenario(peer, tmp_path / "effects")
-
-    asyncio.run(scene())
+    async with Peer(url, duplex=duplex, version=3) as peer:
+        await scenario(peer, tmp_path / "effects")
 
 
 @WAYS

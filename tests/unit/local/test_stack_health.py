@@ -199,28 +199,25 @@ async def test_a_check_that_fails_itself_harms_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says what has stopped")
-def test_a_stopped_process_below_a_service_goes_on(tmp_path: Path) -> None:
+async def test_a_stopped_process_below_a_service_goes_on(tmp_path: Path) -> None:
     code = (
         "import os, subprocess, sys, time;"
         "below = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
         "open(sys.argv[1], 'w').write(str(below.pid)); time.sleep(600)"
     )
 
-    async def scenario() -> None:
-        written = tmp_path / "below"
-        command = (sys.executable, "-c", code, str(written))
-        supervised = Watched(server(tmp_path, free_port(), command=command))
-        while not (written.exists() and written.read_text()):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        below = int(written.read_text())
-        os.kill(below, signal.SIGSTOP)
-        while below not in stopped_below(os.getpid()):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        while below in stopped_below(os.getpid()):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        await supervised.end()
-
-    asyncio.run(asyncio.wait_for(scenario(), SECONDS))
+    written = tmp_path / "below"
+    command = (sys.executable, "-c", code, str(written))
+    supervised = Watched(server(tmp_path, free_port(), command=command))
+    while not (written.exists() and written.read_text()):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    below = int(written.read_text())
+    os.kill(below, signal.SIGSTOP)
+    while below not in stopped_below(os.getpid()):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    while below in stopped_below(os.getpid()):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await supervised.end()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says which session is whose")
@@ -338,17 +335,7 @@ class Stuck(grpc.GenericRpcHandler):
         yield from ()
 
 
-def test_a_spark_that_has_no_turn_for_a_job_is_stalled() -> None:
-    async def scenario() -> None:
-        health = SparkHealth(f"sc://127.0.0.1:{port}", job_seconds=0.2)
-        said = await health.problem(0)
-        assert said == "has run no job for 0 seconds"
-        assert isinstance(said, Stalled)
-        # The next job waits, which improves nothing.
-        assert await health.problem(0) == said
-        stuck.over.set()
-        await asyncio.wait_for(until_well(health), SECONDS)
-
+async def test_a_spark_that_has_no_turn_for_a_job_is_stalled() -> None:
     async def until_well(health: SparkHealth) -> None:
         while await health.problem(0):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -360,7 +347,14 @@ def test_a_spark_that_has_no_turn_for_a_job_is_stalled() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        asyncio.run(scenario())
+        health = SparkHealth(f"sc://127.0.0.1:{port}", job_seconds=0.2)
+        said = await health.problem(0)
+        assert said == "has run no job for 0 seconds"
+        assert isinstance(said, Stalled)
+        # The next job waits, which improves nothing.
+        assert await health.problem(0) == said
+        stuck.over.set()
+        await asyncio.wait_for(until_well(health), SECONDS)
     finally:
         stuck.over.set()
         server.stop(None).wait()

@@ -83,27 +83,21 @@ async def test_what_is_put_later_is_sent_then():
     assert wire.ends[-1] is True
 
 
-def test_what_is_put_before_the_opening_follows_it_however_often_that_is_sent():
+async def test_what_is_put_before_the_opening_follows_it_however_often_that_is_sent():
     first, second = completion(0, EMPTY), completion(1, EMPTY)
 
-    async def inside():
-        out, wires = Outgoing(lambda: None), [Wire(), Wire()]
-        out.put(first)
-        for each in wires:
-            out.begin(opening(2))
-            await out.run_whole(each)
-        return [each.frames for each in wires]
+    out, wires = Outgoing(lambda: None), [Wire(), Wire()]
+    out.put(first)
+    for each in wires:
+        out.begin(opening(2))
+        await out.run_whole(each)
+    assert [each.frames for each in wires] == [[*opening(2), first]] * 2
 
-    assert asyncio.run(inside()) == [[*opening(2), first]] * 2
-
-    async def answered():
-        out, wire = Outgoing(lambda: None), Wire()
-        out.begin(opening(1))
-        out.put(first)
-        out.answered()
-        out.put(second)
-        out.begin(opening(1))
-        await out.run_whole(wire)
-        return wire.frames
-
-    assert asyncio.run(answered()) == opening(1)
+    out, wire = Outgoing(lambda: None), Wire()
+    out.begin(opening(1))
+    out.put(first)
+    out.answered()
+    out.put(second)
+    out.begin(opening(1))
+    await out.run_whole(wire)
+    assert wire.frames == opening(1)

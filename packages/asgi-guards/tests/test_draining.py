@@ -8,9 +8,9 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from uvicornserver import uvicorn_of
 
 from asgi_guards.draining import Draining
+from asgi_guards.testing import serving
 
 LARGE = b"x" * (20 * 1024 * 1024)
 
@@ -27,35 +27,35 @@ def refusing(**bounds):
 
 @pytest.mark.parametrize("body", [LARGE, b"", b"x"])
 def test_the_answer_comes_to_a_client_that_sends_everything_first(body):
-    with uvicorn_of(refusing()) as server:
+    with serving(refusing()) as server:
         for _ in range(10):
-            answer = httpx.post(server, content=body)
+            answer = httpx.post(server.url, content=body)
             assert (answer.status_code, answer.text) == (413, "too large")
-        assert httpx.get(server).status_code == 413
+        assert httpx.get(server.url).status_code == 413
 
 
 @pytest.mark.parametrize("bounds", [{"most": 1_000}, {"seconds": 0.05}])
 def test_it_is_waited_for_within_bounds(bounds):
-    with uvicorn_of(refusing(**bounds)) as server:
-        port = int(server.rsplit(":", 1)[1])
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
-            client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n")
-            client.sendall(b"x" * 2_000)
-            told = b""
-            while some := client.recv(4096):
-                told += some
+    with (
+        serving(refusing(**bounds)) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=30) as client,
+    ):
+        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n")
+        client.sendall(b"x" * 2_000)
+        told = b""
+        while some := client.recv(4096):
+            told += some
     assert told.endswith(b"too large")
 
 
 def test_who_expects_to_be_asked_for_the_body_is_answered_at_once():
-    with uvicorn_of(refusing(seconds=600)) as server:
-        port = int(server.rsplit(":", 1)[1])
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
-            head = (
-                b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n"
-            )
-            client.sendall(head)
-            told = b""
-            while some := client.recv(4096):
-                told += some
+    with (
+        serving(refusing(seconds=600)) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=30) as client,
+    ):
+        head = b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n"
+        client.sendall(head)
+        told = b""
+        while some := client.recv(4096):
+            told += some
     assert told.startswith(b"HTTP/1.1 413")

@@ -2,12 +2,11 @@
 
 import socket
 from contextlib import suppress
-from urllib.parse import urlsplit
 
 import pytest
-from uvicornserver import uvicorn_of
 
 from asgi_guards.connections import MOST_HEAD, options
+from asgi_guards.testing import serving
 
 PIECE = b"y" * 16_384
 
@@ -23,10 +22,9 @@ async def size(scope, receive, send):
     await send({"type": "http.response.body", "body": b"%d bytes" % count})
 
 
-def asked(url, *parts):
+def asked(served, *parts):
     """What is answered to a request of these parts; each is repeated for as long as it is read."""
-    host = urlsplit(url)
-    with socket.create_connection((host.hostname, host.port), 20) as connection:
+    with socket.create_connection(("127.0.0.1", served.port), 20) as connection:
         with suppress(OSError):
             for part in parts:
                 connection.sendall(part)
@@ -54,7 +52,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
     ids=["value", "name", "headers", "path", "extension", "trailers"],
 )
 def test_a_head_without_end_is_refused(parts):
-    with uvicorn_of(size, **options()) as served:
+    with serving(size, **options()) as served:
         answer = asked(served, *parts)
         assert b" 200 " not in answer
         assert b"1 bytes" in asked(served, HEAD, b"Content-Length: 1\r\n\r\nx")
@@ -63,7 +61,7 @@ def test_a_head_without_end_is_refused(parts):
 def test_a_head_within_the_bounds_and_any_body_are_taken():
     large = b"x: " + b"y" * (MOST_HEAD - 1_000) + b"\r\n"
     body = b"%x\r\n" % len(PIECE) + PIECE + b"\r\n"
-    with uvicorn_of(size, **options()) as served:
+    with serving(size, **options()) as served:
         answer = asked(served, HEAD, large, b"Content-Length: 1000000\r\n\r\n", b"z" * 1_000_000)
         assert b"1000000 bytes" in answer
         answer = asked(served, CHUNKED, *[body] * 100, b"0\r\n\r\n")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryDirectory
-from threading import Thread
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from durable_invocations.client.client import Client
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
     from durable_invocations.serving.declared.services import AnyService
 
 _SECONDS_BETWEEN = 0.05
@@ -27,18 +23,20 @@ def running(*services: AnyService, attempts: int = 3) -> Iterator[Client]:
     invocation is paused, so give calls of handlers that may fail their `seconds`. Everything ends
     with the block, and nothing is kept. Needs the extra `runtime`.
     """
+    from asgi_guards.testing import serving
     from durable_invocations.serving.app import service_app
 
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="invocations-"))
         runtime = stack.enter_context(_runtime(f"sqlite:///{folder}/invocations.sqlite", attempts))
         client = stack.enter_context(Client(runtime))
-        client.register(stack.enter_context(_served(service_app(*services), "off")))
+        client.register(stack.enter_context(serving(service_app(*services))).url)
         yield client
 
 
 @contextmanager
 def _runtime(database: str, attempts: int) -> Iterator[str]:
+    from asgi_guards.testing import serving
     from durable_invocations.app import serve_store
     from durable_invocations.runtime import settings
     from durable_invocations.runtime.retries import RetryPolicy
@@ -50,26 +48,8 @@ def _runtime(database: str, attempts: int) -> Iterator[str]:
     store = SqlStore(open_database(database))
     try:
         store.ensure()
-        with _served(serve_store(store, settings.Settings(policy=policy)), "on") as url:
-            yield url
+        app = serve_store(store, settings.Settings(policy=policy))
+        with serving(app, lifespan="on") as served:
+            yield served.url
     finally:
         store.engine.dispose()
-
-
-@contextmanager
-def _served(app: ASGIApp, lifespan: Literal["on", "off"]) -> Iterator[str]:
-    """The address of a server of an app, over HTTP/1.1; connections wait until it has begun."""
-    import uvicorn
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        config = uvicorn.Config(
-            app, lifespan=lifespan, log_level="error", timeout_graceful_shutdown=1
-        )
-        server = uvicorn.Server(config)
-        thread = Thread(target=server.run, args=([listening],), daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import uvicorn
 from imagetable import source_in
 from starlette.routing import WebSocketRoute
 from websockets.asyncio.client import connect
 
+from asgi_guards import testing
 from iscp_dagster.serve.access import OpenAccess
 from iscp_dagster.serve.catalog import catalog
 from iscp_dagster.serve.graph.schemas import Schemas
@@ -30,7 +30,6 @@ class Running:
     live: Live
     sockets: Sockets
     server: uvicorn.Server
-    loop: asyncio.AbstractEventLoop = field(default=None)
 
 
 @contextmanager
@@ -45,22 +44,8 @@ def serving(log, endpoint, *, access=None, bounds=None, **options):
     app = create_app(
         Settings(schemas=schemas, access=access, routes=[route], beside=[sockets.beside])
     )
-    config = uvicorn.Config(
-        app, port=0, log_level="warning", ws_per_message_deflate=False, lifespan="on"
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            thread.join(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield Running(port=port, live=live, sockets=sockets, server=server)
-    finally:
-        server.should_exit = True
-        thread.join(20)
-        assert not thread.is_alive()
+    with testing.serving(app, lifespan="on", ws_per_message_deflate=False) as served:
+        yield Running(port=served.port, live=live, sockets=sockets, server=served.server)
 
 
 class Client:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 import hypercorn.asyncio
-import uvicorn
 from hypercorn.config import Config
+
+from asgi_guards.testing import serving
 
 SECONDS = 60
 
@@ -21,33 +22,19 @@ class Served:
     stop: object
 
 
-def bound(port=0):
+def bound():
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.bind(("127.0.0.1", port))
+    made.bind(("127.0.0.1", 0))
     made.listen(128)
     return made, made.getsockname()[1]
 
 
 @contextmanager
-def uvicorn_of(app, *, port=0, **options):
+def uvicorn_of(app, **options):
     """HTTP/1.1: the address of a server that runs until the block ends or `stop()`."""
-    listening, port = bound(port)
-    settings = {"log_level": "error", "lifespan": "off", "timeout_graceful_shutdown": 1, **options}
-    server = uvicorn.Server(uvicorn.Config(app, **settings))
-    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-    thread.start()
-
-    def stop():
-        server.should_exit = True
-        thread.join(SECONDS)
-        listening.close()
-        assert not thread.is_alive()
-
-    try:
-        yield Served(f"http://127.0.0.1:{port}", stop)
-    finally:
-        stop()
+    with ExitStack() as stack:
+        yield Served(stack.enter_context(serving(app, **options)).url, stack.close)
 
 
 @contextmanager

@@ -1,0 +1,52 @@
+"""A server for tests: uvicorn in a thread of the test's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.types import ASGIApp
+
+_END_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server on this machine; it begins to end when `server.should_exit` is set."""
+
+    port: int
+    server: uvicorn.Server
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def serving(app: ASGIApp, *, port: int = 0, **options: Any) -> Iterator[Served]:
+    """Serve an app over HTTP/1.1 until the block ends, and yield it when it has begun.
+
+    `options` are those of `uvicorn.Config`; the app's lifespan does not run without
+    `lifespan="on"`. Needs the extra `uvicorn`.
+    """
+    import uvicorn
+
+    quick = {"log_level": "error", "lifespan": "off", "timeout_graceful_shutdown": 1}
+    options = {**quick, **options}
+    server = uvicorn.Server(uvicorn.Config(app, port=port, **options))
+    thread = Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            thread.join(0.01)
+        yield Served(server.servers[0].sockets[0].getsockname()[1], server)
+    finally:
+        server.should_exit = True
+        thread.join(_END_SECONDS)
+        assert not thread.is_alive()

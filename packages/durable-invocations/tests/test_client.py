@@ -212,14 +212,11 @@ def test_a_runtime_that_does_not_answer_is_unavailable():
 @pytest.mark.parametrize(
     "url",
     [
-        "",
-        "127.0.0.1:4080",
-        "ftp://host",
-        "http://me:secret@host",
-        "http://host?x=secret",
-        "http://",
+        "", "127.0.0.1:4080", "ftp://host", "http://me:secret@host", "http://host?x=secret",
+        "http://", "http://h:abc", "http://[::1", "http://h:0", "http://h:99999", "http://\u0661",
+        "http://h\n/",
     ],
-)
+)  # fmt: skip
 def test_an_address_that_is_none_is_a_mistake_in_the_settings(url):
     with pytest.raises(ConfigError, match="is not an address of a runtime") as wrong:
         Client(url)

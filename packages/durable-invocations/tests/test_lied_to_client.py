@@ -109,15 +109,6 @@ def test_a_token_that_is_none_is_a_mistake_in_the_settings_and_not_told(token):
     assert token.strip() not in str(wrong.value)
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["http://h:abc", "http://[::1", "http://h:0", "http://h:99999", "http://\u0661", "http://h\n/"],
-)
-def test_an_address_that_cannot_be_asked_is_a_mistake_in_the_settings(url):
-    with pytest.raises(ConfigError, match="is not an address of a runtime"):
-        Client(url)
-
-
 def test_a_host_that_is_no_name_does_not_answer():
     with Client("http://a..b") as client, pytest.raises(UnavailableError, match="does not answer"):
         client.services()

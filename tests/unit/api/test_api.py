@@ -361,22 +361,14 @@ def test_unregistering_for_all_takes_back_what_stands(jobs, source):
 # Updating.
 
 
-def test_an_update_merges_and_what_is_empty_keeps_its_value(jobs, source):
+@pytest.mark.parametrize("update", [SpecUpdate(job_type="greedy"), spec(job_type="greedy")])
+def test_an_update_merges_and_what_is_empty_keeps_its_value(jobs, source, update):
     commit(source, "eu")
     jobs.register_job("eu", MIRROR, spec(priority=3, independent=True))
-    assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(job_type="greedy")) is True
+    assert jobs.update_job_spec("eu", MIRROR, update) is True
     now = jobs.get_job("eu", MIRROR).spec
     assert now == spec(priority=3, independent=True, job_type="greedy")
-    assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(job_type="greedy")) is False
-
-
-def test_of_a_whole_spec_what_is_empty_keeps_its_value(jobs, source):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec(priority=3, independent=True))
-    assert jobs.update_job_spec("eu", MIRROR, spec(job_type="greedy")) is True
-    wanted = spec(priority=3, job_type="greedy", independent=True)
-    assert jobs.get_job("eu", MIRROR).spec == wanted
-    assert jobs.update_job_spec("eu", MIRROR, spec(job_type="greedy")) is False
+    assert jobs.update_job_spec("eu", MIRROR, update) is False
 
 
 def test_all_that_a_whole_spec_states_is_taken_on():

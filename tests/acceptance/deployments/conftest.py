@@ -19,12 +19,12 @@ from deployed import A_TENANTS_SLOTS, SLOTS
 from faultproxy import FaultyClickHouse, faulty
 from nearspark import NearSpark, near, served
 from smalldisk import small_disk
-from stackfixture import SERVICES, Stack, copied_project, running_stack
+from stackfixture import Stack, copied_project, running_stack
 from tables import COLUMNS, FEED, Table
 
 from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.demo.dagster_api import DagsterApi
-from iscp_dagster.local.services.settings import CLICKHOUSE
+from iscp_dagster.local.services.settings import CLICKHOUSE, SERVICES
 from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.spark.session import disconnect, shared
 from iscp_dagster.sync.deployment import Deployment

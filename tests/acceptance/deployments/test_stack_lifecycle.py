@@ -16,7 +16,6 @@ import pytest
 from stackfixture import (
     GONE_SECONDS,
     PARTS,
-    SERVICES,
     assert_nothing_left,
     assert_runs,
     clean_environment,
@@ -28,7 +27,7 @@ from stackfixture import (
 )
 
 from iscp_dagster.local.services.lock import HomeLocks
-from iscp_dagster.local.services.settings import CLICKHOUSE
+from iscp_dagster.local.services.settings import CLICKHOUSE, SERVICES
 from iscp_dagster.local.stack.environment import with_stack
 
 pytestmark = pytest.mark.timeout(900)

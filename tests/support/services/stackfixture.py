@@ -18,7 +18,7 @@ from places import ROOT
 
 from iscp_dagster.local.services import state
 from iscp_dagster.local.services.lock import HomeLocks
-from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, SERVICES, SPARK
+from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, SPARK
 from iscp_dagster.local.services.state import Condition, ServiceState, StackState
 from iscp_dagster.local.spark.server import JAVA_OPTIONS_VARIABLE
 from iscp_dagster.local.stack.environment import with_stack
@@ -287,24 +287,3 @@ def wait_for(condition, seconds: float, told=lambda: "", *, every: float | None 
         waited = time.monotonic() - began
         assert waited < seconds, told()
         time.sleep(every or min(max(waited / 10, _POLL), _LONGEST_POLL))
-
-
-__all__ = [
-    "GONE_SECONDS",
-    "PARTS",
-    "SERVICES",
-    "Stack",
-    "assert_in_files_of_their_own",
-    "assert_nothing_left",
-    "assert_runs",
-    "clean_environment",
-    "commands_of",
-    "copied_project",
-    "free_ports",
-    "iscp",
-    "jars_folder",
-    "processes_of",
-    "query",
-    "running_stack",
-    "wait_for",
-]

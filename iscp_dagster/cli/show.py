@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -12,6 +11,7 @@ from rich.console import Console
 from iscp_dagster.api.facts import compared, named
 from iscp_dagster.api.names import command_for, listed, titled
 from iscp_dagster.cli.parts.counting import ROWS, count_nouns, print_counts, print_rest
+from iscp_dagster.cli.parts.results import print_json
 from iscp_dagster.cli.parts.tables import Listing, print_line, print_listing
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobID
@@ -32,7 +32,7 @@ def comparison(
     chosen = replace(found, verdicts=_chosen(found.verdicts, differs=differs))
     if as_json:
         rows = compared(chosen)
-        print(json.dumps(rows if limit is None else rows[:limit], indent=2))  # noqa: T201
+        print_json(rows if limit is None else rows[:limit])
         return
     if found.verdicts:
         _count(found)

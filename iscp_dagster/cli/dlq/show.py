@@ -11,6 +11,7 @@ from typing import Any
 from iscp_dagster.cli.jobs.json import write
 from iscp_dagster.cli.jobs.show import line
 from iscp_dagster.cli.parts.counting import ROWS, count_nouns, print_counts, print_rest
+from iscp_dagster.cli.parts.results import print_result
 from iscp_dagster.cli.parts.tables import Cell, Listing, is_terminal, print_facts, print_listing
 from iscp_dagster.clickhouse.write.letters import DeadLetter
 from iscp_dagster.upkeep.dead_letters import Replayed
@@ -64,10 +65,8 @@ def replayed(done: Sequence[Replayed], *, as_json: bool) -> None:
 
 def dropped(found: Sequence[DeadLetter], *, as_json: bool) -> None:
     """Print how many letters were dropped."""
-    if as_json:
-        write([each.id for each in found])
-    else:
-        line(f"{count_nouns(len(found), 'dead letter')} dropped")
+    text = f"{count_nouns(len(found), 'dead letter')} dropped"
+    print_result([each.id for each in found], text, as_json=as_json)
 
 
 _SAID = {

@@ -81,16 +81,13 @@ def show(id_: EventId, *, endpoint: OneEndpoint = None, as_json: AsJson = False)
 @events.command()
 def resend(id_: EventId, *, endpoint: OneEndpoint = None, as_json: AsJson = False) -> None:
     """Send an event again, under the same id, whether it was delivered or is a dead letter."""
-    from iscp_dagster.cli.jobs.json import write
-    from iscp_dagster.cli.jobs.show import line
+    from iscp_dagster.cli.parts.results import print_result
 
     sent = _opened().outbox.resend(id_, endpoint)
     if not sent:
         raise _no_event(id_, endpoint)
-    if as_json:
-        write({"event_id": id_, "endpoints": sent})
-    else:
-        line(f"{id_} is sent again, to {sent:,} endpoint{'s' * (sent != 1)}.")
+    text = f"{id_} is sent again, to {sent:,} endpoint{'s' * (sent != 1)}."
+    print_result({"event_id": id_, "endpoints": sent}, text, as_json=as_json)
 
 
 @events.command()
@@ -105,18 +102,14 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Send a trigger's events of a time range again, in order, under the same ids."""
-    from iscp_dagster.cli.jobs.json import write
-    from iscp_dagster.cli.jobs.show import line
+    from iscp_dagster.cli.parts.results import print_result
 
     deliveries = _opened()
     names = {"trigger": trigger, "endpoint": endpoint, "tenant": tenant, "state": state}
     chosen = _chosen(deliveries, names, from_, to)
     sent = deliveries.outbox.replay(chosen)
-    if as_json:
-        write({"trigger": trigger, "events": sent})
-    else:
-        many = f"{sent:,} events of {trigger} are"
-        line(f"{f'1 event of {trigger} is' if sent == 1 else many} sent again.")
+    some = f"1 event of {trigger} is" if sent == 1 else f"{sent:,} events of {trigger} are"
+    print_result({"trigger": trigger, "events": sent}, f"{some} sent again.", as_json=as_json)
 
 
 def _opened() -> Deliveries:

@@ -75,29 +75,23 @@ def ping(name: EndpointName, *, as_json: AsJson = False) -> None:
     import asyncio
 
     from iscp_dagster.api.outbox import open_deliveries
-    from iscp_dagster.cli.jobs.json import write
-    from iscp_dagster.cli.jobs.show import line
+    from iscp_dagster.cli.parts.results import print_result
     from iscp_dagster.webhooks import service
 
     deliveries = open_deliveries(os.environ)
     wanted = deliveries.endpoint(name)
     answer = asyncio.run(service.ping(wanted, deliveries.environ))
-    if as_json:
-        found = {"endpoint": name, "status": answer.status, "answer": answer.text}
-        write(found | {"accepted": answer.accepted})
-    else:
-        how = "no answer" if answer.status is None else f"answered {answer.status}"
-        # A receiver's answer must not look like another line of ours.
-        said = " ".join(answer.text.split())
-        line(f"{name}: {how}{f': {said}' if said else ''}")
+    found = {"endpoint": name, "status": answer.status, "answer": answer.text}
+    how = "no answer" if answer.status is None else f"answered {answer.status}"
+    # A receiver's answer must not look like another line of ours.
+    said = " ".join(answer.text.split())
+    text = f"{name}: {how}{f': {said}' if said else ''}"
+    print_result(found | {"accepted": answer.accepted}, text, as_json=as_json)
     raise typer.Exit(0 if answer.accepted else 1)
 
 
 def _changed(state: EndpointState, *, as_json: bool) -> None:
-    from iscp_dagster.cli.jobs.json import write
-    from iscp_dagster.cli.jobs.show import line
+    from iscp_dagster.cli.parts.results import print_result
 
-    if as_json:
-        write({"endpoint": state.name, "state": state.state, "reason": state.reason})
-    else:
-        line(f"{state.name} is {state.state}.")
+    fact = {"endpoint": state.name, "state": state.state, "reason": state.reason}
+    print_result(fact, f"{state.name} is {state.state}.", as_json=as_json)

@@ -116,8 +116,7 @@ def resolve(
     as_json: AsJson = False,
 ) -> None:
     """Complete an awakeable, for which a handler waits, with a value or a failure."""
-    from iscp_dagster.cli.jobs.json import write
-    from iscp_dagster.cli.jobs.show import line
+    from iscp_dagster.cli.parts.results import print_result
 
     if value is not None and reject is not None:
         raise typer.BadParameter("give a value or --reject, not both.")
@@ -126,11 +125,9 @@ def resolve(
             changed = client.resolve(awakeable, _parsed(value))
         else:
             changed = client.reject(awakeable, reject)
-    if as_json:
-        write({"awakeable": awakeable, "changed": changed})
-    else:
-        how = "resolved" if reject is None else "rejected"
-        line(f"{awakeable} is {how}." if changed else f"{awakeable} was completed before.")
+    how = "is resolved" if reject is None else "is rejected"
+    text = f"{awakeable} {how if changed else 'was completed before'}."
+    print_result({"awakeable": awakeable, "changed": changed}, text, as_json=as_json)
 
 
 @invocations.command()
@@ -160,15 +157,12 @@ def deploy(
 
 
 def _changed(id_: str, verb: str, how: str, *, as_json: bool) -> None:
-    from iscp_dagster.cli.jobs.json import write
-    from iscp_dagster.cli.jobs.show import line
+    from iscp_dagster.cli.parts.results import print_result
 
     with _client() as client:
         changed = client.change(id_, verb)
-    if as_json:
-        write({"id": id_, "changed": changed})
-    else:
-        line(f"{id_} {how}." if changed else f"{id_} is left as it is: there is nothing to {verb}.")
+    said = how if changed else f"is left as it is: there is nothing to {verb}"
+    print_result({"id": id_, "changed": changed}, f"{id_} {said}.", as_json=as_json)
 
 
 def _client() -> Client:

@@ -134,10 +134,9 @@ def update(
 ) -> None:
     """Change a job's spec; options left out keep their values."""
     from iscp_dagster.api.names import parsed
-    from iscp_dagster.cli.jobs import json as job_json
-    from iscp_dagster.cli.jobs import show as job_show
     from iscp_dagster.cli.jobs.specs import asked
     from iscp_dagster.cli.jobs.updating import update_spec
+    from iscp_dagster.cli.parts.results import print_result
     from iscp_dagster.model.errors import ConfigError
 
     change = asked(
@@ -156,10 +155,7 @@ def update(
         raise ConfigError("There is nothing to change; name an option, see `iscp job update -h`.")
 
     done = update_spec(_jobs(), tenant, parsed(name), change, interrupt=interrupt)
-    if as_json:
-        job_json.write(done.to_json())
-    else:
-        job_show.line(str(done))
+    print_result(done.to_json(), str(done), as_json=as_json)
 
 
 @job.command()
@@ -203,15 +199,12 @@ def _jobs() -> Jobs:
 def _change(name: str, tenant: str, verb: Verb, said: Mapping[bool, str], *, as_json: bool) -> None:
     """Apply `verb` to the job, and print whether it changed anything."""
     from iscp_dagster.api.names import parsed, titled
-    from iscp_dagster.cli.jobs import json as job_json
-    from iscp_dagster.cli.jobs import show as job_show
+    from iscp_dagster.cli.parts.results import print_result
 
     wanted = parsed(name)
     changed = verb(_jobs())(tenant, wanted)
-    if as_json:
-        job_json.write({"tenant": tenant, "job": str(wanted), "changed": changed})
-    else:
-        job_show.line(f"{titled(str(wanted), tenant)}: {said[changed]}")
+    fact = {"tenant": tenant, "job": str(wanted), "changed": changed}
+    print_result(fact, f"{titled(str(wanted), tenant)}: {said[changed]}", as_json=as_json)
 
 
 job.command()(job_look.status)

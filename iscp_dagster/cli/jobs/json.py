@@ -6,21 +6,18 @@ One thing has one key: a job is `tenant` and `job`, a moment `version` and `at`,
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from iscp_dagster.api.facts import moment, status
 from iscp_dagster.api.names import EVERY
+from iscp_dagster.cli.parts.results import print_json
 from iscp_dagster.joblog.history import Entry, Usage
 from iscp_dagster.model.jobs import JobID, JobStatus
 from iscp_dagster.model.moment import Beginning
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.upkeep.progress import Progress
 
-
-def write(value: Any) -> None:
-    """Print JSON without wrapping long lines."""
-    print(json.dumps(value, indent=2))  # noqa: T201
+write = print_json
 
 
 def standing(name: JobID, spec: JobSpec) -> dict[str, Any]:

@@ -31,14 +31,11 @@ def wait(
     from rich.console import Console
 
     from iscp_dagster.api import jobs as api
-    from iscp_dagster.cli.jobs import json as job_json
-    from iscp_dagster.cli.jobs import show as job_show
     from iscp_dagster.cli.parts.progress import telling
+    from iscp_dagster.cli.parts.results import print_result
 
     jobs = api.open_jobs(os.environ)
     with telling(Console(stderr=True), seconds=LINE_SECONDS) as tell:
         reached = jobs.wait(table, version, tenant, timeout, tell=tell)
-    if as_json:
-        job_json.write({"table": table, "tenant": tenant, "version": reached})
-    else:
-        job_show.line(f"{table} is searchable at version {reached} in every index.")
+    text = f"{table} is searchable at version {reached} in every index."
+    print_result({"table": table, "tenant": tenant, "version": reached}, text, as_json=as_json)

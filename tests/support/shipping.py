@@ -8,11 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.consumers.protocol import DataType
-from iscp_dagster.model.declared.tables import DEFAULT_TENANT
+from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.sync.executors.retriever import Share
@@ -20,6 +22,15 @@ from iscp_dagster.sync.executors.writer import Receipt, Writer
 
 ANYWAY = {"log_comment": f"by hand {2**62}"}
 """The setting by which a test's own INSERT passes every barrier."""
+
+
+def built(endpoint: Endpoint, source: SourceTable, index: Index, fields: Any, **shape: Any):
+    """Return the store of an index whose tables and views have been made."""
+    table = IndexTable(source=source, index=index, fields=fields, **shape)
+    store = IndexStore(endpoint=endpoint, shape=table)
+    store.ensure()
+    store.ensure_views()
+    return store
 
 
 def shipped(

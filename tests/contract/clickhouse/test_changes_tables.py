@@ -7,12 +7,10 @@ import re
 import pyarrow as pa
 import pytest
 from places import ROOT
-from shipping import check_staged, put_in_place, write
+from shipping import built, check_staged, put_in_place, write
 
 from iscp_dagster import Changes, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.tables.ddl import IndexTable
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.owned import stored_definition
 from iscp_dagster.model.declared.images import IMAGE_FIELDS
 from iscp_dagster.model.declared.schema import Decimal, DeltaField, Primitive
@@ -34,10 +32,8 @@ def make(clickhouse_url):
         source = SourceTable(name or f"dealt{next(NUMBERS)}.trades", key="id", tenant=tenant)
         index = Changes(name="big_trades", view=VIEW)
         fields = [*FIELDS[:2], gross, *IMAGE_FIELDS]
-        shape = IndexTable(source=source, index=index, fields=fields, generation=generation)
-        store = IndexStore(endpoint=Endpoint.parse(clickhouse_url), shape=shape)
-        store.ensure()
-        store.ensure_views()
+        endpoint = Endpoint.parse(clickhouse_url)
+        store = built(endpoint, source, index, fields, generation=generation)
         store.stage()
         return store
 

@@ -10,13 +10,11 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 from faultproxy import LATE
-from shipping import ANYWAY, put_in_place, write
+from shipping import ANYWAY, built, put_in_place, write
 
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
-from iscp_dagster.clickhouse.tables.ddl import IndexTable
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.consumer import TooManyRefusedError
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.clickhouse.write.letters import DeadLetters
@@ -42,12 +40,9 @@ def make(clickhouse_url):
 
     def build(index, *, key="id", tenant="tenant", fields=FIELDS):
         source = SourceTable(f"dead{next(NUMBERS)}.t", key=key, tenant=tenant, indexes=[index])
-        shape = IndexTable(source=source, index=index, fields=fields)
-        store = IndexStore(endpoint=Endpoint.parse(clickhouse_url), shape=shape)
-        store.ensure()
-        store.ensure_views()
+        store = built(Endpoint.parse(clickhouse_url), source, index, fields)
         store.endpoint.client().command(
-            f"ALTER TABLE {shape.name(shape.rows)} ADD CONSTRAINT small CHECK n < 100"
+            f"ALTER TABLE {store.shape.name(store.shape.rows)} ADD CONSTRAINT small CHECK n < 100"
         )
         return store
 

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from places import DOCS
 from pydantic import ValidationError
-from shipping import write
+from shipping import built, write
 from starlette.testclient import TestClient
 from test_index_tables import FIELDS, rows, served
 
@@ -15,9 +15,7 @@ import resources
 from iscp_dagster import Mirror, SourceTable, SourceTableComponent
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.indexes import index_of
-from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.location.component.schema import table_model
 from iscp_dagster.model.consumers.kinds import consumer_kind, is_index
 from iscp_dagster.model.declared import kinds
@@ -60,15 +58,12 @@ def test_a_kind_of_another_package_is_kept_as_those_built_in(installed, clickhou
     )
     index = index_of(source, info)
     endpoint = Endpoint.parse(clickhouse_url)
-    shape = IndexTable(source=source, index=index, fields=FIELDS)
-    store = IndexStore(endpoint=endpoint, shape=shape)
-    store.ensure()
-    store.ensure_views()
+    store = built(endpoint, source, index, FIELDS)
     assert is_index(info)
     write(store, rows(range(3)))
     write(store, rows([3], body="others"), upto=2)
     assert [row[1] for row in served(store)] == [0, 1, 2, 3]
-    counted = f"SELECT value, rows FROM {shape.name('blooming_b_counted')} ORDER BY rows"
+    counted = f"SELECT value, rows FROM {store.shape.name('blooming_b_counted')} ORDER BY rows"
     query = endpoint.client().query
     assert query(counted).result_rows == [("others", 1), ("some words", 3)]
     indexes = "SELECT type FROM system.data_skipping_indices WHERE table = 'blooming_b__rows'"

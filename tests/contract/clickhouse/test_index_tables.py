@@ -10,7 +10,7 @@ import pytest
 from faultproxy import faulty
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shipping import check_staged, put_in_place, shipped, write
+from shipping import built, check_staged, put_in_place, shipped, write
 
 from iscp_dagster import Changes, FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -49,11 +49,7 @@ def endpoint(clickhouse_url):
 def make(endpoint):
     def build(index, *, tenant="tenant", fields=FIELDS):
         source = SourceTable(f"contract.t{next(NUMBERS)}", key="id", tenant=tenant)
-        store = IndexStore(
-            endpoint=endpoint, shape=IndexTable(source=source, index=index, fields=fields)
-        )
-        store.ensure()
-        store.ensure_views()
+        store = built(endpoint, source, index, fields)
         store.stage()
         return store
 
@@ -390,11 +386,7 @@ def test_rows_that_do_not_fit_are_named_and_nothing_is_written(make, table, erro
 def test_json_text_of_appended_rows_is_the_same_when_a_chunk_comes_again(endpoint):
     source = SourceTable(f"contract.t{next(NUMBERS)}", tenant="tenant")
     index = Mirror(append=True, nulls="json")
-    store = IndexStore(
-        endpoint=endpoint, shape=IndexTable(source=source, index=index, fields=FIELDS)
-    )
-    store.ensure()
-    store.ensure_views()
+    store = built(endpoint, source, index, FIELDS)
     table = pa.concat_tables([rows(range(5), vector=each) for each in (None, [], [0.5, None])])
     for _ in range(2):
         assert not any(receipt.code for receipt in write(store, table))

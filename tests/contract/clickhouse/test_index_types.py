@@ -11,7 +11,7 @@ import shipping
 from cells import CASES, DATE, LONG, POINT, STAMP, STRING, UUID, at, day
 from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
-from shipping import check_staged, count, put_in_place
+from shipping import built, check_staged, count, put_in_place
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -69,13 +69,7 @@ def store_of(endpoint, cases, nulls="empty"):
     ]
     types = {f"c{n}": c.asked for n, c in enumerate(cases) if c.asked}
     source = SourceTable(f"types.t{next(NUMBERS)}", key="id")
-    store = IndexStore(
-        endpoint=endpoint,
-        shape=IndexTable(source=source, index=Mirror(types=types, nulls=nulls), fields=fields),
-    )
-    store.ensure()
-    store.ensure_views()
-    return store
+    return built(endpoint, source, Mirror(types=types, nulls=nulls), fields)
 
 
 def rows_of(cases, values):

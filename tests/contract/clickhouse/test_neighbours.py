@@ -10,12 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError
-from shipping import write
+from shipping import built, write
 
 from iscp_dagster import SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.tables.ddl import IndexTable
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.model.declared.schema import Array, DeltaField, Primitive
 
 NUMBERS = itertools.count()
@@ -54,10 +52,7 @@ class Corpus:
         index = Searched(
             "v", dimension=self.dimension, metric=self.metric, append=self.append, expansion=64
         )
-        shape = IndexTable(source=source, index=index, fields=fields)
-        self.store = IndexStore(endpoint=self.endpoint, shape=shape)
-        self.store.ensure()
-        self.store.ensure_views()
+        self.store = built(self.endpoint, source, index, fields)
 
     def put(self, tenant: str, ids: Any, vectors: Any) -> None:
         """Insert or update rows, as one commit; the column `kind` is the id modulo 10."""

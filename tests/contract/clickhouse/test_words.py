@@ -5,13 +5,11 @@ import unicodedata
 
 import pyarrow as pa
 import pytest
-from shipping import write
+from shipping import built, write
 
 from iscp_dagster import FullText, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.quoting import text
-from iscp_dagster.clickhouse.tables.ddl import IndexTable
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 
 NUMBERS = itertools.count()
@@ -47,10 +45,7 @@ def filled(endpoint, type_, texts, **options):
         DeltaField(name="body", type=Primitive(type_)),
     )
     source = SourceTable(f"words.t{next(NUMBERS)}", key="id")
-    shape = IndexTable(source=source, index=FullText("body", **options), fields=fields)
-    store = IndexStore(endpoint=endpoint, shape=shape)
-    store.ensure()
-    store.ensure_views()
+    store = built(endpoint, source, FullText("body", **options), fields)
     arrow = pa.binary() if type_ == "binary" else pa.string()
     # Two parts, so that folding does not depend on one.
     for version, rows in enumerate((list(texts)[::2], list(texts)[1::2]), 1):

@@ -5,8 +5,6 @@ import gc
 import inspect
 import json
 import os
-import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,9 +19,10 @@ from nearspark import near
 from objectstore import LAKE, leading_to
 from places import ROOT
 from servers import running_servers
-from stackfixture import Stack, clean_environment, running_stack
+from stackfixture import Stack, running_stack
 from together import one_for_all
 
+import chdb_http
 from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.spark.session import disconnect
 from sql_transactions.testing import new_databases, running_postgres
@@ -92,16 +91,8 @@ def pytest_terminal_summary(terminalreporter):
 def clickhouse_url(tmp_path_factory):
     """Run the embedded ClickHouse alone; it starts in about a second."""
     folder = tmp_path_factory.mktemp("clickhouse")
-    command = [sys.executable, "-m", "chdb_http"]
-    command += ["--path", str(folder / "data"), "--host", "127.0.0.1", "--port", "0"]
-    command += ["--remote-host", insertgate.ADDRESS]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=clean_environment(folder)
-    ) as server:
-        address = server.stdout.readline().split()[-1]
-        yield f"http://{address}"
-        server.terminate()
-        server.stdout.close()
+    with chdb_http.launch(folder / "data", remote_hosts=[insertgate.ADDRESS]) as server:
+        yield server.url
 
 
 @pytest.fixture

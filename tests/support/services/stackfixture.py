@@ -231,14 +231,15 @@ def processes_of(home: Path) -> set[int]:
     return found
 
 
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
 def commands_of(pids: set[int]) -> list[str]:
-    found = []
-    for pid in pids:
-        try:
-            found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
+    return [told for told in map(command_of, pids) if told]
 
 
 def assert_nothing_left(home: Path) -> None:

@@ -47,13 +47,13 @@ def declared_endpoints(environ: Mapping[str, str]) -> list[Endpoint]:
 
 def declarations(environ: Mapping[str, str]) -> Declared:
     """What the modules of the location declare, whether or not it can stand together."""
-    with _package_of(environ) as package:
-        modules = found_in(package)
+    found = [
+        (each, _file_of(module)) for module in modules_of(environ) for each in _declared_in(module)
+    ]
     files: dict[int, str] = {}
-    for module, its in modules.items():
-        for each in its:
-            files.setdefault(id(each), _file_of(module))
-    return Declared.of((each for its in modules.values() for each in its), files)
+    for each, file in found:
+        files.setdefault(id(each), file)
+    return Declared.of((each for each, _ in found), files)
 
 
 def stands(given: Declared, environ: Mapping[str, str]) -> Sound:
@@ -115,26 +115,23 @@ def _not_found(environ: Mapping[str, str]) -> str:
     )
 
 
-def found_in(package: str) -> dict[str, list[object]]:
-    """By module, what `package` and its modules declare at their top, and in their definitions.
-
-    Includes what Dagster definitions there were built from, also those of a `defs` folder. The same
-    declaration may be in several. Raises ConfigError.
-    """
-    top = imported(package)
-    names = sorted(found.name for found in pkgutil.iter_modules(getattr(top, "__path__", ())))
-    modules = [top, *(imported(f"{package}.{name}") for name in names)]
-    return {module.__name__: _declared_in(module) for module in modules}
+def modules_of(environ: Mapping[str, str]) -> list[ModuleType]:
+    """The package that declares the location's tables, and its modules. Raises ConfigError."""
+    with _package_of(environ) as package:
+        top = imported(package)
+        names = sorted(found.name for found in pkgutil.iter_modules(getattr(top, "__path__", ())))
+        return [top, *(imported(f"{package}.{name}") for name in names)]
 
 
 def _declared_in(module: ModuleType) -> list[object]:
+    """Also what Dagster definitions there were built from, and those of a `defs` folder."""
     named = [value for value in vars(module).values() if isinstance(value, DECLARATIONS)]
     return [*named, *_built_of(module)]
 
 
-def _file_of(module: str) -> str:
-    inside = "/__init__" if hasattr(sys.modules.get(module), "__path__") else ""
-    return f"{module.replace('.', '/')}{inside}.py"
+def _file_of(module: ModuleType) -> str:
+    inside = "/__init__" if hasattr(module, "__path__") else ""
+    return f"{module.__name__.replace('.', '/')}{inside}.py"
 
 
 def _built_of(module: ModuleType) -> Iterator[object]:

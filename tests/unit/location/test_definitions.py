@@ -9,6 +9,7 @@ import sys
 import pytest
 from dagster import AssetKey, Definitions, build_output_context, mem_io_manager
 from logs import add, key, log_in_memory, over
+from places import ROOT
 
 import assets
 from iscp_dagster import Mirror, SourceTable
@@ -81,6 +82,37 @@ def test_all_that_a_person_sees_is_described(defined):
     jobs = [each for each in definitions.resolve_all_job_defs() if not each.name.startswith("__")]
     shown = [*specs.values(), *jobs, *definitions.schedules, *definitions.sensors]
     assert [each for each in shown if not each.description] == []
+
+
+def test_what_a_module_defines_for_dagster_besides_tables_is_in_the_location(
+    tmp_path, monkeypatch, defined
+):
+    """As docs/library.md shows an asset of one's own beside its table."""
+    package = tmp_path / "of_a_shop"
+    package.mkdir()
+    for name in ("orders", "totals"):
+        (package / f"{name}.py").write_text(example(f"assets/{name}.py"))
+    (package / "__init__.py").touch()
+    (package / "others.py").write_text(
+        "import dagster as dg\n"
+        "from of_a_shop.totals import totals\n"
+        "daily = dg.define_asset_job('daily_totals', [totals])\n"
+        "at_night = dg.ScheduleDefinition(name='at_night', job=daily, cron_schedule='@daily')\n"
+        "@dg.asset\n"
+        "def apart(): ...\n"
+        "defs = dg.Definitions(assets=[apart, dg.AssetSpec('elsewhere')])\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    definitions = defined(ISCP_ASSETS="of_a_shop")
+    own = {"shop/orders", "shop/orders_mirror", "shop/totals", "apart", "elsewhere"}
+    assert {each.to_user_string() for each in definitions.resolve_all_asset_keys()} == own
+    assert "daily_totals" in {each.name for each in definitions.resolve_all_job_defs()}
+    assert "at_night" in {each.name for each in definitions.schedules}
+
+
+def example(title):
+    """Return the code of docs/library.md that has this title."""
+    return (ROOT / "docs/library.md").read_text().partition(f'title="{title}"\n')[2].split("```")[0]
 
 
 def test_a_table_that_is_declared_without_a_description_has_one():

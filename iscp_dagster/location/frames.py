@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
-from dagster import AssetKey, OutputContext
+from dagster import AssetKey, InputContext, OutputContext
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.tables.frames import FrameTable
@@ -43,22 +43,27 @@ def arrow_of(frame: Frame, asset: str) -> pa.Table:
     )
 
 
-def frame_table(endpoint: Endpoint, context: OutputContext) -> FrameTable:
-    """The table of an asset's output. Raises ConfigError where its partitions have no column."""
-    metadata = context.definition_metadata
+def frame_table(
+    endpoint: Endpoint, context: OutputContext | InputContext, metadata: Mapping[str, Any]
+) -> FrameTable:
+    """The table of an asset with this metadata, whose partitions are the context's.
+
+    Raises ConfigError where these have no column.
+    """
     database, name = table_of(context.asset_key, metadata)
-    column = metadata.get(PARTITION_COLUMN)
+    column = metadata.get(PARTITION_COLUMN) if context.has_asset_partitions else None
     if context.has_asset_partitions and column is None:
         raise ConfigError(
             f"The asset {context.asset_key.to_user_string()} has partitions, and nothing names "
             f'their column. Add metadata={{"{PARTITION_COLUMN}": "..."}} to it.'
         )
+    order_by = metadata.get(ORDER_BY, ())
     return FrameTable(
         endpoint=endpoint,
         database=database,
         name=name,
         partition=None if column is None else str(column),
-        order_by=tuple(map(str, metadata.get(ORDER_BY, ()))),
+        order_by=(order_by,) if isinstance(order_by, str) else tuple(map(str, order_by)),
     )
 
 

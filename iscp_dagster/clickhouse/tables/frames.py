@@ -12,23 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
-from deltalake import Schema
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.engines import ALL_ROWS
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.tables.staging import new_attempt
-from iscp_dagster.clickhouse.types.types import clickhouse_type
-from iscp_dagster.model.declared.schema import parse_schema
+from iscp_dagster.clickhouse.types.arrow import column_types, widen_types
 from iscp_dagster.model.errors import SchemaError
 
-WIDER = {
-    pa.uint8(): pa.int16(),
-    pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(),
-    pa.uint64(): pa.decimal128(20, 0),
-}
-"""The signed types that hold all values of unsigned ones, which Delta's types lack."""
 STAGED = "__staged_"
 LEFT_OVER_HOURS = 24
 """What was staged longer ago is left over from an attempt that died."""
@@ -59,10 +50,11 @@ class FrameTable:
         interrupted. Raises SchemaError for rows that the table or none of the partitions takes, and
         IscpError.
         """
-        rows = _plain(rows)
-        types = _column_types(rows)
-        self._check_columns(types)
+        rows = widen_types(rows)
         with self.endpoint.errors(f"write {self.shown}"):
+            self._check_table()
+            types = column_types(rows, self._held())
+            self._check_columns(types)
             self._ensure(types)
             with self._staged(rows, types, run_id) as staged:
                 if self.partition is None:
@@ -81,6 +73,37 @@ class FrameTable:
         found: Sequence[Sequence[object]]
         found = self.endpoint.client().query(statement, parameters=parameters).result_rows
         return found
+
+    def load(self, partitions: Sequence[str]) -> pa.Table:
+        """The rows of these partitions, or without a partition column all rows."""
+        table = self._named(self.name)
+        with self.endpoint.errors(f"read {table}"):
+            where = ""
+            if self.partition is not None:
+                values = _values_of(self._held()[self.partition])
+                where = f" WHERE {ident(self.partition)} IN (SELECT {values})"
+            return self.endpoint.client().query_arrow(
+                f"SELECT * FROM {table}{where}", parameters={"partitions": list(partitions)}
+            )
+
+    def _check_table(self) -> None:
+        """Raise SchemaError for a view, and for a table that is partitioned otherwise."""
+        for engine, by in self._query(
+            "SELECT engine, partition_key FROM system.tables "
+            "WHERE database = {database:String} AND name = {name:String}",
+            database=self.endpoint.holds(self.database),
+            name=self.name,
+        ):
+            if not str(engine).endswith(ALL_ROWS):
+                raise SchemaError(
+                    f"Table {self.shown} is a {engine}, which frames do not replace. Give the "
+                    "asset another key."
+                )
+            if self.partition is not None and by not in {self.partition, ident(self.partition)}:
+                raise SchemaError(
+                    f"Table {self.shown} is partitioned by {by or 'nothing'}, and its asset by "
+                    f"{ident(self.partition)}. Drop the table and write all of its partitions."
+                )
 
     def _check_columns(self, types: Mapping[str, str]) -> None:
         wanted = [*filter(None, [self.partition]), *self.order_by]
@@ -108,8 +131,14 @@ class FrameTable:
                 )
 
     def _held(self) -> dict[str, str]:
-        found = self._query(f"DESCRIBE TABLE {self._named(self.name)}")
-        return {str(name): str(type_) for name, type_, *_ in found}
+        """The table's columns and their types; none where there is no table."""
+        found = self._query(
+            "SELECT name, type FROM system.columns "
+            "WHERE database = {database:String} AND table = {name:String} ORDER BY position",
+            database=self.endpoint.holds(self.database),
+            name=self.name,
+        )
+        return {str(name): str(type_) for name, type_ in found}
 
     def _create(self, table: str, types: Mapping[str, str]) -> str:
         columns = ", ".join(f"{ident(name)} {type_}" for name, type_ in types.items())
@@ -132,8 +161,10 @@ class FrameTable:
             self._command(f"CREATE TABLE {staged} AS {self._named(self.name)}")
         try:
             if rows.num_rows:
-                database = self.endpoint.holds(self.database)
-                self.endpoint.client().insert_arrow(name, rows, database=database)
+                # Those without a value are left to their default; a name with a dot is quoted here.
+                rows = rows.select([each.name for each in rows.schema if each.type != pa.null()])
+                settings = {"max_partitions_per_insert_block": 0}
+                self.endpoint.client().insert_arrow(staged, rows, settings=settings)
             yield staged
         finally:
             self._command(f"DROP TABLE IF EXISTS {staged} SYNC")
@@ -152,10 +183,9 @@ class FrameTable:
 
     def _check_rows(self, staged: str, type_: str, partitions: Sequence[str]) -> None:
         column = ident(str(self.partition))
-        wanted = f"CAST(arrayJoin({{partitions:Array(String)}}) AS {type_})"
         strange = self._query(
             f"SELECT toString({column}) FROM {staged} WHERE {column} IS NULL OR {column} NOT IN "
-            f"(SELECT {wanted}) LIMIT 1",
+            f"(SELECT {_values_of(type_)}) LIMIT 1",
             partitions=list(partitions),
         )
         for (value,) in strange:
@@ -167,7 +197,7 @@ class FrameTable:
 
     def _replace_partitions(self, staged: str, type_: str, partitions: Sequence[str]) -> None:
         ids = self._query(
-            f"SELECT partitionId(CAST(arrayJoin({{partitions:Array(String)}}) AS {type_}))",
+            f"SELECT partitionId({_values_of(type_)})",
             partitions=sorted(partitions),
         )
         for (each,) in ids:
@@ -178,33 +208,6 @@ class FrameTable:
             )
 
 
-def _plain(rows: pa.Table) -> pa.Table:
-    """The rows in types that Delta has: signed numbers, microseconds, values without dictionary.
-
-    Raises SchemaError for a timestamp that has nanoseconds.
-    """
-    fields = [pa.field(each.name, _plain_type(each.type), each.nullable) for each in rows.schema]
-    try:
-        return rows.cast(pa.schema(fields))
-    except pa.ArrowInvalid as error:
-        raise SchemaError(f"The frame has a value that cannot be kept: {error}.") from error
-
-
-def _plain_type(type_: pa.DataType) -> pa.DataType:
-    if pa.types.is_dictionary(type_):
-        return _plain_type(type_.value_type)
-    if pa.types.is_timestamp(type_):
-        return pa.timestamp("us", type_.tz)
-    return WIDER.get(type_, type_)
-
-
-def _column_types(rows: pa.Table) -> dict[str, str]:
-    """The ClickHouse types of the columns. Raises SchemaError for a type that it has not."""
-    try:
-        fields = parse_schema(Schema.from_arrow(rows.schema).to_json())
-    except Exception as error:
-        raise SchemaError(f"The frame has a column of an unknown type: {error}.") from error
-    return {
-        each.name: clickhouse_type(each.type, nullable=each.nullable, at=each.name)
-        for each in fields
-    }
+def _values_of(type_: str) -> str:
+    """The expression of the values that the parameter `partitions` names by texts."""
+    return f"CAST(arrayJoin({{partitions:Array(String)}}) AS {type_})"

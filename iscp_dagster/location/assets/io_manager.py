@@ -24,7 +24,6 @@ from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.location.assets.iterations import InStep
 from iscp_dagster.location.assets.metadata import told_metadata
 from iscp_dagster.location.frames import (
-    PARTITION_COLUMN,
     Frame,
     arrow_of,
     frame_table,
@@ -92,7 +91,7 @@ class ClickHouseIOManager(IOManager):
 
     def _store(self, context: OutputContext, frame: Frame) -> dict[str, Any]:
         rows = arrow_of(frame, context.asset_key.to_user_string())
-        table = frame_table(self._deployment().endpoint, context)
+        table = frame_table(self._deployment().endpoint, context, context.definition_metadata)
         partitions = context.asset_partition_keys if context.has_asset_partitions else []
         table.replace(rows, partitions=partitions, run_id=context.run_id)
         return {"dagster/row_count": rows.num_rows, "dagster/table_name": table.shown}
@@ -101,7 +100,10 @@ class ClickHouseIOManager(IOManager):
         """The rows of the input's partitions, as an Arrow table of the user's columns."""
         upstream = context.upstream_output
         metadata = upstream.definition_metadata if upstream else {}
-        column = str(metadata.get(TENANT_COLUMN) or metadata.get(PARTITION_COLUMN) or "")
+        if TENANT_COLUMN not in metadata:
+            rows = frame_table(self._deployment().endpoint, context, metadata)
+            return rows.load(context.asset_partition_keys if context.has_asset_partitions else [])
+        column = str(metadata[TENANT_COLUMN])
         database, name = table_of(context.asset_key, metadata)
         where = f" WHERE toString({ident(column)}) IN {{tenants:Array(String)}}" if column else ""
         endpoint = self._deployment().endpoints[int(metadata.get(SHARD, 0))]

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import datetime, timezone
+from decimal import Decimal
 from pathlib import Path
 
 import dagster as dg
@@ -21,6 +23,7 @@ from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
 
 NUMBERS = itertools.count()
 TENANTS = ["acme", "globex"]
+DAY = datetime(2026, 11, 27, tzinfo=timezone.utc)
 
 
 @pytest.fixture
@@ -93,6 +96,42 @@ def test_the_partitions_of_a_run_are_replaced_and_can_be_loaded(manager, databas
         [upstream, relinked(below, upstream)],
         resources={"clickhouse": manager, "io_manager": dg.mem_io_manager},
         partition_key="globex",
+    )
+    assert loaded.output_for_node("below") == [4]
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "key"),
+    [
+        (pa.timestamp("us"), DAY, "2026-11-27"),
+        (pa.timestamp("us", "UTC"), DAY, "2026-11-27"),
+        (pa.int64(), 1, "01"),
+        (pa.decimal128(5, 2), Decimal("1.50"), "1.50"),
+        (pa.bool_(), True, "1"),
+    ],
+)
+def test_a_partition_is_loaded_by_the_name_that_it_was_stored_by(
+    manager, database, type_, value, key
+):
+    partitions = dg.StaticPartitionsDefinition([key, "other"])
+
+    @dg.asset(
+        key=[database, "totals"],
+        io_manager_key="clickhouse",
+        partitions_def=partitions,
+        metadata={"partition_expr": "at", "clickhouse/order_by": "amount"},
+    )
+    def upstream() -> pa.Table:
+        return pa.table({"at": pa.array([value], type_), "amount": [4]})
+
+    @dg.asset(partitions_def=partitions)
+    def below(totals: pa.Table) -> list[int]:
+        return totals["amount"].to_pylist()
+
+    loaded = dg.materialize(
+        [upstream, relinked(below, upstream)],
+        resources={"clickhouse": manager, "io_manager": dg.mem_io_manager},
+        partition_key=key,
     )
     assert loaded.output_for_node("below") == [4]
 

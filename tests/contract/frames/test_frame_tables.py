@@ -127,6 +127,88 @@ def test_every_type_comes_as_it_was(table):
         whole.replace(nanos, run_id="two")
 
 
+def test_unsigned_numbers_within_others_keep_their_values(table):
+    lists = {
+        "list": pa.list_(pa.uint8()),
+        "large": pa.large_list(pa.uint16()),
+        "pair": pa.list_(pa.uint32(), 2),
+    }
+    values = {name: pa.array([[200, 255]], type_) for name, type_ in lists.items()}
+    values["place"] = pa.array([{"x": 255}], pa.struct([("x", pa.uint8())]))
+    values["sizes"] = pa.array([[("s", [2**64 - 1])]], pa.map_(pa.string(), pa.list_(pa.uint64())))
+    whole = replace(table, partition=None, order_by=())
+    whole.replace(pa.table(values), run_id="one")
+    assert rows_of(whole, "list, large, pair, place.x, sizes['s']") == [
+        ([200, 255], [200, 255], [200, 255], 255, [Decimal(2**64 - 1)])
+    ]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Etc/UTC", "+00:00", "Europe/Berlin", "-05:30"])
+def test_an_instant_is_the_same_in_every_time_zone(table, zone):
+    noon = datetime(2026, 11, 27, 12, tzinfo=timezone.utc)
+    values = {"at": pa.array([noon], pa.timestamp("ms", zone))}
+    values["each"] = pa.array([[noon]], pa.list_(pa.timestamp("us", zone)))
+    whole = replace(table, partition=None, order_by=())
+    whole.replace(pa.table(values), run_id="one")
+    ((at, each),) = rows_of(whole, "toUnixTimestamp64Micro(at), toUnixTimestamp64Micro(each[1])")
+    assert at == each == noon.timestamp() * 1_000_000
+
+
+def test_a_column_without_values_has_the_type_that_the_table_has(table):
+    table.replace(frame(*ACME), partitions=["acme"], run_id="one")
+    nothing = frame(("acme", MONDAY, 7)).set_column(2, "amount", pa.nulls(1))
+    table.replace(nothing, partitions=["acme"], run_id="two")
+    assert rows_of(table) == [("acme", MONDAY, None)]
+    empty = pa.table({name: pa.nulls(0) for name in ("tenant", "day", "amount")})
+    table.replace(empty, partitions=["acme"], run_id="three")
+    assert rows_of(table) == []
+    with pytest.raises(SchemaError, match="column 'more' has no values, and so no type"):
+        table.replace(frame(*ACME, more=pa.nulls(2)), partitions=["acme"], run_id="four")
+    for bare in (pa.table({}), pa.table({"amount": pa.nulls(3)})):
+        with pytest.raises(SchemaError, match="has no columns that have values"):
+            replace(table, partition=None).replace(bare, run_id="five")
+
+
+@pytest.mark.parametrize("column", ["two words", "o'dd \\ `column`", "a.b", "7", "tag"])
+def test_the_column_of_partitions_may_have_any_name(table, column):
+    named = replace(table, partition=column, order_by=())
+    for amount in (1, 2):
+        named.replace(pa.table({column: ["acme"], "n": [amount]}), partitions=["acme"], run_id="x")
+    assert rows_of(named, "n") == [(2,)]
+
+
+@pytest.mark.parametrize("before", [None, "amount"])
+def test_a_table_that_is_partitioned_otherwise_is_refused(table, before):
+    replace(table, partition=before).replace(frame(*ACME), partitions=["1", "2"], run_id="one")
+    with pytest.raises(SchemaError, match=r"is partitioned by .*, and its asset by `tenant`"):
+        table.replace(frame(*ACME), partitions=["acme"], run_id="two")
+    assert rows_of(table) == ACME
+
+
+@pytest.mark.parametrize("partition", [None, "tenant"])
+def test_what_is_no_table_of_rows_is_refused(table, partition):
+    table.replace(frame(*ACME), partitions=["acme"], run_id="one")
+    view = replace(table, name="a view", partition=partition)
+    at = f"`{table.database}`"
+    sql = f"CREATE VIEW {at}.`a view` AS SELECT * FROM {at}.`{table.name}`"
+    table.endpoint.client().command(sql)
+    with pytest.raises(SchemaError, match="is a View, which frames do not replace"):
+        view.replace(frame(*ACME), partitions=["acme"], run_id="two")
+    assert rows_of(view) == ACME
+
+
+def test_a_run_may_write_more_partitions_than_an_insert_may(table):
+    rows = [(f"t{number:03}", MONDAY, number) for number in range(150)]
+    table.replace(frame(*rows), partitions=[tenant for tenant, *_ in rows], run_id="one")
+    assert rows_of(table) == rows
+
+
+def test_a_table_may_have_a_dot_in_its_name(table):
+    dotted = replace(table, name="daily.sums")
+    dotted.replace(frame(*ACME), partitions=["acme"], run_id="one")
+    assert rows_of(dotted) == ACME
+
+
 def test_what_a_dead_attempt_staged_is_dropped_a_day_later(table, monkeypatch):
     table.replace(frame(*ACME), partitions=["acme"], run_id="one")
     left = f"`{table.database}`.`{table.name}{STAGED}r0_0`"

@@ -232,6 +232,40 @@ def test_error_statuses(http, query, status, number):
 
 
 @pytest.mark.parametrize(
+    "token",
+    [
+        *(b"\x00", b"\x01", b"\x7f", b"\x80", b"\xff", b"!", b"#", b"&", b"\\"),
+        *(b"\xe1\x9a\x80", b"\xe2\x80\x8e", b"1.5a", b"1.0_", b"1e+5x", b"0x1.8g", b"b'2'"),
+    ],
+)
+def test_a_first_token_that_the_lexer_rejects(http, table, token):
+    """The engine itself takes such a text for an empty one, and says nothing."""
+    name = table("a UInt8")
+    for before in (b"", b" \n", b"/* c */ ", b"(", b"-- c\n"):
+        text = before + token + b"INSERT INTO %b VALUES (1)" % name.encode()
+        failed(http.post("/", content=text), 400, 62)
+        failed(http.post(f"/?query={quote(text)}"), 400, 62)
+        failed(http.post(f"/?query={quote(before + token)}", content="SELECT 1"), 400, 62)
+    failed(http.post("/", content=b"SELECT 1; " + token), 400, 62)
+    assert ok(http.post("/", content=f"SELECT count() FROM {name}")) == "0\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["exit", " quit\n", "logout;", "q; -- c", ":q", "\\l", "??", "?? x"]
+)
+def test_a_command_of_the_client_is_no_statement(http, text):
+    failed(http.post("/", content=text), 400, 62)
+
+
+@pytest.mark.parametrize(
+    "text", ["1", "-1", "\u22121", "1.5", "1.", "1e+5", "0x1F+1", "0b11", "1_000", "'a'", "[1]"]
+)
+def test_a_statement_may_begin_with_any_other_token(http, text):
+    expected = ok(http.post("/", content=f"SELECT {text}"))
+    assert ok(http.post("/?implicit_select=1", content=text)) == expected
+
+
+@pytest.mark.parametrize(
     ("params", "status", "number"),
     [
         ({"no_such_setting": "1"}, 404, 115),

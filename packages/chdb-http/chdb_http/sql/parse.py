@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from chdb_http.sql.errors import Code, EngineError
 from chdb_http.sql.insert_head import InsertHead
 from chdb_http.sql.statement import Statement, Verb
-from chdb_http.sql.tokens import steps, unquote
+from chdb_http.sql.tokens import check_first, steps, unquote
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -99,6 +99,7 @@ class _Whole:
         first = self._first
         if first is None:
             raise EngineError(Code.SYNTAX_ERROR, "Syntax error: Empty query")
+        check_first(text, first)
         if self._outfile:
             raise EngineError(Code.INTO_OUTFILE_NOT_ALLOWED, "INTO OUTFILE is not allowed")
         end = len(text) if self._end is None else self._end.start

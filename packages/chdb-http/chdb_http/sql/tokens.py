@@ -10,7 +10,7 @@ from enum import Enum
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from chdb_http.sql.errors import Code, EngineError
+from chdb_http.sql.errors import Code, EngineError, shortened
 from chdb_http.sql.literals import Open
 from chdb_http.sql.octets import to_bytes, to_text
 from chdb_http.sql.pieces import PIECE, unescaped
@@ -26,8 +26,8 @@ _MAX_LONE_DOLLARS = 64
 
 _LEXER = re.compile(
     rb"""
-      (?P<space>(?:[ \t-\r]+ | \xc2[\x85\xa0] | \xe1\x9a\x80 | \xe1\xa0\x8e | \xe2\x81[\x9f\xa0]
-                  | \xe3\x80\x80 | \xe2\x80[\x80-\x8d\xa8\xa9\xaf] | \xef\xbb\xbf)+)
+      (?P<space>(?:[ \t-\r]+ | \xc2[\x85\xa0] | \xe1\xa0\x8e | \xe2\x81[\x9f\xa0] | \xe3\x80\x80
+                  | \xe2\x80[\x80-\x8d\xa8\xa9\xaf] | \xef\xbb\xbf)+)
     | (?P<line>--|//|\#[\ !])
     | (?P<comment>/\*)
     | (?P<heredoc>\$\w*\$)
@@ -40,6 +40,17 @@ _LEXER = re.compile(
     re.VERBOSE | re.DOTALL | re.ASCII,
 )
 _DOLLAR_WORD = re.compile(rb"\$\w[\w$]*", re.ASCII)
+# U+2212 is a minus sign.
+_MARK = re.compile(rb"\xe2\x88\x92|[^\x00-\x20\x7f-\xff!#&\\?:]")
+_WORD = re.compile(rb"(?!(?:exit|quit|logout|q)\s*(?:;|\Z))")
+_STRING = re.compile(rb"(?![bB]'[01]*+[^01'])")
+# A name may begin with a digit too, but no letter follows a point or an exponent's sign.
+_NUMBER = re.compile(
+    rb"""0[xX][0-9a-fA-F_]*+ (?:\.[0-9a-fA-F]*+)?+ (?:[pP][+-]?\d++)?+ (?!\w)
+       | \d(?:_?\d)*+ (?:\.(?:\d(?:_?\d)*+)?+)?+ (?:[eE][+-]?\d(?:_?\d)*+)?+ (?!\w)
+       | \w++ (?!\.) (?!(?<=[eEpP])[+-])""",
+    re.VERBOSE | re.ASCII,
+)
 
 
 class Kind(Enum):
@@ -52,6 +63,7 @@ class Kind(Enum):
 
 _WHOLE = frozenset({"mark", "word", "number"})
 _KINDS = {"heredoc": Kind.STRING, **{kind.value: kind for kind in Kind}}
+_FORMS = {Kind.MARK: _MARK, Kind.WORD: _WORD, Kind.NUMBER: _NUMBER, Kind.STRING: _STRING}
 
 
 class Token(NamedTuple):
@@ -170,6 +182,20 @@ class _Lexer:
                 f"Syntax error: failed at position {start + 1}: a name or a number of {PIECE} "
                 "bytes or more. Quote it",
             )
+
+
+def check_first(text: bytes, first: Token) -> None:
+    """Raise `EngineError` 62 for what ClickHouse's lexer rejects or its client takes as a command.
+
+    chDB would run nothing of a statement that begins so, and report no error.
+    """
+    form = _FORMS.get(first.kind)
+    if form is not None and form.match(text, first.start) is None:
+        raise EngineError(
+            Code.SYNTAX_ERROR,
+            f"Unrecognized token: Syntax error: failed at position {first.start + 1} "
+            f"({shortened(to_text(first.value))})",
+        )
 
 
 def unquote(value: bytes) -> str:

@@ -135,6 +135,13 @@ def _file_of(module: ModuleType) -> str:
 
 
 def _built_of(module: ModuleType) -> Iterator[object]:
+    for definitions in definitions_in(module):
+        held = definitions.metadata.get(TABLES)
+        yield from getattr(held, "instance", None) or ()
+
+
+def definitions_in(module: ModuleType) -> Iterator[Definitions]:
+    """The `Definitions` at the module's top, also by `@definitions`. Raises ConfigError."""
     if "dagster" not in sys.modules:
         # Dagster takes a second to import, and a module with definitions has imported it.
         return
@@ -145,8 +152,7 @@ def _built_of(module: ModuleType) -> Iterator[object]:
         lazy = isinstance(value, LazyDefinitions) and not value.has_context_arg
         definitions = _loaded(value, module.__name__) if lazy else value
         if isinstance(definitions, Definitions):
-            held = definitions.metadata.get(TABLES)
-            yield from getattr(held, "instance", None) or ()
+            yield definitions
 
 
 def _loaded(lazy: Any, module: str) -> Definitions:

@@ -46,13 +46,14 @@ def arrow_of(frame: Frame, asset: str) -> pa.Table:
 def frame_table(
     endpoint: Endpoint, context: OutputContext | InputContext, metadata: Mapping[str, Any]
 ) -> FrameTable:
-    """The table of an asset with this metadata, whose partitions are the context's.
+    """The table of the context's asset, which has this metadata.
 
-    Raises ConfigError where these have no column.
+    Raises ConfigError where the asset has partitions and names no column of them.
     """
     database, name = table_of(context.asset_key, metadata)
-    column = metadata.get(PARTITION_COLUMN) if context.has_asset_partitions else None
-    if context.has_asset_partitions and column is None:
+    partitioned = context.asset_partitions_def is not None
+    column = metadata.get(PARTITION_COLUMN) if partitioned else None
+    if partitioned and column is None:
         raise ConfigError(
             f"The asset {context.asset_key.to_user_string()} has partitions, and nothing names "
             f'their column. Add metadata={{"{PARTITION_COLUMN}": "..."}} to it.'

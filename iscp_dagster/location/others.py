@@ -8,17 +8,16 @@ from types import ModuleType
 
 import dagster as dg
 
-from iscp_dagster.api.discovery import TABLES
+from iscp_dagster.api.discovery import TABLES, definitions_in
 
 
 def load_other_definitions(modules: Sequence[ModuleType]) -> dg.Definitions:
     """The assets, checks, jobs, schedules and sensors at the modules' top, and in `Definitions`.
 
-    Without those `Definitions` that were built from tables, which count as declarations.
+    Of `Definitions` that were built from tables, these tables alone count, as declarations.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.PreviewWarning)
         at_top = dg.load_definitions_from_modules(modules)
-    values = [value for module in modules for value in vars(module).values()]
-    own = [each for each in values if isinstance(each, dg.Definitions)]
+    own = [each for module in modules for each in definitions_in(module)]
     return dg.Definitions.merge(at_top, *(each for each in own if TABLES not in each.metadata))

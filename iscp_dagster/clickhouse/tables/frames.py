@@ -74,16 +74,18 @@ class FrameTable:
         found = self.endpoint.client().query(statement, parameters=parameters).result_rows
         return found
 
-    def load(self, partitions: Sequence[str]) -> pa.Table:
-        """The rows of these partitions, or without a partition column all rows."""
-        table = self._named(self.name)
+    def load(self, partitions: Sequence[str] | None) -> pa.Table:
+        """The rows of these partitions, or without any all rows. Raises IscpError."""
+        table, where = self._named(self.name), ""
         with self.endpoint.errors(f"read {table}"):
-            where = ""
-            if self.partition is not None:
-                values = _values_of(self._held()[self.partition])
-                where = f" WHERE {ident(self.partition)} IN (SELECT {values})"
+            if self.partition is not None and partitions is not None:
+                of = ident(self.partition)
+                types = {str(name): str(type_) for name, type_, *_ in self._query(f"DESC {table}")}
+                # Without such a column it is the query that fails.
+                values = _values_of(types.get(self.partition, "String"))
+                where = f" WHERE {of} IN (SELECT {values})"
             return self.endpoint.client().query_arrow(
-                f"SELECT * FROM {table}{where}", parameters={"partitions": list(partitions)}
+                f"SELECT * FROM {table}{where}", parameters={"partitions": list(partitions or ())}
             )
 
     def _check_table(self) -> None:

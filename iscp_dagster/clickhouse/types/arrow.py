@@ -18,7 +18,7 @@ WIDER = {
     pa.uint64(): pa.decimal128(20, 0),
 }
 """The signed types that hold all values of unsigned ones, which Delta's types lack."""
-_MAY_BE_NOTHING = ("Nullable(", "Array(", "Map(", "Tuple(")
+_MAY_BE_NOTHING = ("Nullable(", "Array(", "Map(", "LowCardinality(Nullable(")
 
 
 def widen_types(rows: pa.Table) -> pa.Table:
@@ -70,7 +70,7 @@ def _wider(type_: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(type_):
         return pa.timestamp("us", type_.tz and "UTC")
     if pa.types.is_map(type_):
-        return pa.map_(_wider(type_.key_type), _wider(type_.item_type))
+        return pa.map_(_wider(type_.key_type), type_.item_field.with_type(_wider(type_.item_type)))
     if pa.types.is_struct(type_):
         return pa.struct([each.with_type(_wider(each.type)) for each in type_])
     if (

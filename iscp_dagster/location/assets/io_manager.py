@@ -92,7 +92,12 @@ class ClickHouseIOManager(IOManager):
     def _store(self, context: OutputContext, frame: Frame) -> dict[str, Any]:
         rows = arrow_of(frame, context.asset_key.to_user_string())
         table = frame_table(self._deployment().endpoint, context, context.definition_metadata)
-        partitions = context.asset_partition_keys if context.has_asset_partitions else []
+        if table.partition is not None and not context.has_asset_partitions:
+            raise ConfigError(
+                f"The asset {context.asset_key.to_user_string()} has partitions, and the run is "
+                "for none of them. Choose those that it writes."
+            )
+        partitions = context.asset_partition_keys if table.partition is not None else []
         table.replace(rows, partitions=partitions, run_id=context.run_id)
         return {"dagster/row_count": rows.num_rows, "dagster/table_name": table.shown}
 
@@ -101,8 +106,9 @@ class ClickHouseIOManager(IOManager):
         upstream = context.upstream_output
         metadata = upstream.definition_metadata if upstream else {}
         if TENANT_COLUMN not in metadata:
-            rows = frame_table(self._deployment().endpoint, context, metadata)
-            return rows.load(context.asset_partition_keys if context.has_asset_partitions else [])
+            table = frame_table(self._deployment().endpoint, context, metadata)
+            chosen = context.has_asset_partitions
+            return table.load(context.asset_partition_keys if chosen else None)
         column = str(metadata[TENANT_COLUMN])
         database, name = table_of(context.asset_key, metadata)
         where = f" WHERE toString({ident(column)}) IN {{tenants:Array(String)}}" if column else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from socket import socket
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -28,25 +29,31 @@ class Served:
 
 
 @contextmanager
-def serving(app: ASGIApp, *, port: int = 0, **options: Any) -> Iterator[Served]:
+def serving(
+    app: ASGIApp, *, port: int = 0, listening: socket | None = None, **options: Any
+) -> Iterator[Served]:
     """Serve an app over HTTP/1.1 until the block ends, and yield it when it has begun.
 
-    `options` are those of `uvicorn.Config`; the app's lifespan does not run without
-    `lifespan="on"`. Needs the extra `uvicorn`.
+    At `port`, or at a socket that listens already, which is closed at the end. `options` are those
+    of `uvicorn.Config`; the app's lifespan does not run without `lifespan="on"`. Needs the extra
+    `uvicorn`. Raises RuntimeError for a server that does not begin or does not end.
     """
     import uvicorn
 
     quick = {"log_level": "error", "lifespan": "off", "timeout_graceful_shutdown": 1}
     options = {**quick, **options}
     server = uvicorn.Server(uvicorn.Config(app, port=port, **options))
-    thread = Thread(target=server.run, daemon=True)
+    sockets = None if listening is None else [listening]
+    thread = Thread(target=server.run, args=(sockets,), daemon=True)
     thread.start()
     try:
         while not server.started:
-            assert thread.is_alive()
+            if not thread.is_alive():
+                raise RuntimeError("The server ended before it had begun; its log says why.")
             thread.join(0.01)
         yield Served(server.servers[0].sockets[0].getsockname()[1], server)
     finally:
         server.should_exit = True
         thread.join(_END_SECONDS)
-        assert not thread.is_alive()
+    if thread.is_alive():
+        raise RuntimeError(f"The server did not end within {_END_SECONDS} s.")

@@ -43,5 +43,7 @@ def new_databases(url: str) -> Iterator[Callable[[], str]]:
             connection.execute(sa.text(f"CREATE DATABASE {name}"))
         return at.set(database=name).render_as_string(hide_password=False)
 
-    yield make
-    admin.dispose()
+    try:
+        yield make
+    finally:
+        admin.dispose()

@@ -136,6 +136,48 @@ def test_a_partition_is_loaded_by_the_name_that_it_was_stored_by(
     assert loaded.output_for_node("below") == [4]
 
 
+def test_a_run_for_no_partition_of_an_asset_that_has_some_is_refused(manager, database):
+    run(totals_of(database, 1), manager)
+
+    @dg.asset(
+        key=[database, "totals"],
+        io_manager_key="clickhouse",
+        partitions_def=dg.StaticPartitionsDefinition(TENANTS),
+        metadata={"partition_expr": "customer"},
+    )
+    def careless() -> pd.DataFrame:
+        return pd.DataFrame({"customer": ["acme"], "amount": [9]})
+
+    resources = {"clickhouse": manager}
+    failed = dg.materialize([careless], resources=resources, raise_on_error=False)
+    assert "the run is for none of them" in str(failed.all_node_events)
+    assert stored(manager, database) == ({"acme": 1, "globex": 1}, [])
+
+
+def test_an_asset_without_partitions_loads_all_of_one_that_has_some(manager, database):
+    run(totals_of(database, 1), manager)
+
+    @dg.asset
+    def below(totals: pa.Table) -> list[int]:
+        return totals["amount"].to_pylist()
+
+    upstream = totals_of(database, 1)
+    loaded = dg.materialize(
+        [upstream, relinked(below, upstream)],
+        resources={"clickhouse": manager, "io_manager": dg.mem_io_manager},
+        selection=[dg.AssetKey("below")],
+    )
+    assert loaded.output_for_node("below") == [1, 1]
+    manager.writer.deployment.endpoint.client().command(f"DROP TABLE `{database}`.totals")
+    failed = dg.materialize(
+        [upstream, relinked(below, upstream)],
+        resources={"clickhouse": manager, "io_manager": dg.mem_io_manager},
+        selection=[dg.AssetKey("below")],
+        raise_on_error=False,
+    )
+    assert "ClickHouseError" in str(failed.all_node_events)
+
+
 def relinked(asset, upstream):
     return asset.with_attributes(asset_key_replacements={dg.AssetKey("totals"): upstream.key})
 

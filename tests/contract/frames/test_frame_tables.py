@@ -143,6 +143,20 @@ def test_unsigned_numbers_within_others_keep_their_values(table):
     ]
 
 
+def test_a_map_whose_values_are_never_null_keeps_its_type(table):
+    never = pa.map_(pa.string(), pa.field("value", pa.uint8(), nullable=False))
+    whole = replace(table, partition=None, order_by=())
+    whole.replace(pa.table({"sizes": pa.array([[("s", 200)]], never)}), run_id="one")
+    assert rows_of(whole, "toTypeName(sizes), sizes['s']") == [("Map(String, Int16)", 200)]
+
+
+def test_what_cannot_be_loaded_is_an_error_of_clickhouse(table):
+    for _ in range(2):
+        with pytest.raises(IscpError, match=r"does not exist|Unknown expression"):
+            table.load(["acme"])
+        replace(table, partition=None, order_by=()).replace(pa.table({"n": [1]}), run_id="one")
+
+
 @pytest.mark.parametrize("zone", ["UTC", "Etc/UTC", "+00:00", "Europe/Berlin", "-05:30"])
 def test_an_instant_is_the_same_in_every_time_zone(table, zone):
     noon = datetime(2026, 11, 27, 12, tzinfo=timezone.utc)

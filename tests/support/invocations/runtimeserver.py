@@ -2,12 +2,13 @@
 
 from contextlib import contextmanager
 
+from asgiservers import bound
+
 from asgi_guards.testing import serving
 from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.timers import SteadyClock
 from iscp_dagster.jobservices.server import application, settings_of
-from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, LOG_URL
 
 
@@ -18,10 +19,10 @@ def runtime_of(log_url, *, token="", services=None):
     settings = settings_of(environ, "127.0.0.1", services=services)
     store = SqlStore(open_database(log_url, kept=True), owner=settings.runtime.owner)
     store.ensure()
-    port = free_port()
+    listening, port = bound()
     app = application(settings, store, SteadyClock(), f"http://127.0.0.1:{port}")
     try:
-        with serving(app, port=port, lifespan="on") as served:
+        with serving(app, listening=listening, lifespan="on") as served:
             yield served.url
     finally:
         store.engine.dispose()

@@ -101,10 +101,12 @@ def test_what_a_module_defines_for_dagster_besides_tables_is_in_the_location(
         "@dg.asset\n"
         "def apart(): ...\n"
         "defs = dg.Definitions(assets=[apart, dg.AssetSpec('elsewhere')])\n"
+        "@dg.definitions\n"
+        "def lazy(): return dg.Definitions(assets=[dg.AssetSpec('later')])\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     definitions = defined(ISCP_ASSETS="of_a_shop")
-    own = {"shop/orders", "shop/orders_mirror", "shop/totals", "apart", "elsewhere"}
+    own = {"shop/orders", "shop/orders_mirror", "shop/totals", "apart", "elsewhere", "later"}
     assert {each.to_user_string() for each in definitions.resolve_all_asset_keys()} == own
     assert "daily_totals" in {each.name for each in definitions.resolve_all_job_defs()}
     assert "at_night" in {each.name for each in definitions.schedules}

@@ -80,9 +80,8 @@ class FrameTable:
         with self.endpoint.errors(f"read {table}"):
             if self.partition is not None and partitions is not None:
                 of = ident(self.partition)
-                types = {str(name): str(type_) for name, type_, *_ in self._query(f"DESC {table}")}
                 # Without such a column it is the query that fails.
-                values = _values_of(types.get(self.partition, "String"))
+                values = _values_of(self._held().get(self.partition, "String"))
                 where = f" WHERE {of} IN (SELECT {values})"
             return self.endpoint.client().query_arrow(
                 f"SELECT * FROM {table}{where}", parameters={"partitions": list(partitions or ())}

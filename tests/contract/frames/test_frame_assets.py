@@ -87,16 +87,8 @@ def test_the_partitions_of_a_run_are_replaced_and_can_be_loaded(manager, databas
         f"{database}.totals",
     )
 
-    @dg.asset(partitions_def=dg.StaticPartitionsDefinition(TENANTS))
-    def below(totals: pa.Table) -> list[int]:
-        return totals["amount"].to_pylist()
-
-    upstream = totals_of(database, 4)
-    loaded = dg.materialize(
-        [upstream, relinked(below, upstream)],
-        resources={"clickhouse": manager, "io_manager": dg.mem_io_manager},
-        partition_key="globex",
-    )
+    partitions = dg.StaticPartitionsDefinition(TENANTS)
+    loaded = run_below(totals_of(database, 4), manager, partitions, partition_key="globex")
     assert loaded.output_for_node("below") == [4]
 
 
@@ -124,15 +116,7 @@ def test_a_partition_is_loaded_by_the_name_that_it_was_stored_by(
     def upstream() -> pa.Table:
         return pa.table({"at": pa.array([value], type_), "amount": [4]})
 
-    @dg.asset(partitions_def=partitions)
-    def below(totals: pa.Table) -> list[int]:
-        return totals["amount"].to_pylist()
-
-    loaded = dg.materialize(
-        [upstream, relinked(below, upstream)],
-        resources={"clickhouse": manager, "io_manager": dg.mem_io_manager},
-        partition_key=key,
-    )
+    loaded = run_below(upstream, manager, partitions, partition_key=key)
     assert loaded.output_for_node("below") == [4]
 
 
@@ -157,29 +141,25 @@ def test_a_run_for_no_partition_of_an_asset_that_has_some_is_refused(manager, da
 def test_an_asset_without_partitions_loads_all_of_one_that_has_some(manager, database):
     run(totals_of(database, 1), manager)
 
-    @dg.asset
-    def below(totals: pa.Table) -> list[int]:
-        return totals["amount"].to_pylist()
-
     upstream = totals_of(database, 1)
-    loaded = dg.materialize(
-        [upstream, relinked(below, upstream)],
-        resources={"clickhouse": manager, "io_manager": dg.mem_io_manager},
-        selection=[dg.AssetKey("below")],
-    )
+    alone = {"selection": [dg.AssetKey("below")]}
+    loaded = run_below(upstream, manager, None, **alone)
     assert loaded.output_for_node("below") == [1, 1]
     manager.writer.deployment.endpoint.client().command(f"DROP TABLE `{database}`.totals")
-    failed = dg.materialize(
-        [upstream, relinked(below, upstream)],
-        resources={"clickhouse": manager, "io_manager": dg.mem_io_manager},
-        selection=[dg.AssetKey("below")],
-        raise_on_error=False,
-    )
+    failed = run_below(upstream, manager, None, **alone, raise_on_error=False)
     assert "ClickHouseError" in str(failed.all_node_events)
 
 
-def relinked(asset, upstream):
-    return asset.with_attributes(asset_key_replacements={dg.AssetKey("totals"): upstream.key})
+def run_below(upstream, manager, partitions, **options):
+    """Materialize an asset, and one below it that gives the amounts that it loads."""
+
+    @dg.asset(partitions_def=partitions)
+    def below(totals: pa.Table) -> list[int]:
+        return totals["amount"].to_pylist()
+
+    linked = below.with_attributes(asset_key_replacements={dg.AssetKey("totals"): upstream.key})
+    resources = {"clickhouse": manager, "io_manager": dg.mem_io_manager}
+    return dg.materialize([upstream, linked], resources=resources, **options)
 
 
 def test_what_is_no_frame_or_has_no_column_of_partitions_is_refused(manager, database):

@@ -12,8 +12,8 @@
     python -m bench --only neighbours --rows 100000 --dimension 64 --parts 4
     python -m bench --only invocations # of services: the endpoint alone, then with the runtime
 
-It needs the extra `local`, and the part store the extra `test`. Other parts use the running stack,
-or CLICKHOUSE_URL and SPARK_REMOTE; both on this machine.
+It needs the extra `local`, and the parts store and invocations the extra `test`. Other parts use
+the running stack, or CLICKHOUSE_URL and SPARK_REMOTE; both on this machine.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.local.stack.environment import with_stack
 
 WITH_STACK = ["snapshot", "tail", "detection", "shapes", "store"]
+OF_TESTS = {"store": "moto", "invocations": "psutil"}
+"""The parts that need a module of the extra `test`."""
 BY_ITSELF = [
     "scale",
     "fleet",
@@ -82,8 +84,9 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=1, help="of the rows of neighbours")
     chosen = parser.parse_args()
     parts = chosen.only or WITH_STACK
-    if "store" in parts and find_spec("moto") is None:
-        parser.error("the part store needs moto; install the extra `test`, or use --only")
+    for part, module in OF_TESTS.items():
+        if part in parts and find_spec(module) is None:
+            parser.error(f"the part {part} needs {module}; install the extra `test`, or use --only")
     report = Report(f"{platform.machine()}, {os.cpu_count()} cores, {chosen.rows:,} rows")
     try:
         for part in (each for each in BY_ITSELF if each in parts):

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 
-import psutil
 import sqlalchemy as sa
 
 from bench.report import Report
@@ -139,6 +138,8 @@ async def _suspended() -> tuple[tuple[float, float], float, int, int]:
             await asyncio.sleep(1)
         await asyncio.sleep(IDLE_SECONDS + 1)  # Idle connections end meanwhile.
         grown, more = _memory() - before, len(asyncio.all_tasks()) - tasks
+        import psutil
+
         connections = len(psutil.Process().net_connections("tcp"))
         return await _late(runtime), grown, more, connections
 
@@ -159,6 +160,8 @@ async def _late(runtime: Runtime) -> tuple[float, float]:
 
 
 def _memory() -> float:
+    import psutil
+
     gc.collect()
     return float(psutil.Process().memory_info().rss) / MIB
 

@@ -11,20 +11,9 @@ from hypothesis import strategies as st
 from chdb_http.engine.reach import check_reach
 from chdb_http.sql.errors import EngineError
 from chdb_http.sql.parse import parse
-from chdb_http.sql.rewrite import (
-    insert_from,
-    kill_by_engine_ids,
-    select_into,
-)
+from chdb_http.sql.rewrite import insert_from, kill_by_engine_ids, select_into
 from chdb_http.sql.statement import Verb
-from chdb_http.sql.tokens import (
-    quote_name,
-    quote_string,
-    split_list,
-    steps,
-    tokens,
-    unquote,
-)
+from chdb_http.sql.tokens import quote_name, quote_string, split_list, steps, tokens, unquote
 
 INSERTS = [
     (b"INSERT INTO t FORMAT CSV\n1,2\n", "CSV", b"1,2\n"),

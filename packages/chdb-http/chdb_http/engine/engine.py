@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Any
 import chdb
 
 from chdb_http.engine.reach import check_reach
-from chdb_http.engine.rights import (
-    FILES_ROLE,
-    LOCAL_DATABASE,
-    write_rights,
-)
+from chdb_http.engine.rights import FILES_ROLE, LOCAL_DATABASE, write_rights
 from chdb_http.errors import StartError
 from chdb_http.sql.errors import Code, EngineError, from_engine
 from chdb_http.sql.octets import to_bytes

@@ -10,13 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chdb_http.sql.octets import to_bytes
-from chdb_http.sql.tokens import (
-    Kind,
-    quote_name,
-    quote_string,
-    tokens,
-    unquote,
-)
+from chdb_http.sql.tokens import Kind, quote_name, quote_string, tokens, unquote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,13 +16,7 @@ from durable_invocations.protocol.frames import ONEOF
 from durable_invocations.protocol.results import Result, Value, result_of, state_keys
 from durable_invocations.protocol.wire import RESULT
 from durable_invocations.runtime.store.deployments import Deployment, Service
-from durable_invocations.runtime.store.views import (
-    Chosen,
-    Invocation,
-    JournalEntry,
-    Status,
-    target,
-)
+from durable_invocations.runtime.store.views import Chosen, Invocation, JournalEntry, Status, target
 
 FAILED = "failed"
 """What people call the status of a completed one that ended with a failure."""

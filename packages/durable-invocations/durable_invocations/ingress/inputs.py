@@ -10,13 +10,7 @@ from starlette.responses import Response
 
 from asgi_guards.sending import Sending
 from durable_invocations.ingress.bodies import JSON, media_type, parsed
-from durable_invocations.ingress.refusals import (
-    BAD,
-    PLAIN,
-    UNSUPPORTED,
-    RefusedError,
-    failed,
-)
+from durable_invocations.ingress.refusals import BAD, PLAIN, UNSUPPORTED, RefusedError, failed
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import Result, Value
 from durable_invocations.runtime.store.deployments import Handler

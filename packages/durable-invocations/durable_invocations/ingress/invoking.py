@@ -16,13 +16,7 @@ from durable_invocations.ingress.backend import Backend, Catalog
 from durable_invocations.ingress.bodies import body
 from durable_invocations.ingress.delays import milliseconds
 from durable_invocations.ingress.inputs import ID_HEADER, answer, check_input, kept_headers
-from durable_invocations.ingress.refusals import (
-    BAD,
-    BUSY,
-    NOT_FOUND,
-    PLAIN,
-    RefusedError,
-)
+from durable_invocations.ingress.refusals import BAD, BUSY, NOT_FOUND, PLAIN, RefusedError
 from durable_invocations.ingress.targets import Target, called, segments
 from durable_invocations.protocol import ids
 from durable_invocations.protocol.results import Result

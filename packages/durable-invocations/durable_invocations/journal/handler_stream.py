@@ -7,13 +7,7 @@ from typing import Any
 
 from durable_invocations.journal import bits
 from durable_invocations.journal import handler_events as events
-from durable_invocations.journal.handler_state import (
-    Attempt,
-    Phase,
-    Step,
-    added,
-    suspended,
-)
+from durable_invocations.journal.handler_state import Attempt, Phase, Step, added, suspended
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import ProtocolError, read_run_attempts
 from durable_invocations.protocol.frames import ONEOF, Frame

@@ -17,11 +17,7 @@ from hyperframe.frame import (
 from scripted import answered, asked, asking, h2_peer, raw_peer, whole
 
 from durable_invocations.runtime.http.client import HTTP_2, HttpClient
-from durable_invocations.runtime.http.exchange import (
-    Address,
-    DeploymentUnreachableError,
-    Request,
-)
+from durable_invocations.runtime.http.exchange import Address, DeploymentUnreachableError, Request
 from durable_invocations.runtime.http.http1 import Http1
 from durable_invocations.runtime.http.http2 import Http2
 

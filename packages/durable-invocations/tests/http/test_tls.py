@@ -12,10 +12,7 @@ from running import AT_ONCE, running
 from durable_invocations import Context, Service, service_app
 from durable_invocations.runtime.http.client import HTTP_1, HTTP_2
 from durable_invocations.runtime.http.connecting import TRUSTED
-from durable_invocations.runtime.http.exchange import (
-    DeploymentUnreachableError,
-    NotHttp2Error,
-)
+from durable_invocations.runtime.http.exchange import DeploymentUnreachableError, NotHttp2Error
 
 greeter = Service("Greeter")
 

@@ -11,13 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from durable_invocations.serving.declared.serde import (
-    BYTES,
-    JSON,
-    Json,
-    returned_by,
-    serde_for,
-)
+from durable_invocations.serving.declared.serde import BYTES, JSON, Json, returned_by, serde_for
 from durable_invocations.serving.errors import ContextError
 
 VALUES = st.recursive(

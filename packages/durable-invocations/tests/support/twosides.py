@@ -16,14 +16,7 @@ from durable_invocations.journal import runtime_events as r
 from durable_invocations.journal.handler_state import Attempt
 from durable_invocations.protocol.frames import Frame, frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import (
-    EMPTY,
-    Value,
-    keys_value,
-    put,
-    result_of,
-    variants,
-)
+from durable_invocations.protocol.results import EMPTY, Value, keys_value, put, result_of, variants
 
 INPUT = frame(pb.InputEntryMessage(value=b"in"))
 MOST = 4_000

@@ -12,12 +12,7 @@ from typing import Any
 from durable_invocations.errors import UnavailableError
 from durable_invocations.journal import runtime_events as events
 from durable_invocations.journal.runtime_side import begun, step
-from durable_invocations.protocol.failures import (
-    INTERNAL,
-    MOST_RUN_NAME,
-    ErrorReport,
-    RunAttempts,
-)
+from durable_invocations.protocol.failures import INTERNAL, MOST_RUN_NAME, ErrorReport, RunAttempts
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.runtime.driving.tools import Tools
 from durable_invocations.runtime.settings import MS

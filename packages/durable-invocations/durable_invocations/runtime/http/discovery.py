@@ -9,12 +9,7 @@ import anyio
 from pydantic import ValidationError
 
 from durable_invocations.errors import ConfigError
-from durable_invocations.protocol.versions import (
-    LOWEST,
-    MANIFESTS,
-    NEWEST,
-    manifest_type,
-)
+from durable_invocations.protocol.versions import LOWEST, MANIFESTS, NEWEST, manifest_type
 from durable_invocations.runtime.http.client import HTTP_1, HTTP_2, HttpClient
 from durable_invocations.runtime.http.exchange import (
     Address,

@@ -12,11 +12,7 @@ import h2.errors
 import h2.events
 import h2.exceptions
 
-from durable_invocations.runtime.http.exchange import (
-    DeploymentUnreachableError,
-    Head,
-    Origin,
-)
+from durable_invocations.runtime.http.exchange import DeploymentUnreachableError, Head, Origin
 
 
 class Carrier(Protocol):

@@ -9,11 +9,7 @@ from dataclasses import dataclass
 
 import h11
 
-from durable_invocations.runtime.http.connecting import (
-    CONNECT_SECONDS,
-    connected,
-    tls_context,
-)
+from durable_invocations.runtime.http.connecting import CONNECT_SECONDS, connected, tls_context
 from durable_invocations.runtime.http.exchange import (
     MOST_HEAD,
     Address,

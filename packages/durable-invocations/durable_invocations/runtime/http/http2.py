@@ -7,11 +7,7 @@ import ssl
 from collections import defaultdict
 from functools import partial
 
-from durable_invocations.runtime.http.connecting import (
-    CONNECT_SECONDS,
-    connected,
-    tls_context,
-)
+from durable_invocations.runtime.http.connecting import CONNECT_SECONDS, connected, tls_context
 from durable_invocations.runtime.http.connection2 import Http2Connection
 from durable_invocations.runtime.http.exchange import (
     Address,

@@ -25,12 +25,7 @@ from durable_invocations.runtime.sql.tables import (
     SERVICE_DEPLOYMENTS_TABLE,
 )
 from durable_invocations.runtime.store.deployments import Deployment
-from durable_invocations.runtime.store.views import (
-    Chosen,
-    Invocation,
-    JournalEntry,
-    Status,
-)
+from durable_invocations.runtime.store.views import Chosen, Invocation, JournalEntry, Status
 
 _ENTRIES = (
     sa.select(sa.func.count())

@@ -36,13 +36,7 @@ from durable_invocations.runtime.sql.work import Work, lock
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.deployments import Deployment, Service
 from durable_invocations.runtime.store.outcomes import Changes
-from durable_invocations.runtime.store.views import (
-    Chosen,
-    Invocation,
-    JournalEntry,
-    Look,
-    Status,
-)
+from durable_invocations.runtime.store.views import Chosen, Invocation, JournalEntry, Look, Status
 from durable_invocations.runtime.timers import utc_now
 from sql_transactions.engine import prepare, shown, transaction
 from sql_transactions.tables import ensure_tables, find_missing_column

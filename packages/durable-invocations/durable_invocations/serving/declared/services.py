@@ -11,13 +11,7 @@ from typing import Any
 from durable_invocations.errors import ConfigError
 from durable_invocations.protocol.services import HandlerKind, ServiceKind
 from durable_invocations.serving.declared.decorators import Decorator, Function, decorator
-from durable_invocations.serving.declared.serde import (
-    JSON,
-    Serde,
-    hints_of,
-    serde_for,
-    unreadable,
-)
+from durable_invocations.serving.declared.serde import JSON, Serde, hints_of, serde_for, unreadable
 
 # Both patterns are the manifest schema's.
 _SERVICE = re.compile(r"([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9._-]*")

@@ -10,12 +10,7 @@ from durable_invocations.errors import ConfigError
 from durable_invocations.protocol import ids, kinds
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import EMPTY, Result, Value
-from durable_invocations.runtime.sql.entries.driven import (
-    ACTED,
-    Acted,
-    Driven,
-    violation,
-)
+from durable_invocations.runtime.sql.entries.driven import ACTED, Acted, Driven, violation
 from durable_invocations.runtime.sql.finding import found, result_of_id
 from durable_invocations.runtime.sql.lives.completing import wait
 from durable_invocations.runtime.sql.lives.stopping import cancel as stop

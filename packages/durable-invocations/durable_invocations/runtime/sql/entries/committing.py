@@ -11,13 +11,7 @@ from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import ProtocolError
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.runtime.sql.entries import calls, promises, states, waiting
-from durable_invocations.runtime.sql.entries.driven import (
-    ACTED,
-    Acted,
-    Action,
-    Driven,
-    violation,
-)
+from durable_invocations.runtime.sql.entries.driven import ACTED, Acted, Action, Driven, violation
 from durable_invocations.runtime.sql.lives.stopping import CANCEL, change
 from durable_invocations.runtime.sql.packing import fields, result
 from durable_invocations.runtime.sql.tables import JOURNAL, JOURNAL_TABLE

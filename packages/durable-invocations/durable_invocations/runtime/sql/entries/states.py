@@ -7,13 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from durable_invocations.protocol.results import EMPTY, Value, keys_value
-from durable_invocations.runtime.sql.entries.driven import (
-    ACTED,
-    Acted,
-    Action,
-    Driven,
-    violation,
-)
+from durable_invocations.runtime.sql.entries.driven import ACTED, Acted, Action, Driven, violation
 from durable_invocations.runtime.sql.tables import SERVICE_STATE_TABLE, STATE
 from durable_invocations.runtime.sql.work import LONGEST, Work
 from durable_invocations.runtime.store.outcomes import Refused

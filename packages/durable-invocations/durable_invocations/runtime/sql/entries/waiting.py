@@ -7,12 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from durable_invocations.protocol.results import EMPTY, result_of
-from durable_invocations.runtime.sql.entries.driven import (
-    ACTED,
-    Acted,
-    Driven,
-    violation,
-)
+from durable_invocations.runtime.sql.entries.driven import ACTED, Acted, Driven, violation
 from durable_invocations.runtime.sql.lives import awakeables
 from durable_invocations.runtime.sql.tables import TIMERS_TABLE
 from durable_invocations.runtime.sql.work import Work

@@ -9,11 +9,7 @@ from durable_invocations.protocol import awakeables, ids, kinds
 from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.sql.lives.completing import Place, complete
 from durable_invocations.runtime.sql.packing import fields, result
-from durable_invocations.runtime.sql.tables import (
-    EARLY,
-    EARLY_RESULTS_TABLE,
-    JOURNAL,
-)
+from durable_invocations.runtime.sql.tables import EARLY, EARLY_RESULTS_TABLE, JOURNAL
 from durable_invocations.runtime.sql.work import NOT_FOUND, Work
 from durable_invocations.runtime.store.operations import CompleteAwakeable
 from durable_invocations.runtime.store.outcomes import Done, Refused

@@ -12,11 +12,10 @@ import pytest
 import sqlalchemy as sa
 from deltalake import DeltaTable
 from logs import carry_out, fail, log_in_memory
-from onetable import commit, no_spark, write_commit
+from onetable import commit, in_memory, write_commit
 
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.delta.log import deltalog
 from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.joblog.iterations import Iteration
@@ -37,6 +36,8 @@ from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.maintenance import flush_watermarks
 from iscp_dagster.upkeep.position import positions
+
+MIRROR = JobID(db="shop", table="orders", job="mirror")
 
 
 def raising(error):
@@ -60,6 +61,15 @@ def due(look):
     )
 
 
+def begun(deployment, source, *tenants):
+    """Commit a row for each tenant; return a runner and its first look, carried out."""
+    commit(source, *tenants)
+    runner = Runner(deployment, [source])
+    look = runner.look(None)
+    carry_out(deployment, look)
+    return runner, look
+
+
 def test_a_first_look_registers_every_tenant_and_synchronizes_it_in_one_scan(deployment, source):
     commit(source, "eu", "us")
     look = Runner(deployment, [source]).look(None)
@@ -80,10 +90,7 @@ def test_what_is_queued_is_not_queued_again(deployment, source):
 def test_only_the_tenants_of_the_new_commits_iterate_and_the_others_move_in_memory(
     deployment, source
 ):
-    commit(source, "eu", "us")
-    runner = Runner(deployment, [source])
-    first = runner.look(None)
-    carry_out(deployment, first)
+    runner, first = begun(deployment, source, "eu", "us")
     commit(source, "us")
     look = runner.look(first.cursor)
     assert due(look) == [("us", ["mirror", "vector"], 0, 1)]
@@ -114,10 +121,7 @@ def test_a_new_job_begins_where_in_commit_timestamps_were_turned_on(deployment, 
 def test_a_job_that_is_taken_after_it_was_planned_is_left_out_and_the_others_are_queued(
     deployment, source
 ):
-    commit(source, "eu", "us", "xx")
-    runner = Runner(deployment, [source])
-    first = runner.look(None)
-    carry_out(deployment, first)
+    runner, first = begun(deployment, source, "eu", "us", "xx")
     commit(source, "eu", "us", "xx")
     (mirror, *_) = deployment.log.jobs(tenant="us")
     mine = Iteration.of([mirror], deployment.delta_log(source).moment(1))
@@ -135,9 +139,7 @@ def test_a_job_that_is_taken_after_it_was_planned_is_left_out_and_the_others_are
 
 
 def test_a_restart_in_between_loses_nothing(deployment, source):
-    commit(source, "eu")
-    first = Runner(deployment, [source]).look(None)
-    carry_out(deployment, first)
+    _, first = begun(deployment, source, "eu")
     commit(source, "eu")
     commit(source, "us")
     look = Runner(deployment, [source]).look(first.cursor)
@@ -164,10 +166,7 @@ def opened(monkeypatch):
 
 def at_rest(deployment, source, *more):
     """Return the cursor of a runner that has nothing left to do."""
-    runner, cursor = Runner(deployment, [source, *more]), None
-    while (look := runner.look(cursor)).cursor != cursor:
-        carry_out(deployment, look)
-        cursor = look.cursor
+    cursor = settle(deployment, source, Runner(deployment, [source, *more]), None)
     assert Cursor.parse(cursor).at_rest.keys() == {source.name, *(each.name for each in more)}
     return cursor
 
@@ -189,12 +188,7 @@ def test_what_happened_while_no_runner_looked_is_found_by_the_next(deployment, s
     cursor = at_rest(deployment, source)
     opened.clear()
     commit(source, "za", "new")
-    (us,) = (
-        job.key
-        for job in deployment.log.jobs(
-            name=JobID(db="shop", table="orders", job="mirror"), tenant="us"
-        )
-    )
+    (us,) = (job.key for job in deployment.log.jobs(name=MIRROR, tenant="us"))
     deployment.log.rebuild([us])
     look = Runner(deployment, [source]).look(cursor)
     assert due(look) == [
@@ -351,10 +345,7 @@ def test_a_commit_that_came_while_a_run_was_under_way_is_found_afterwards(deploy
 
 def test_optimize_changes_no_tenant(deployment, source):
     commit(source, "eu")
-    commit(source, "eu")
-    runner = Runner(deployment, [source])
-    first = runner.look(None)
-    carry_out(deployment, first)
+    runner, first = begun(deployment, source, "eu")
     DeltaTable(source.path).optimize.compact()
     look = runner.look(first.cursor)
     assert look.dispatches == []
@@ -376,12 +367,9 @@ def test_a_temporary_error_is_retried_after_a_while_and_a_permanent_one_is_not(
 
 
 def test_a_periodic_job_is_due_when_its_interval_has_passed(deployment, source, clock):
-    commit(source, "eu")
-    runner = Runner(deployment, [source])
-    first = runner.look(None)
-    carry_out(deployment, first)
+    runner, first = begun(deployment, source, "eu")
     every = SpecUpdate(job_type="periodic", schedule={"interval": "1h"})
-    deployment.log.update("eu", JobID(db="shop", table="orders", job="mirror"), every)
+    deployment.log.update("eu", MIRROR, every)
     watermark = deployment.log.jobs()[0].watermark.at
     commit(source, "eu")
     clock.now = watermark + timedelta(minutes=59)
@@ -393,10 +381,7 @@ def test_a_periodic_job_is_due_when_its_interval_has_passed(deployment, source, 
 
 
 def test_jobs_that_stand_apart_over_commits_of_others_share_a_scan(deployment, source):
-    commit(source, "eu", "us")
-    runner = Runner(deployment, [source])
-    look = runner.look(None)
-    carry_out(deployment, look)
+    runner, look = begun(deployment, source, "eu", "us")
     for _ in range(3):
         commit(source, "us")
     held = deployment.log.jobs(tenant="eu")
@@ -410,17 +395,13 @@ def test_jobs_that_stand_apart_over_commits_of_others_share_a_scan(deployment, s
 
 
 def test_a_paused_job_is_planned_when_it_is_resumed(deployment, source):
-    commit(source, "eu")
-    runner = Runner(deployment, [source])
-    first = runner.look(None)
-    carry_out(deployment, first)
-    name = JobID(db="shop", table="orders", job="mirror")
-    assert deployment.log.pause("eu", name)
+    runner, first = begun(deployment, source, "eu")
+    assert deployment.log.pause("eu", MIRROR)
     commit(source, "eu")
     second = runner.look(first.cursor)
     assert due(second) == [("eu", ["vector"], 0, 1)]
     carry_out(deployment, second)
-    assert deployment.log.resume("eu", name)
+    assert deployment.log.resume("eu", MIRROR)
     assert due(runner.look(second.cursor)) == [("eu", ["mirror"], 0, 1)]
 
 
@@ -461,23 +442,24 @@ def test_a_backlog_of_tenants_at_different_commits_is_worked_off_together(
 
 
 def test_a_job_of_its_own_bounds_narrows_the_iteration_that_it_shares(deployment, source):
-    commit(source, "eu")
-    runner = Runner(deployment, [source])
-    first = runner.look(None)
-    carry_out(deployment, first)
-    name = JobID(db="shop", table="orders", job="mirror")
-    deployment.log.update("eu", name, SpecUpdate(max_bytes=1))
+    runner, first = begun(deployment, source, "eu")
+    deployment.log.update("eu", MIRROR, SpecUpdate(max_bytes=1))
     for _ in range(3):
         commit(source, "eu")
     assert due(runner.look(first.cursor)) == [("eu", ["mirror", "vector"], 0, 1)]
 
 
+def dispatch_alone(monkeypatch, most):
+    """Have a look dispatch so many iterations at the most, each of one tenant."""
+    monkeypatch.setattr("iscp_dagster.planning.runner.MOST_DISPATCHES", most)
+    monkeypatch.setattr("iscp_dagster.planning.joining.MOST_TENANTS", 1)
+    monkeypatch.setattr("iscp_dagster.planning.joining.PARTS", 1)
+
+
 def test_the_highest_priority_goes_first_and_then_each_tenant_in_turn(
     deployment, source, monkeypatch
 ):
-    monkeypatch.setattr("iscp_dagster.planning.runner.MOST_DISPATCHES", 3)
-    monkeypatch.setattr("iscp_dagster.planning.joining.MOST_TENANTS", 1)
-    monkeypatch.setattr("iscp_dagster.planning.joining.PARTS", 1)
+    dispatch_alone(monkeypatch, most=3)
     commit(source, "eu", "us", "xx")
     greedy = SpecUpdate(job_type="greedy")
     table_id = deployment.delta_log(source).table_id()
@@ -496,9 +478,7 @@ def test_the_highest_priority_goes_first_and_then_each_tenant_in_turn(
 def test_a_table_with_many_due_leaves_each_look_its_share_for_the_others(
     deployment, source, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("iscp_dagster.planning.runner.MOST_DISPATCHES", 5)
-    monkeypatch.setattr("iscp_dagster.planning.joining.MOST_TENANTS", 1)
-    monkeypatch.setattr("iscp_dagster.planning.joining.PARTS", 1)
+    dispatch_alone(monkeypatch, most=5)
     source = replace(source, indexes=[Mirror()])
     tables = [source, *(beside(source, tmp_path, f"other{number}") for number in range(2))]
     commit(source, *(f"t{number:02}" for number in range(20)))
@@ -521,9 +501,7 @@ def test_a_table_with_many_due_leaves_each_look_its_share_for_the_others(
 def test_nobody_waits_for_ever_while_others_are_due_in_every_look(
     deployment, source, clock, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("iscp_dagster.planning.runner.MOST_DISPATCHES", 3)
-    monkeypatch.setattr("iscp_dagster.planning.joining.MOST_TENANTS", 1)
-    monkeypatch.setattr("iscp_dagster.planning.joining.PARTS", 1)
+    dispatch_alone(monkeypatch, most=3)
     tables = [replace(source, indexes=[Mirror()])]
     tables += [beside(tables[0], tmp_path, f"other{number}") for number in range(4)]
     everyone = {(table.name, tenant) for table in tables for tenant in ("a", "b")}
@@ -543,10 +521,7 @@ def test_what_a_commit_changed_is_gone_through_once_however_many_are_due(
     deployment, source, monkeypatch
 ):
     tenants, counted = [f"t{number:02}" for number in range(60)], Counter()
-    commit(source, *tenants)
-    runner = Runner(deployment, [source])
-    first = runner.look(None)
-    carry_out(deployment, first)
+    runner, first = begun(deployment, source, *tenants)
     commit(source, *tenants)
     own = deltalog.tenant_name
     monkeypatch.setattr(
@@ -571,12 +546,8 @@ def test_what_is_registered_for_all_is_registered_for_tenants_that_appear_later(
 
 
 def test_a_trigger_that_fails_is_a_problem_of_its_own(deployment, source):
-    commit(source, "eu")
-    runner = Runner(deployment, [source])
-    first = runner.look(None)
-    carry_out(deployment, first)
-    name = JobID(db="shop", table="orders", job="mirror")
-    deployment.log.update("eu", name, SpecUpdate(job_type="no.such:Trigger"))
+    runner, first = begun(deployment, source, "eu")
+    deployment.log.update("eu", MIRROR, SpecUpdate(job_type="no.such:Trigger"))
     commit(source, "eu")
     look = runner.look(first.cursor)
     assert due(look) == [("eu", ["vector"], 0, 1)]
@@ -672,9 +643,7 @@ def test_stores_that_take_all_the_time_there_is_keep_back_no_table_for_ever(
 
 
 def test_a_watermark_older_than_the_log_is_iterated_without_asking_what_changed(deployment, source):
-    commit(source, "eu", "us")
-    first = Runner(deployment, [source]).look(None)
-    carry_out(deployment, first)
+    _, first = begun(deployment, source, "eu", "us")
     for _ in range(2):
         commit(source, "eu")
     # This includes a tenant that has no rows any more.
@@ -973,10 +942,7 @@ def settle(deployment, source, runner, cursor):
 
 
 def test_a_table_recreated_at_its_path_is_another_table(deployment, source):
-    commit(source, "eu")
-    runner = Runner(deployment, [source])
-    first = runner.look(None)
-    carry_out(deployment, first)
+    runner, first = begun(deployment, source, "eu")
     shutil.rmtree(source.path)
     commit(source, "eu")
     look = runner.look(first.cursor)
@@ -1011,10 +977,7 @@ def create_or_replace(source, *tenants):
 def test_a_table_that_was_replaced_while_its_log_goes_on_is_another_table(
     deployment, source, between
 ):
-    commit(source, "eu", "us")
-    runner = Runner(deployment, [source])
-    first = runner.look(None)
-    carry_out(deployment, first)
+    runner, first = begun(deployment, source, "eu", "us")
     create_or_replace(source, "eu", "xx")
     if between != "looks":
         runner = Runner(deployment, [source])
@@ -1033,12 +996,9 @@ def test_a_table_that_was_replaced_while_its_log_goes_on_is_another_table(
 
 def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(deployment, source):
     source = replace(source, on_replace="rebuild")
-    commit(source, "eu", "us")
-    runner = Runner(deployment, [source])
-    first = runner.look(None)
-    carry_out(deployment, first)
+    runner, first = begun(deployment, source, "eu", "us")
     priority = SpecUpdate(priority=9)
-    deployment.log.update("eu", JobID(db="shop", table="orders", job="mirror"), priority)
+    deployment.log.update("eu", MIRROR, priority)
     create_or_replace(source, "eu", "xx")
     look = runner.look(first.cursor)
     both = ["mirror", "vector"]
@@ -1054,9 +1014,7 @@ def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(deployment, source)
 
 
 def test_stranded_jobs_are_rebuilt_once_the_table_is_declared_so(deployment, source):
-    commit(source, "eu")
-    first = Runner(deployment, [source]).look(None)
-    carry_out(deployment, first)
+    _, first = begun(deployment, source, "eu")
     shutil.rmtree(source.path)
     commit(source, "eu")
     look = Runner(deployment, [source]).look(first.cursor)
@@ -1074,10 +1032,7 @@ def test_what_becomes_of_a_replaced_tables_jobs_is_one_of_two(source):
 
 
 def test_a_tenant_that_only_the_recreated_table_has_waits_for_the_stranded_ones(deployment, source):
-    commit(source, "eu")
-    runner = Runner(deployment, [source])
-    first = runner.look(None)
-    carry_out(deployment, first)
+    runner, first = begun(deployment, source, "eu")
     shutil.rmtree(source.path)
     commit(source, "eu", "us")
     look = runner.look(first.cursor)
@@ -1095,28 +1050,14 @@ def test_a_tenant_that_only_the_recreated_table_has_waits_for_the_stranded_ones(
 
 def test_an_index_that_is_not_to_register_itself_does_not(deployment, source):
     commit(source, "eu")
-    shy = SourceTable(
-        source.name,
-        key="id",
-        tenant="region",
-        path=source.path,
-        indexes=[Mirror(auto_register=False), Vector("v", dimension=2)],
-    )
+    shy = replace(source, indexes=[Mirror(auto_register=False), Vector("v", dimension=2)])
     look = Runner(deployment, [shy]).look(None)
     assert due(look) == [("eu", ["vector"], -1, 0)]
 
 
 def test_an_index_declared_later_is_built_for_every_tenant(deployment, source):
-    commit(source, "eu", "us")
-    first = Runner(deployment, [source]).look(None)
-    carry_out(deployment, first)
-    more = SourceTable(
-        source.name,
-        key="id",
-        tenant="region",
-        path=source.path,
-        indexes=[*source.indexes, Mirror(name="copy")],
-    )
+    _, first = begun(deployment, source, "eu", "us")
+    more = replace(source, indexes=[*source.indexes, Mirror(name="copy")])
     look = Runner(deployment, [more]).look(first.cursor)
     assert due(look) == [("eu", ["copy"], -1, 0), ("us", ["copy"], -1, 0)]
 
@@ -1134,13 +1075,8 @@ def test_a_table_that_is_to_come_has_nothing_to_flush_and_one_that_went_is_named
 
 def test_of_two_runners_on_one_log_one_looks_and_the_other_takes_over(source, clock):
     now = [1_000.0]
-    deployment = Deployment(
-        endpoint=Endpoint.parse("http://127.0.0.1:9"),
-        log=log_in_memory(clock=clock, lease_clock=lambda: now[0]),
-        spark=no_spark,
-        lake="/nowhere",
-        clock=clock,
-    )
+    log = log_in_memory(clock=clock, lease_clock=lambda: now[0])
+    deployment = replace(in_memory(clock), log=log)
     commit(source, "eu")
     one, two = (
         Runner(deployment, [source], owner=name, monotonic=lambda: now[0])

@@ -23,26 +23,17 @@ from durable_invocations.ingress.refusals import (
     UNPROCESSABLE,
     RefusedError,
 )
+from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.deployments import Deployment, Service
-from durable_invocations.runtime.store.operations import (
-    Cancel,
-    Kill,
-    Operation,
-    Pause,
-    Purge,
-    Register,
-    Resume,
-    Unregister,
-)
 from durable_invocations.runtime.store.outcomes import Done, Refused
 from durable_invocations.runtime.store.views import Chosen
 
-CHANGES: Mapping[str, type[Cancel | Kill | Pause | Purge | Resume]] = {
-    "cancel": Cancel,
-    "kill": Kill,
-    "pause": Pause,
-    "purge": Purge,
-    "resume": Resume,
+CHANGES: Mapping[str, type[op.Cancel | op.Kill | op.Pause | op.Purge | op.Resume]] = {
+    "cancel": op.Cancel,
+    "kill": op.Kill,
+    "pause": op.Pause,
+    "purge": op.Purge,
+    "resume": op.Resume,
 }
 RESERVED = frozenset({"admin", "restate", "services"})
 """Names that no service may have: they begin paths of the server's own."""
@@ -81,7 +72,7 @@ class Admin:
         url = service_address(asked["uri"])
         found, services = await self._discovered(url)
         force = asked.get("force", False)
-        operation = Register(deployment=found, services=services, force=force)
+        operation = op.Register(deployment=found, services=services, force=force)
         made = await self.backend.do(operation)
         if isinstance(made, Refused):
             raise RefusedError(made.code, made.message)
@@ -133,7 +124,7 @@ class Admin:
     async def unregister(self, request: Request) -> Response:
         """Forget an address; with `force=true` also while invocations need it."""
         force = request.query_params.get("force") == "true"
-        operation = Unregister(id=request.path_params["id"], force=force)
+        operation = op.Unregister(id=request.path_params["id"], force=force)
         return _json({"changed": _done(await self.backend.do(operation)).changed})
 
     async def services(self, _request: Request) -> Response:
@@ -167,7 +158,7 @@ class Admin:
         operation = CHANGES.get(request.path_params["change"])
         if operation is None:
             raise RefusedError(NOT_FOUND, f"Change an invocation by one of {', '.join(CHANGES)}.")
-        wanted: Operation[Done | Refused] = operation(id=request.path_params["id"])
+        wanted: op.Operation[Done | Refused] = operation(id=request.path_params["id"])
         return _json({"changed": _done(await self.backend.do(wanted)).changed})
 
 

@@ -12,15 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from durable_invocations.journal import handler_events as events
+from durable_invocations.journal import handler_steps as steps
 from durable_invocations.journal.handler_state import Attempt, Phase, Step, failed
-from durable_invocations.journal.handler_steps import (
-    awaited,
-    begun,
-    broke,
-    finished,
-    issued,
-    returned,
-)
 from durable_invocations.journal.handler_stream import input_closed, received
 from durable_invocations.protocol.failures import ErrorReport, ProtocolError
 
@@ -28,12 +21,12 @@ _STEPS: Mapping[type, Callable[[Attempt, Any], Step]] = MappingProxyType(
     {
         events.Received: received,
         events.InputClosed: input_closed,
-        events.Issued: issued,
-        events.Begun: begun,
-        events.Finished: finished,
-        events.Awaited: awaited,
-        events.Returned: returned,
-        events.Failed: broke,
+        events.Issued: steps.issued,
+        events.Begun: steps.begun,
+        events.Finished: steps.finished,
+        events.Awaited: steps.awaited,
+        events.Returned: steps.returned,
+        events.Failed: steps.broke,
     }
 )
 

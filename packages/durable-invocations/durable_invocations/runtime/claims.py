@@ -11,22 +11,12 @@ from durable_invocations.protocol import kinds
 from durable_invocations.runtime.driving.drives import Drives
 from durable_invocations.runtime.driving.tools import Put
 from durable_invocations.runtime.settings import AFTER_ERROR_SECONDS
-from durable_invocations.runtime.store.operations import (
-    Claim,
-    Commit,
-    CompleteAwakeable,
-    Finish,
-    Fire,
-    Operation,
-    Resume,
-    Submit,
-    Suspend,
-)
+from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.outcomes import Claimed
 
 AT_ONCE = 64
 """Invocations that are claimed in one transaction."""
-_READYING = frozenset({Submit, Suspend, Finish, Fire, CompleteAwakeable, Resume})
+_READYING = frozenset({op.Submit, op.Suspend, op.Finish, op.Fire, op.CompleteAwakeable, op.Resume})
 _READYING_ENTRIES = kinds.CALLS | {
     *(kinds.COMPLETE_AWAKEABLE.code, kinds.COMPLETE_PROMISE.code, kinds.CANCEL_INVOCATION.code),
 }
@@ -64,14 +54,14 @@ class Claims:
             if most:
                 self._claim(most, full)
 
-    def behind(self, operation: Operation[Any]) -> None:
+    def behind(self, operation: op.Operation[Any]) -> None:
         """Claim in the same transaction what an operation that was just put makes ready.
 
         Where that does not come about, the operation's `Changes` lead to a claim.
         """
         kind = type(operation)
         readies = kind in _READYING
-        if isinstance(operation, Commit):
+        if isinstance(operation, op.Commit):
             readies = operation.frame.code in _READYING_ENTRIES
         if readies and self._pending is None:
             self.wanted()
@@ -83,7 +73,7 @@ class Claims:
 
     def _claim(self, most: int, full: Collection[str]) -> None:
         self._again = False
-        self._pending = self._put(Claim(owner=self._owner, most=most, without=full))
+        self._pending = self._put(op.Claim(owner=self._owner, most=most, without=full))
         self._pending.add_done_callback(lambda future: self._claimed(most, future))
 
     def _claimed(self, most: int, future: asyncio.Future[tuple[Claimed, ...]]) -> None:

@@ -23,17 +23,8 @@ from durable_invocations.runtime.owners import Watch
 from durable_invocations.runtime.registering import registered
 from durable_invocations.runtime.settings import AFTER_ERROR_SECONDS, Settings
 from durable_invocations.runtime.sql.store import SqlStore
+from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.deployments import Deployment, Service
-from durable_invocations.runtime.store.operations import (
-    Beat,
-    Fire,
-    Operation,
-    Prune,
-    Recover,
-    Register,
-    Release,
-    TakeNews,
-)
 from durable_invocations.runtime.store.outcomes import Changes, Refused, Registered
 from durable_invocations.runtime.timers import Clock, Due, SteadyClock
 from durable_invocations.runtime.waiting import Waiting
@@ -78,7 +69,7 @@ class Runtime:
         self._tasks: list[asyncio.Future[None]] = []
         await self._writer.__aenter__()
         try:
-            await self.do(Beat(owner=self._settings.owner))
+            await self.do(op.Beat(owner=self._settings.owner))
         except BaseException:
             await self._writer.__aexit__(None, None, None)
             raise
@@ -100,7 +91,7 @@ class Runtime:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._drives.close()
         await self._client.close()
-        released = self._put(Release(owner=self._settings.owner))
+        released = self._put(op.Release(owner=self._settings.owner))
         # It waits for no database that is away: what is asked for is tried once more.
         await self._writer.__aexit__(kind, error, trace)
         try:
@@ -110,7 +101,7 @@ class Runtime:
 
     # What others ask.
 
-    async def do(self, operation: Operation[T]) -> T:
+    async def do(self, operation: op.Operation[T]) -> T:
         """An operation's outcome, once it is durable. Raises UnavailableError."""
         return await self._put(operation)
 
@@ -145,7 +136,7 @@ class Runtime:
     ) -> Registered | Refused:
         """Discover what is served at an address, and have it served from there."""
         deployment, services = await self.discover(url, http=http)
-        return await self.do(Register(deployment=deployment, services=services, force=force))
+        return await self.do(op.Register(deployment=deployment, services=services, force=force))
 
     # What the store tells.
 
@@ -163,7 +154,7 @@ class Runtime:
 
     def _release(self) -> None:
         owner = self._settings.owner
-        self._put(Release(owner=owner, held=self._drives.held)).add_done_callback(take_error)
+        self._put(op.Release(owner=owner, held=self._drives.held)).add_done_callback(take_error)
 
     # What goes on for ever.
 
@@ -174,7 +165,7 @@ class Runtime:
             await _within(self._earlier.wait(), wait)
             return
         self._due.taken()
-        fired = await self.do(Fire(now=self._clock()))
+        fired = await self.do(op.Fire(now=self._clock()))
         self._due.heard(fired.next_at)
 
     async def _polls(self) -> None:
@@ -183,14 +174,14 @@ class Runtime:
         self._changed(Changes(ready=look.ready, next_at=look.next_at, ended=look.ended))
         self._waiting.gone(look.gone)
         if look.news:
-            self._drives.told(await self.do(TakeNews(owner=self._settings.owner)))
+            self._drives.told(await self.do(op.TakeNews(owner=self._settings.owner)))
 
     async def _beats(self) -> None:
-        await self.do(Beat(owner=self._settings.owner))
+        await self.do(op.Beat(owner=self._settings.owner))
         beats = await self.read(self.store.beats)
         dead = self._watch.dead(beats, self._monotonic())
         if dead:
-            count = await self.do(Recover(beats=dead))
+            count = await self.do(op.Recover(beats=dead))
             if count:
                 plural = "s" * (count != 1)
                 logger.warning("took over %s invocation%s of dead runtimes", count, plural)
@@ -201,11 +192,11 @@ class Runtime:
         self._drives.tend(crowded=self._claims.crowded)
 
     async def _prunes(self) -> None:
-        while await self.do(Prune(now=self._clock())) == Prune.most:
+        while await self.do(op.Prune(now=self._clock())) == op.Prune.most:
             pass
         await asyncio.sleep(self._settings.prune)
 
-    def _put(self, operation: Operation[T]) -> asyncio.Future[T]:
+    def _put(self, operation: op.Operation[T]) -> asyncio.Future[T]:
         """Queue an operation; whatever fails, the future tells."""
         try:
             future = self._writer.do(operation)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from twosides import completed
 
 from durable_invocations.errors import ConfigError
-from durable_invocations.protocol import awakeables, ids, kinds
+from durable_invocations.protocol import awakeables, ids, kinds, results
 from durable_invocations.protocol.decoding import Decoder, Limits
 from durable_invocations.protocol.failures import (
     ErrorReport,
@@ -19,20 +19,10 @@ from durable_invocations.protocol.failures import (
 from durable_invocations.protocol.frames import HEADER, Frame, encode, frame
 from durable_invocations.protocol.kinds import KINDS, kind_of
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import (
-    EMPTY,
-    Value,
-    check,
-    completion,
-    keys_value,
-    result_of,
-    state_keys,
-    variants,
-)
 
 RESULTS = {
-    "empty": EMPTY,
-    "value": keys_value([b"k"]),
+    "empty": results.EMPTY,
+    "value": results.keys_value([b"k"]),
     "failure": Failure(code=404, message="none"),
 }
 
@@ -110,20 +100,20 @@ def test_each_result_of_an_entry_is_put_in_and_read_again(kind):
     entry = frame(kind.message())
     assert not entry.completed
     for variant, result in RESULTS.items():
-        if variant not in variants(kind):
+        if variant not in results.variants(kind):
             with pytest.raises(ProtocolError, match=kind.name):
                 completed(entry, result)
         else:
             held = completed(entry, result)
             assert held.completed
-            assert result_of(held.message()) == result
-    assert state_keys(RESULTS["value"].value) == [b"k"]
+            assert results.result_of(held.message()) == result
+    assert results.state_keys(RESULTS["value"].value) == [b"k"]
 
 
 def test_a_completed_flag_without_result_is_malformed_and_so_is_the_reverse():
     with pytest.raises(ProtocolError, match="COMPLETED"):
         Frame(code=kinds.SLEEP.code, body=b"", completed=True).message()
-    held = completed(frame(pb.CallEntryMessage()), Value(value=b""))
+    held = completed(frame(pb.CallEntryMessage()), results.Value(value=b""))
     with pytest.raises(ProtocolError, match="COMPLETED"):
         Frame(code=held.code, body=held.body).message()
 
@@ -207,7 +197,7 @@ def test_a_journal_that_is_there_before_the_stream_counts():
     with pytest.raises(MessageTooLargeError, match="11 bytes, and 10 are allowed"):
         Decoder(limits, entry_bytes=10).feed(HEADER.pack(0x0C05, 0, 1))
     # Messages that are no entries are not of the journal.
-    assert Decoder(limits, entries=3).feed(encode(completion(1, EMPTY)))
+    assert Decoder(limits, entries=3).feed(encode(results.completion(1, results.EMPTY)))
 
 
 def test_a_large_message_that_comes_byte_by_byte_is_held_once():
@@ -218,22 +208,22 @@ def test_a_large_message_that_comes_byte_by_byte_is_held_once():
 
 @pytest.mark.parametrize("kind", [each for each in KINDS.values() if each.completable], ids=str)
 def test_a_completion_has_the_result_of_its_entry(kind):
-    for variant in variants(kind):
+    for variant in results.variants(kind):
         result = RESULTS[variant]
-        message = completion(300, result).message()
-        assert (message.entry_index, result_of(message)) == (300, result)
+        message = results.completion(300, result).message()
+        assert (message.entry_index, results.result_of(message)) == (300, result)
 
 
 def test_a_result_that_its_entry_cannot_hold_is_refused():
-    not_text, not_keys = Value(value=b"\xff"), Value(value=b"\xff")
+    not_text, not_keys = results.Value(value=b"\xff"), results.Value(value=b"\xff")
     with pytest.raises(ProtocolError, match="no UTF-8"):
         completed(frame(pb.GetCallInvocationIdEntryMessage()), not_text)
     with pytest.raises(ProtocolError, match="no keys"):
         completed(frame(pb.GetStateKeysEntryMessage()), not_keys)
     with pytest.raises(ProtocolError, match="no keys"):
-        state_keys(b"\xff")
+        results.state_keys(b"\xff")
     with pytest.raises(ProtocolError, match="no result of the form 'empty'"):
-        check(kinds.RUN, EMPTY)
+        results.check(kinds.RUN, results.EMPTY)
     with pytest.raises(ProtocolError, match="no message that is known"):
         Frame(code=0xFC00, body=b"").message()
     with pytest.raises(ProtocolError, match="never are"):
@@ -242,7 +232,7 @@ def test_a_result_that_its_entry_cannot_hold_is_refused():
 
 def test_completing_keeps_name_and_flags():
     entry = frame(pb.AwakeableEntryMessage(name="paid"), requires_ack=True)
-    held = completed(entry, Value(value=b"x"))
+    held = completed(entry, results.Value(value=b"x"))
     assert (held.name, held.requires_ack, held.completed) == ("paid", True, True)
 
 

@@ -7,16 +7,8 @@ import pytest
 from google.protobuf import text_format
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from durable_invocations.protocol import awakeables, kinds
+from durable_invocations.protocol import awakeables, frames, kinds
 from durable_invocations.protocol.decoding import Decoder
-from durable_invocations.protocol.frames import (
-    COMPLETED,
-    REQUIRES_ACK,
-    Frame,
-    custom,
-    encode,
-    frame,
-)
 from durable_invocations.protocol.kinds import KINDS
 from durable_invocations.protocol.pb.custom_pb2 import CombinatorEntryMessage
 from durable_invocations.protocol.pb.protocol_pb2 import EndMessage
@@ -58,13 +50,13 @@ def test_a_frame_is_read(name, flags, text, digits):
 def test_a_frame_is_written(name, flags, text, digits):
     asks = "REQUIRES_ACK" in flags
     if name == "Combinator":
-        made = custom(kinds.COMBINATOR, parsed(name, text), requires_ack=asks)
+        made = frames.custom(kinds.COMBINATOR, parsed(name, text), requires_ack=asks)
     elif name == "Custom":
         code, bits, _, body = digits.split()
-        made = Frame.of(int(code, 16), int(bits, 16), bytes.fromhex(body))
+        made = frames.Frame.of(int(code, 16), int(bits, 16), bytes.fromhex(body))
     else:
-        made = frame(parsed(name, text), requires_ack=asks)
-    assert encode(made).hex() == digits.replace(" ", "")
+        made = frames.frame(parsed(name, text), requires_ack=asks)
+    assert frames.encode(made).hex() == digits.replace(" ", "")
 
 
 def test_every_message_and_every_flag_is_among_them():
@@ -74,7 +66,7 @@ def test_every_message_and_every_flag_is_among_them():
     }
     completed = {name for name, flags, *_ in BLOCKS if "COMPLETED" in flags}
     assert completed == {each.name for each in KINDS.values() if each.completable}
-    assert (REQUIRES_ACK, COMPLETED) == (0x8000, 0x0001)
+    assert (frames.REQUIRES_ACK, frames.COMPLETED) == (0x8000, 0x0001)
 
 
 def test_the_names_of_entries_are_read_from_any_entry():

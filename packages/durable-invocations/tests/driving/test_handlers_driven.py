@@ -18,15 +18,7 @@ from durable_invocations.errors import UnavailableError
 from durable_invocations.protocol.results import Value
 from durable_invocations.runtime.http.exchange import DeploymentUnreachableError
 from durable_invocations.runtime.retries import RetryPolicy
-from durable_invocations.runtime.store.operations import (
-    Cancel,
-    Claim,
-    CompleteAwakeable,
-    Kill,
-    Pause,
-    Register,
-    Resume,
-)
+from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.views import Status
 from durable_invocations.runtime.timers import SteadyClock
 
@@ -208,7 +200,7 @@ async def test_an_invocation_that_waits_is_suspended_after_a_while_and_goes_on(t
         id_ = await driven.submit("Steps/asks")
         await driven.until(id_, Status.SUSPENDED)
         (name,) = awakeables()
-        answer = CompleteAwakeable(awakeable=name, result=Value(value=b'"yes"'))
+        answer = op.CompleteAwakeable(awakeable=name, result=Value(value=b'"yes"'))
         await driven.runtime.do(answer)
         result = await driven.end(id_)
         shown = driven.store.invocation(id_)
@@ -227,7 +219,7 @@ async def test_an_attempt_that_says_nothing_for_too_long_has_failed(tmp_path, ur
     assert result == Value(value=b"")
 
 
-@pytest.mark.parametrize("operation", [Kill, Cancel])
+@pytest.mark.parametrize("operation", [op.Kill, op.Cancel])
 async def test_an_invocation_that_is_stopped_ends_while_its_stream_is_open(
     tmp_path, urls, operation
 ):
@@ -249,14 +241,14 @@ async def test_a_completion_whose_commit_the_database_did_not_tell_of_arrives(
 
         def lost(operations):
             outcome = run(operations)
-            if losses and any(isinstance(each, CompleteAwakeable) for each in operations):
+            if losses and any(isinstance(each, op.CompleteAwakeable) for each in operations):
                 raise losses.pop()
             return outcome
 
         driven.store.run = lost
         id_ = await driven.submit("Steps/asks")
         (name,) = await until(asked)
-        answer = CompleteAwakeable(awakeable=name, result=Value(value=b'"yes"'))
+        answer = op.CompleteAwakeable(awakeable=name, result=Value(value=b'"yes"'))
         assert (await driven.runtime.do(answer)).changed is False
         assert await driven.end(id_) == Value(value=b'"yes"')
 
@@ -266,19 +258,19 @@ async def test_a_completion_that_is_told_before_the_stream_is_opened_arrives(tmp
         id_ = await driven.submit("Steps/asks")
         (name,) = await until(asked)
         run, do = driven.store.run, driven.runtime.do
-        answer = CompleteAwakeable(awakeable=name, result=Value(value=b'"early"'))
+        answer = op.CompleteAwakeable(awakeable=name, result=Value(value=b'"early"'))
 
         def answered(operations):
             outcomes, changes = run(operations)
-            if any(isinstance(each, Claim) for each in operations) and any(outcomes[-1:]):
+            if any(isinstance(each, op.Claim) for each in operations) and any(outcomes[-1:]):
                 # The next transaction, which is told of in the same turn of the loop.
                 _, more = run([answer])
                 changes = replace(changes, news=(*changes.news, *more.news))
             return outcomes, changes
 
-        await do(Pause(id=id_))
+        await do(op.Pause(id=id_))
         driven.store.run = answered
-        await do(Resume(id=id_))
+        await do(op.Resume(id=id_))
         assert await driven.end(id_) == Value(value=b'"early"')
 
 
@@ -292,7 +284,7 @@ async def test_a_runtime_that_stops_leaves_what_it_drove_to_the_next_one(tmp_pat
         await until(asked)
     (name,) = awakeables()
     async with running(tmp_path) as second:
-        answer = CompleteAwakeable(awakeable=name, result=Value(value=b'"later"'))
+        answer = op.CompleteAwakeable(awakeable=name, result=Value(value=b'"later"'))
         await second.runtime.do(answer)
         assert await second.end(id_) == Value(value=b'"later"')
 
@@ -356,7 +348,7 @@ async def test_an_attempt_that_breaks_by_itself_has_failed(tmp_path, urls, caplo
         (known,) = await driven.runtime.read(driven.store.deployments)
         service = (await driven.runtime.read(driven.store.services))["Steps"]
         moved = replace(known, url="no address")
-        await driven.runtime.do(Register(deployment=moved, services=(service,)))
+        await driven.runtime.do(op.Register(deployment=moved, services=(service,)))
         found = await driven.until(await driven.submit("Steps/no_steps", "x"), Status.PAUSED)
     assert "The address 'no address' is not one" in found.error.message
     assert "its attempt broke" in caplog.text
@@ -369,7 +361,7 @@ def test_a_runtime_stops_though_its_database_is_away(tmp_path, caplog):
     async def inside():
         async with running(tmp_path, patience=60.0) as driven:
             driven.store.run = away
-            waiting = asyncio.ensure_future(driven.runtime.do(Cancel(id="x")))
+            waiting = asyncio.ensure_future(driven.runtime.do(op.Cancel(id="x")))
         with pytest.raises(UnavailableError, match="away"):
             await waiting
 

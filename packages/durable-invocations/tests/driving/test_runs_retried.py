@@ -11,13 +11,7 @@ from running import running, until
 from scriptedservice import Scripted
 
 from durable_invocations import Context, RunRetry, Service, TerminalError, service_app
-from durable_invocations.protocol.failures import (
-    MOST_RUN_NAME,
-    ErrorReport,
-    Failure,
-    RunAttempts,
-    read_run_attempts,
-)
+from durable_invocations.protocol import failures
 from durable_invocations.protocol.frames import frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.driving.course import MOST_RUNS
@@ -143,17 +137,17 @@ def call_scripted(folder, script, server):
 def test_the_next_start_tells_what_the_last_error_told_of_runs_that_are_not_stored(
     tmp_path, server
 ):
-    gone = Failure(code=422, message="no such account")
+    gone = failures.Failure(code=422, message="no such account")
     told = [
-        RunAttempts(index=1, name="r1", count=1, milliseconds=9),
-        RunAttempts(index=2, name="r2", count=2, milliseconds=8, failure=gone),
+        failures.RunAttempts(index=1, name="r1", count=1, milliseconds=9),
+        failures.RunAttempts(index=2, name="r2", count=2, milliseconds=8, failure=gone),
     ]
     starts = []
 
     async def script(stream, number):
-        starts.append(read_run_attempts(stream.start.SerializeToString()))
+        starts.append(failures.read_run_attempts(stream.start.SerializeToString()))
         if number == 1:
-            report = ErrorReport(message="no luck", run_attempts=tuple(told))
+            report = failures.ErrorReport(message="no luck", run_attempts=tuple(told))
             await stream.send(report.written())
         elif number == 2:
             await stream.send(pb.ErrorMessage(code=500, message="by another hand"))
@@ -168,17 +162,17 @@ def test_the_next_start_tells_what_the_last_error_told_of_runs_that_are_not_stor
 
 
 def test_what_is_kept_of_runs_has_a_bound(tmp_path):
-    name = "x" * MOST_RUN_NAME
+    name = "x" * failures.MOST_RUN_NAME
     runs = tuple(
-        RunAttempts(index=n, name=f"{name}y", count=1, milliseconds=0)
+        failures.RunAttempts(index=n, name=f"{name}y", count=1, milliseconds=0)
         for n in range(1, MOST_RUNS + 9)
     )
     starts = []
 
     async def script(stream, number):
-        starts.append(read_run_attempts(stream.start.SerializeToString()))
+        starts.append(failures.read_run_attempts(stream.start.SerializeToString()))
         if number == 1:
-            await stream.send(ErrorReport(message="no luck", run_attempts=runs).written())
+            await stream.send(failures.ErrorReport(message="no luck", run_attempts=runs).written())
         else:
             await stream.output()
 
@@ -188,6 +182,6 @@ def test_what_is_kept_of_runs_has_a_bound(tmp_path):
 
 
 def test_version_1_is_told_nothing_of_runs():
-    told = ErrorReport(message="no luck", run_attempts=())
-    assert read_run_attempts(frame(told.written(1)).body) is None
-    assert read_run_attempts(frame(told.written(2)).body) == ()
+    told = failures.ErrorReport(message="no luck", run_attempts=())
+    assert failures.read_run_attempts(frame(told.written(1)).body) is None
+    assert failures.read_run_attempts(frame(told.written(2)).body) == ()

@@ -16,14 +16,7 @@ from durable_invocations.protocol.failures import INTERNAL, MOST_RUN_NAME, Error
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.runtime.driving.tools import Tools
 from durable_invocations.runtime.settings import MS
-from durable_invocations.runtime.store.operations import (
-    Commit,
-    Fail,
-    Finish,
-    Operation,
-    Pause,
-    Suspend,
-)
+from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.outcomes import Claimed, Refused
 
 MOST_PENDING = 64
@@ -118,7 +111,7 @@ class Course:
 
     def _commit(self, out: events.Commit) -> None:
         claimed = self._claimed
-        operation = Commit(id=claimed.id, fence=claimed.fence, index=out.index, frame=out.entry)
+        operation = op.Commit(id=claimed.id, fence=claimed.fence, index=out.index, frame=out.entry)
         self._put(operation).add_done_callback(partial(self._stored, out))
 
     def _stored(self, out: events.Commit, future: asyncio.Future[Any]) -> None:
@@ -147,10 +140,10 @@ class Course:
         wait = policy.wait(failed, asked)
         _log(claimed, failed, report, paused=wait is None)
         if wait is None:
-            last = self._put(Pause(id=claimed.id, fence=claimed.fence, error=report))
+            last = self._put(op.Pause(id=claimed.id, fence=claimed.fence, error=report))
         else:
             at = self._tools.clock() + round(wait * MS)
-            last = self._put(Fail(id=claimed.id, fence=claimed.fence, error=report, next_at=at))
+            last = self._put(op.Fail(id=claimed.id, fence=claimed.fence, error=report, next_at=at))
         last.add_done_callback(self._recorded)
 
     def _recorded(self, future: asyncio.Future[Any]) -> None:
@@ -158,11 +151,11 @@ class Course:
         self._outcome(future)
         self._end()
 
-    def _leave(self, out: events.Suspend | events.Finish) -> Suspend | Finish:
+    def _leave(self, out: events.Suspend | events.Finish) -> op.Suspend | op.Finish:
         claimed, length = self._claimed, self._state.length
         if isinstance(out, events.Finish):
-            return Finish(id=claimed.id, fence=claimed.fence)
-        return Suspend(id=claimed.id, fence=claimed.fence, indexes=out.indexes, length=length)
+            return op.Finish(id=claimed.id, fence=claimed.fence)
+        return op.Suspend(id=claimed.id, fence=claimed.fence, indexes=out.indexes, length=length)
 
     def _left(self, future: asyncio.Future[Any]) -> None:
         outcome = self._outcome(future)
@@ -187,7 +180,7 @@ class Course:
             return self.drop(outcome.message)
         return outcome
 
-    def _put(self, operation: Operation[Any]) -> asyncio.Future[Any]:
+    def _put(self, operation: op.Operation[Any]) -> asyncio.Future[Any]:
         return self._tools.put(operation)
 
     def _end(self) -> None:

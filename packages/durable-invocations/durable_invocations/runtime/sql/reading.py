@@ -8,14 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from durable_invocations.runtime.sql.packing import (
-    FAILED,
-    deployment,
-    frame,
-    pairs,
-    reported,
-    result,
-)
+from durable_invocations.runtime.sql import packing
 from durable_invocations.runtime.sql.tables import (
     DEPLOYMENTS,
     INVOCATIONS,
@@ -68,7 +61,7 @@ def journal(connection: sa.Connection, id_: str) -> list[JournalEntry]:
     return [
         JournalEntry(
             index=row.idx,
-            frame=frame(row),
+            frame=packing.frame(row),
             name=row.name,
             created=row.created,
             completed_at=row.completed_at,
@@ -82,13 +75,13 @@ def deployments(connection: sa.Connection) -> list[Deployment]:
     """See the store."""
     order = (DEPLOYMENTS.registered, DEPLOYMENTS.id)
     rows = connection.execute(sa.select(SERVICE_DEPLOYMENTS_TABLE).order_by(*order))
-    return [deployment(row) for row in rows]
+    return [packing.deployment(row) for row in rows]
 
 
 def _conditions(chosen: Chosen) -> Iterator[sa.ColumnElement[bool]]:
     if chosen.failed:
         yield INVOCATIONS.status == int(Status.COMPLETED)
-        yield sa.func.substr(INVOCATIONS.result, 1, 1) == FAILED
+        yield sa.func.substr(INVOCATIONS.result, 1, 1) == packing.FAILED
     if chosen.statuses:
         yield INVOCATIONS.status.in_([int(each) for each in chosen.statuses])
     if chosen.before is not None:
@@ -111,7 +104,7 @@ def _invocation(row: sa.Row[Any]) -> Invocation:
         status=Status(row.status),
         deployment=row.deployment_id or "",
         idempotency_key=row.idempotency_key,
-        headers=pairs(row.headers),
+        headers=packing.pairs(row.headers),
         parent=row.parent or "",
         created=row.created,
         changed=row.changed,
@@ -122,7 +115,7 @@ def _invocation(row: sa.Row[Any]) -> Invocation:
         waits=tuple(json.loads(row.waits)) if row.waits else (),
         owner=row.owner or "",
         canceled=row.canceled,
-        error=reported(row.error),
+        error=packing.reported(row.error),
         error_at=row.error_at,
-        result=None if row.result is None else result(row.result),
+        result=None if row.result is None else packing.result(row.result),
     )

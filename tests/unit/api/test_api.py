@@ -20,31 +20,30 @@ from dagster._core.remote_origin import (
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 from logs import complete, fail
-from onetable import FEED, Clock, begin, commit, due, finish
+from onetable import FEED, Clock, begin, commit, due, finish, in_memory
 from places import ROOT
 
 import iscp_dagster
 from iscp_dagster import FullText, Mirror, SourceTable
 from iscp_dagster.api.jobs import Jobs, open_jobs, stated
 from iscp_dagster.api.names import command
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.errors import ConfigError, FenceError, NoSuchJobError, WaitError
-from iscp_dagster.model.jobs import JobID, NewJob
+from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.cancel import cancel_runs
 from iscp_dagster.runs.named import DISPATCH_TAG
-from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.position import positions
 
 MIRROR = JobID(db="shop", table="orders", job="mirror")
 OTHER = JobID(db="shop", table="orders", job="other")
+SYMBOLS = JobID(db="docs", table="symbols", job="mirror")
 OWN = f"{__name__}:Parquet"
 
 
@@ -78,20 +77,26 @@ def canceled():
 
 @pytest.fixture
 def jobs(source, log, clock, canceled):
-    deployment = Deployment(
-        endpoint=Endpoint.parse("http://127.0.0.1:9"),
-        log=log,
-        spark=lambda: pytest.fail("Spark was asked for"),
-        lake="/nowhere",
-        clock=clock,
-    )
     return Jobs(
-        deployment=deployment,
+        deployment=replace(in_memory(clock), log=log),
         sources=[source],
         cancel_runs=canceled.append,
         sleep=clock.sleep,
         monotonic=clock.monotonic,
     )
+
+
+def registered(jobs, source, *tenants):
+    """Commit a row for each tenant, and register its mirror."""
+    commit(source, *tenants)
+    for tenant in tenants:
+        jobs.register_job(tenant, MIRROR, spec())
+
+
+def stands(jobs, source, *tenants):
+    """Commit a row for each tenant, and register the mirror of every tenant."""
+    commit(source, *tenants)
+    jobs.register_job("*", MIRROR, spec())
 
 
 def recreate(source, *tenants):
@@ -154,8 +159,7 @@ def test_a_view_has_one_index(jobs, source):
 
 
 def test_a_dropped_name_registered_again_is_a_new_job(jobs, source):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     first = jobs.get_job("eu", MIRROR).registration
     assert jobs.unregister_job("eu", MIRROR) is True
     assert jobs.register_job("eu", MIRROR, spec()) is True
@@ -216,9 +220,7 @@ def test_a_job_whose_column_went_may_still_be_changed_otherwise(jobs, source):
     commit(source, "eu")
     id_ = jobs.deployment.delta_log(source).table_id()
     lacking = SpecUpdate(columns=("gone",)).applied(spec())
-    jobs.deployment.log.register_many(
-        [NewJob(tenant="eu", name=MIRROR, table_id=id_, spec=lacking)]
-    )
+    jobs.deployment.log.register("eu", MIRROR, id_, lacking)
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(priority=3)) is True
     assert jobs.get_job("eu", MIRROR).priority == 3
 
@@ -286,9 +288,7 @@ def test_registering_for_all_again_fills_the_gaps(jobs, source):
 
 
 def test_registering_on_a_recreated_table_unregisters_the_job_of_the_earlier_one(jobs, source):
-    commit(source, "eu", "us")
-    for tenant in ("eu", "us"):
-        jobs.register_job(tenant, MIRROR, spec())
+    registered(jobs, source, "eu", "us")
     earlier = jobs.get_job("eu", MIRROR)
     recreate(source, "eu", "us")
     assert jobs.register_job("eu", MIRROR, spec()) is True
@@ -300,8 +300,7 @@ def test_registering_on_a_recreated_table_unregisters_the_job_of_the_earlier_one
 
 
 def test_registering_for_all_on_a_recreated_table_leaves_no_earlier_job(jobs, source):
-    commit(source, "eu", "us")
-    jobs.register_job("*", MIRROR, spec())
+    stands(jobs, source, "eu", "us")
     recreate(source, "eu")
     assert jobs.register_job("*", MIRROR, spec()) is True
     # One that the new table lacks is built from it too, so that its old rows cease to be served.
@@ -311,8 +310,7 @@ def test_registering_for_all_on_a_recreated_table_leaves_no_earlier_job(jobs, so
 
 
 def test_registering_for_all_on_a_recreated_table_without_rows_leaves_no_earlier_job(jobs, source):
-    commit(source, "eu")
-    jobs.register_job("*", MIRROR, spec())
+    stands(jobs, source, "eu")
     recreate(source)
     assert jobs.register_job("*", MIRROR, spec()) is True
     (job,) = jobs.list_jobs()
@@ -324,9 +322,7 @@ def test_registering_for_all_on_a_recreated_table_without_rows_leaves_no_earlier
 
 
 def test_unregistering_is_true_once_and_its_run_loses_the_job(jobs, source):
-    commit(source, "eu", "us")
-    for tenant in ("eu", "us"):
-        jobs.register_job(tenant, MIRROR, spec())
+    registered(jobs, source, "eu", "us")
     claim = begin(jobs, source)
     assert jobs.unregister_job("eu", MIRROR) is True
     assert jobs.unregister_job("eu", MIRROR) is False
@@ -337,8 +333,7 @@ def test_unregistering_is_true_once_and_its_run_loses_the_job(jobs, source):
 
 @pytest.mark.parametrize("tenant", ["default", "*"])
 def test_unregistering_a_job_that_there_never_was_names_those_there_are(jobs, source, tenant):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     with pytest.raises(NoSuchJobError, match=r"no job shop\.orders/other of"):
         jobs.unregister_job(tenant, OTHER)
     if tenant != "*":
@@ -441,8 +436,7 @@ def test_a_default_that_is_given_is_a_value_and_no_empty_field():
     ],
 )
 def test_an_update_to_what_could_never_run_changes_nothing(jobs, source, change, said):
-    commit(source, "eu")
-    jobs.register_job("*", MIRROR, spec())
+    stands(jobs, source, "eu")
     for tenant in ("eu", "*"):
         with pytest.raises(ConfigError, match=f"Job shop.orders/mirror: .*{said}"):
             jobs.update_job_spec(tenant, MIRROR, change)
@@ -453,9 +447,7 @@ def test_an_update_to_what_could_never_run_changes_nothing(jobs, source, change,
 def test_an_interrupting_update_cancels_the_run_and_the_next_iteration_is_of_the_new_spec(
     jobs, source, canceled
 ):
-    commit(source, "eu", "us")
-    for tenant in ("eu", "us"):
-        jobs.register_job(tenant, MIRROR, spec())
+    registered(jobs, source, "eu", "us")
     claim = begin(jobs, source, run="run 1")
     begin(jobs, source, "us", run="run 2")
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(priority=5), interrupt=True) is True
@@ -468,8 +460,7 @@ def test_an_interrupting_update_cancels_the_run_and_the_next_iteration_is_of_the
 
 
 def test_an_interrupting_update_cancels_what_is_queued(jobs, source, canceled):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     jobs.deployment.log.enqueue(due(jobs, source, "eu", MIRROR), "dispatch 1")
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(), interrupt=True) is True
     assert canceled == [{"dispatch 1"}]
@@ -477,8 +468,7 @@ def test_an_interrupting_update_cancels_what_is_queued(jobs, source, canceled):
 
 
 def test_an_update_leaves_the_current_iteration_alone(jobs, source, canceled):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     claim = begin(jobs, source)
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(priority=5))
     complete(jobs.deployment.log, claim, claim.range.to, {})
@@ -499,8 +489,7 @@ def test_an_update_for_all_changes_every_tenants_job_and_those_of_later_tenants(
 
 
 def test_an_update_plans_a_job_in_error_again_but_not_one_whose_table_is_gone(jobs, source):
-    commit(source, "eu", "us")
-    jobs.register_job("*", MIRROR, spec())
+    stands(jobs, source, "eu", "us")
     log = jobs.deployment.log
     fails(jobs, source, 10_300)
     change = SpecUpdate(priority=4)
@@ -537,8 +526,7 @@ def test_what_is_registered_for_all_goes_before_what_is_declared(jobs, source):
     ids=["update", "pause", "resume", "repair", "status", "unregister", "rebuild"],
 )
 def test_a_job_that_there_is_not_is_named_with_those_there_are(jobs, source, call):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     said = r"no job shop\.orders/other of tenant 'eu'; its jobs on that table: mirror\. .*iscp job"
     with pytest.raises(NoSuchJobError, match=said):
         call(jobs, "eu")
@@ -550,9 +538,7 @@ def test_a_job_that_there_is_not_is_named_with_those_there_are(jobs, source, cal
 
 
 def test_a_job_is_paused_and_resumed_by_itself(jobs, source):
-    commit(source, "eu", "us")
-    for tenant in ("eu", "us"):
-        jobs.register_job(tenant, MIRROR, spec())
+    registered(jobs, source, "eu", "us")
     assert jobs.pause_job("eu", MIRROR) is True
     assert jobs.pause_job("eu", MIRROR) is False
     look = Runner(jobs.deployment, [source]).look(None)
@@ -564,8 +550,7 @@ def test_a_job_is_paused_and_resumed_by_itself(jobs, source):
 
 
 def test_every_tenants_job_is_paused_at_once(jobs, source):
-    commit(source, "eu", "us")
-    jobs.register_job("*", MIRROR, spec())
+    stands(jobs, source, "eu", "us")
     jobs.pause_job("eu", MIRROR)
     assert jobs.pause_job("*", MIRROR) is True
     assert all(each.paused_at for each in jobs.list_jobs())
@@ -574,8 +559,7 @@ def test_every_tenants_job_is_paused_at_once(jobs, source):
 
 
 def test_a_job_in_error_is_repaired_and_no_other(jobs, source):
-    commit(source, "eu", "us")
-    jobs.register_job("*", MIRROR, spec())
+    stands(jobs, source, "eu", "us")
     fails(jobs, source, 10_000)
     begin(jobs, source, "us")
     assert jobs.repair_job("*", MIRROR) is True
@@ -601,8 +585,7 @@ def test_a_repaired_job_goes_to_the_commit_that_repaired_its_rows(jobs, source):
 
 
 def test_a_job_whose_table_is_gone_is_to_be_registered_again_not_repaired(jobs, source):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     recreate(source, "eu")
     Runner(jobs.deployment, [source]).look(None)
     with pytest.raises(ConfigError, match=r"iscp job register shop\.orders/mirror --tenant eu"):
@@ -614,8 +597,7 @@ def test_a_job_whose_table_is_gone_is_to_be_registered_again_not_repaired(jobs, 
 
 
 def test_the_status_is_of_the_latest_iteration(jobs, source, clock):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     assert jobs.get_job_status("eu", MIRROR).start_at is None
     claim = begin(jobs, source)
     started = clock.now
@@ -638,8 +620,7 @@ def test_the_status_is_of_the_job_registered_last_when_an_earlier_tables_is_left
 
 
 def test_the_count_of_a_state_is_its_jobs_with_their_status(jobs, source):
-    commit(source, "eu", "us")
-    jobs.register_job("*", MIRROR, spec())
+    stands(jobs, source, "eu", "us")
     fails(jobs, source, 10_007, tenant="us")
     ((tenant, name, status),) = jobs.get_job_count(JobState.ERROR)
     assert (tenant, name, status.code) == ("us", MIRROR, 10_007)
@@ -696,8 +677,7 @@ def test_what_names_no_job_is_refused_by_what_does(jobs, source, call, name):
 
 
 def test_jobs_are_listed_by_tenant_table_and_state(jobs, source):
-    commit(source, "eu", "us")
-    jobs.register_job("*", MIRROR, spec())
+    stands(jobs, source, "eu", "us")
     jobs.register_job("eu", OTHER, spec(OTHER))
     begin(jobs, source, "us")
     found = [(each.name.job, each.key.tenant) for each in jobs.list_jobs()]
@@ -709,8 +689,7 @@ def test_jobs_are_listed_by_tenant_table_and_state(jobs, source):
 
 
 def test_history_and_usage_tell_what_happened(jobs, source, clock):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     jobs.register_job("eu", OTHER, spec(OTHER))
     clock.sleep(60)
     finish(jobs, source, inserted=7, bytes=70)
@@ -730,8 +709,7 @@ def test_history_and_usage_tell_what_happened(jobs, source, clock):
 
 
 def test_wait_returns_the_version_when_every_index_has_it(jobs, source, clock):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     jobs.register_job("eu", OTHER, spec(OTHER))
     commit(source, "eu")
     clock.meanwhile = [
@@ -746,8 +724,7 @@ def test_wait_returns_the_version_when_every_index_has_it(jobs, source, clock):
 
 def test_a_wait_in_which_nothing_happens_reads_no_job(jobs, source, clock, monkeypatch):
     """The next commit and the log's history are looked at, more and more rarely."""
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     elsewhere = JobID(db="shop", table="refunds", job="mirror")
     read, log = [], type(jobs.deployment.log)
     held = log.jobs
@@ -766,8 +743,7 @@ def test_a_wait_in_which_nothing_happens_reads_no_job(jobs, source, clock, monke
 
 
 def test_what_a_wait_waits_for_is_told(jobs, source, clock):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     commit(source, "eu")
     clock.meanwhile = [lambda: None, lambda: finish(jobs, source)]
     told = []
@@ -780,8 +756,7 @@ def test_what_a_wait_waits_for_is_told(jobs, source, clock):
 
 
 def test_wait_is_for_a_version_not_for_what_came_after_it(jobs, source, clock):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     finish(jobs, source)
     commit(source, "eu")
     assert jobs.wait("shop.orders", 0) == 0
@@ -791,8 +766,7 @@ def test_wait_is_for_a_version_not_for_what_came_after_it(jobs, source, clock):
 
 
 def test_wait_is_not_held_up_by_tenants_that_the_commit_did_not_change(jobs, source):
-    commit(source, "eu", "us")
-    jobs.register_job("*", MIRROR, spec())
+    stands(jobs, source, "eu", "us")
     for tenant in ("eu", "us"):
         finish(jobs, source, tenant)
     commit(source, "us")
@@ -802,8 +776,7 @@ def test_wait_is_not_held_up_by_tenants_that_the_commit_did_not_change(jobs, sou
 
 
 def test_a_change_of_properties_alone_leaves_an_idle_tenant_in_step(jobs, source, clock):
-    commit(source, "eu", "us")
-    jobs.register_job("*", MIRROR, spec())
+    stands(jobs, source, "eu", "us")
     for tenant in ("eu", "us"):
         finish(jobs, source, tenant)
     runner = Runner(jobs.deployment, [source])
@@ -830,8 +803,7 @@ def test_a_change_of_properties_alone_leaves_an_idle_tenant_in_step(jobs, source
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_change_of_columns_makes_every_tenant_due(jobs, source, clock, restarted):
-    commit(source, "eu", "us")
-    jobs.register_job("*", MIRROR, spec())
+    stands(jobs, source, "eu", "us")
     for tenant in ("eu", "us"):
         finish(jobs, source, tenant)
     runner = Runner(jobs.deployment, [source])
@@ -857,8 +829,7 @@ def test_a_change_of_columns_makes_every_tenant_due(jobs, source, clock, restart
 
 @pytest.mark.parametrize("runner", ["kept", "restarted", "late"])
 def test_an_idle_tenant_does_not_stay_behind_what_the_log_has_lost(jobs, source, clock, runner):
-    commit(source, "eu", "us")
-    jobs.register_job("*", MIRROR, spec())
+    stands(jobs, source, "eu", "us")
     watch = Runner(jobs.deployment, [source])
     look = watch.look(None)
     finish_all(jobs, source, look)
@@ -892,8 +863,7 @@ def test_an_idle_tenant_does_not_stay_behind_what_the_log_has_lost(jobs, source,
 
 def test_a_change_of_columns_right_after_what_the_log_has_lost_holds_up_nobody(jobs, source):
     for _ in range(3):
-        commit(source, "eu", "us")
-    jobs.register_job("*", MIRROR, spec())
+        stands(jobs, source, "eu", "us")
     finish_all(jobs, source, Runner(jobs.deployment, [source]).look(None))
     DeltaTable(source.path).alter.add_columns([Field("note", PrimitiveType("string"))])
     DeltaTable(source.path).create_checkpoint()
@@ -910,8 +880,7 @@ def finish_all(jobs, source, look):
 
 
 def test_wait_of_one_tenant_is_not_held_up_by_another(jobs, source):
-    commit(source, "eu", "us")
-    jobs.register_job("*", MIRROR, spec())
+    stands(jobs, source, "eu", "us")
     finish(jobs, source, "eu")
     assert jobs.wait("shop.orders", 0, "eu", timeout=0) == 0
     for tenant in (None, "*", "us"):
@@ -920,8 +889,7 @@ def test_wait_of_one_tenant_is_not_held_up_by_another(jobs, source):
 
 
 def test_wait_gives_up_in_time_and_names_who_lags_and_where_it_stands(jobs, source, clock):
-    commit(source, "eu", "us")
-    jobs.register_job("*", MIRROR, spec())
+    stands(jobs, source, "eu", "us")
     finish(jobs, source, "eu")
     commit(source, "eu", "us")
     fails(jobs, source, 1_100, "no answer", "us")
@@ -934,8 +902,7 @@ def test_wait_gives_up_in_time_and_names_who_lags_and_where_it_stands(jobs, sour
 
 
 def test_wait_ends_at_once_when_a_lagging_job_is_paused(jobs, source, clock):
-    commit(source, "eu", "us")
-    jobs.register_job("*", MIRROR, spec())
+    stands(jobs, source, "eu", "us")
     finish(jobs, source, "eu")
     jobs.pause_job("eu", MIRROR)
     assert jobs.wait("shop.orders", 0, "eu") == 0
@@ -947,8 +914,7 @@ def test_wait_ends_at_once_when_a_lagging_job_is_paused(jobs, source, clock):
 
 
 def test_wait_names_a_few_of_many_that_lag(jobs, source):
-    commit(source, *(f"t{number}" for number in range(9)))
-    jobs.register_job("*", MIRROR, spec())
+    stands(jobs, source, *(f"t{number}" for number in range(9)))
     said = "'mirror' of 9 tenants (such as 't0', 't1', 't2') are not built yet (completed)."
     with pytest.raises(WaitError, match=re.escape(said)):
         jobs.wait("shop.orders", timeout=0)
@@ -971,8 +937,7 @@ def test_wait_says_once_what_is_the_same_for_several(jobs, source):
 
 
 def test_wait_is_for_consumers_of_the_users_own_too(jobs, source):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     jobs.register_job("eu", OTHER, spec(OTHER, kind=OWN))
     finish(jobs, source)
     with pytest.raises(WaitError, match="'other' of tenant 'eu' is not built yet"):
@@ -994,8 +959,7 @@ def test_a_table_that_is_not_declared_is_told_with_where_it_would_be(jobs):
 
 
 def test_wait_ends_at_once_when_a_lagging_job_is_in_error(jobs, source, clock):
-    commit(source, "eu", "us")
-    jobs.register_job("*", MIRROR, spec())
+    stands(jobs, source, "eu", "us")
     clock.meanwhile = [lambda: fails(jobs, source, 10_300, "no such type", "us")]
     said = (
         r"'mirror' of tenant 'us' .*error 10300: no such type.*"
@@ -1007,8 +971,7 @@ def test_wait_ends_at_once_when_a_lagging_job_is_in_error(jobs, source, clock):
 
 
 def test_wait_takes_no_notice_of_an_error_after_the_commit(jobs, source):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     finish(jobs, source)
     commit(source, "eu")
     fails(jobs, source, 10_300)
@@ -1029,8 +992,7 @@ def test_wait_needs_a_job_of_every_tenant_for_an_index_that_registers_itself(job
 
 
 def test_wait_needs_a_job_of_every_tenant_for_what_stands(jobs, source):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     finish(jobs, source)
     jobs.deployment.log.stand(OTHER, spec(OTHER))
     with pytest.raises(WaitError, match="'other' of tenant 'eu' is not registered"):
@@ -1038,8 +1000,7 @@ def test_wait_needs_a_job_of_every_tenant_for_what_stands(jobs, source):
 
 
 def test_wait_leaves_out_what_a_person_unregistered(jobs, source, clock):
-    commit(source, "eu", "us")
-    jobs.register_job("*", MIRROR, spec())
+    stands(jobs, source, "eu", "us")
     finish(jobs, source)
     jobs.unregister_job("us", MIRROR)
     assert jobs.wait("shop.orders", timeout=0) == 0
@@ -1055,8 +1016,7 @@ def test_wait_leaves_out_what_a_person_unregistered(jobs, source, clock):
 
 @pytest.mark.parametrize("tenant", ["us", None])
 def test_wait_for_nothing_but_what_a_person_unregistered_ends_at_once(jobs, source, clock, tenant):
-    commit(source, "eu", "us")
-    jobs.register_job("*", MIRROR, spec())
+    stands(jobs, source, "eu", "us")
     jobs.unregister_job(tenant or "*", MIRROR)
     whose, run = ("tenant 'us' is", "us") if tenant else ("tenants 'eu', 'us' are", "'*'")
     said = (
@@ -1072,8 +1032,7 @@ def test_wait_for_nothing_but_what_a_person_unregistered_ends_at_once(jobs, sour
 
 
 def test_wait_does_not_need_a_job_of_a_tenant_that_came_later(jobs, source):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     finish(jobs, source)
     commit(source, "us")
     assert jobs.wait("shop.orders", 0, timeout=0) == 0
@@ -1088,8 +1047,7 @@ def test_wait_does_not_need_a_job_for_an_index_that_does_not_register_itself(job
 
 
 def test_wait_for_a_tenant_that_is_in_no_log_and_has_no_job_ends_at_once(jobs, source, clock):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     said = r"has neither rows nor a job of tenant 'us'; its tenants are: eu\."
     with pytest.raises(NoSuchJobError, match=said):
         jobs.wait("shop.orders", tenant="us")
@@ -1119,8 +1077,7 @@ def test_wait_for_no_index_at_all_is_refused(jobs, source):
 
 
 def test_wait_no_longer_waits_for_a_job_that_was_unregistered(jobs, source, clock):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     jobs.register_job("eu", OTHER, spec(OTHER))
     finish(jobs, source)
     clock.meanwhile = [lambda: jobs.unregister_job("eu", OTHER)]
@@ -1128,8 +1085,7 @@ def test_wait_no_longer_waits_for_a_job_that_was_unregistered(jobs, source, cloc
 
 
 def test_wait_is_for_a_version_that_is_committed_meanwhile(jobs, source, clock):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     with pytest.raises(WaitError, match="version 1 does not exist; the latest is 0"):
         jobs.wait("shop.orders", 1, timeout=1)
     clock.meanwhile = [lambda: commit(source, "eu"), lambda: finish(jobs, source)]
@@ -1137,8 +1093,7 @@ def test_wait_is_for_a_version_that_is_committed_meanwhile(jobs, source, clock):
 
 
 def test_wait_for_a_table_that_is_created_anew_ends_at_once(jobs, source, clock):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     clock.meanwhile = [lambda: recreate(source, "eu")]
     with pytest.raises(WaitError, match="was dropped or recreated during the wait"):
         jobs.wait("shop.orders")
@@ -1146,8 +1101,7 @@ def test_wait_for_a_table_that_is_created_anew_ends_at_once(jobs, source, clock)
 
 
 def test_wait_ends_at_once_for_a_job_whose_table_was_created_anew_before(jobs, source, clock):
-    commit(source, "eu")
-    jobs.register_job("eu", MIRROR, spec())
+    registered(jobs, source, "eu")
     recreate(source, "eu")
     Runner(jobs.deployment, [source]).look(None)
     with pytest.raises(WaitError, match=r"error 10220.*iscp job register shop\.orders/mirror"):
@@ -1230,40 +1184,38 @@ def environ(tmp_path, monkeypatch):
 
 
 def test_the_functions_act_on_the_deployment_that_the_environment_names(environ):
-    name = JobID(db="docs", table="symbols", job="mirror")
-    wanted = spec(name)
-    assert iscp_dagster.register_job("rich", name, wanted) is True
-    assert iscp_dagster.register_job("rich", name, wanted) is False
+    wanted = spec(SYMBOLS)
+    assert iscp_dagster.register_job("rich", SYMBOLS, wanted) is True
+    assert iscp_dagster.register_job("rich", SYMBOLS, wanted) is False
     change = iscp_dagster.SpecUpdate(priority=4)
-    assert iscp_dagster.update_job_spec("rich", name, change, interrupt=True) is True
-    assert iscp_dagster.pause_job("rich", name) is True
-    assert iscp_dagster.resume_job("rich", name) is True
-    assert iscp_dagster.get_job_status("rich", name).code == 0
+    assert iscp_dagster.update_job_spec("rich", SYMBOLS, change, interrupt=True) is True
+    assert iscp_dagster.pause_job("rich", SYMBOLS) is True
+    assert iscp_dagster.resume_job("rich", SYMBOLS) is True
+    assert iscp_dagster.get_job_status("rich", SYMBOLS).code == 0
     assert iscp_dagster.count_jobs() == {s: int(s is JobState.COMPLETED) for s in JobState}
     ((tenant, found, _),) = iscp_dagster.get_job_count(JobState.COMPLETED)
-    assert (tenant, found) == ("rich", name)
-    assert open_jobs(environ).get_job("rich", name).priority == 4
+    assert (tenant, found) == ("rich", SYMBOLS)
+    assert open_jobs(environ).get_job("rich", SYMBOLS).priority == 4
     with pytest.raises(WaitError):
         iscp_dagster.wait("docs.symbols", timeout=0)
-    assert iscp_dagster.unregister_job("rich", name) is True
+    assert iscp_dagster.unregister_job("rich", SYMBOLS) is True
 
 
 @pytest.mark.parametrize("commits", [True, False])
 def test_the_functions_join_a_transaction_of_the_caller(environ, commits):
-    name = JobID(db="docs", table="symbols", job="mirror")
-    assert iscp_dagster.register_job("rich", name, spec(name))
+    assert iscp_dagster.register_job("rich", SYMBOLS, spec(SYMBOLS))
     change = iscp_dagster.SpecUpdate(priority=4)
     engine = open_engine(environ["ISCP_LOG_URL"])
     with engine.connect() as connection, connection.begin() as transaction:
-        assert iscp_dagster.update_job_spec("rich", name, change, connection=connection)
-        assert iscp_dagster.unregister_job("rich", name, connection=connection)
-        assert iscp_dagster.register_job("rich", name, spec(name), connection=connection)
-        assert iscp_dagster.update_job_spec("rich", name, change, connection=connection)
-        assert open_jobs(environ).get_job("rich", name).priority == 0
+        assert iscp_dagster.update_job_spec("rich", SYMBOLS, change, connection=connection)
+        assert iscp_dagster.unregister_job("rich", SYMBOLS, connection=connection)
+        assert iscp_dagster.register_job("rich", SYMBOLS, spec(SYMBOLS), connection=connection)
+        assert iscp_dagster.update_job_spec("rich", SYMBOLS, change, connection=connection)
+        assert open_jobs(environ).get_job("rich", SYMBOLS).priority == 0
         if not commits:
             transaction.rollback()
     engine.dispose()
-    assert open_jobs(environ).get_job("rich", name).priority == (4 if commits else 0)
+    assert open_jobs(environ).get_job("rich", SYMBOLS).priority == (4 if commits else 0)
 
 
 def test_without_a_deployment_what_is_not_set_is_named(tmp_path):
@@ -1316,14 +1268,13 @@ def test_runs_are_canceled_by_id_and_by_dispatch_and_no_others(dagster_home):
 
 @pytest.mark.slow
 def test_an_interrupting_update_of_the_deployment_cancels_its_dagster_run(environ, dagster_home):
-    name = JobID(db="docs", table="symbols", job="mirror")
     jobs = open_jobs({**environ, "DAGSTER_HOME": str(dagster_home)})
-    jobs.register_job("rich", name, spec(name))
+    jobs.register_job("rich", SYMBOLS, spec(SYMBOLS))
     source = jobs.source("docs.symbols")
     with DagsterInstance.from_config(str(dagster_home)) as instance:
         run = queued(instance, **{DISPATCH_TAG: "d1"})
-        jobs.deployment.log.enqueue(due(jobs, source, "rich", name), "d1")
-        jobs.update_job_spec("rich", name, SpecUpdate(priority=1), interrupt=True)
+        jobs.deployment.log.enqueue(due(jobs, source, "rich", SYMBOLS), "d1")
+        jobs.update_job_spec("rich", SYMBOLS, SpecUpdate(priority=1), interrupt=True)
         assert instance.get_run_by_id(run).status is DagsterRunStatus.CANCELED
 
 
@@ -1331,19 +1282,18 @@ def test_an_interrupting_update_of_the_deployment_cancels_its_dagster_run(enviro
 def test_a_run_of_other_jobs_too_is_canceled_only_when_all_of_them_are_interrupted(
     environ, dagster_home
 ):
-    name = JobID(db="docs", table="symbols", job="mirror")
     jobs = open_jobs({**environ, "DAGSTER_HOME": str(dagster_home)})
     log, source = jobs.deployment.log, jobs.source("docs.symbols")
     for tenant in ("rich", "jinja2", "click"):
-        jobs.register_job(tenant, name, spec(name))
-        log.enqueue(due(jobs, source, tenant, name), "d1")
+        jobs.register_job(tenant, SYMBOLS, spec(SYMBOLS))
+        log.enqueue(due(jobs, source, tenant, SYMBOLS), "d1")
     with DagsterInstance.from_config(str(dagster_home)) as instance:
         run = queued(instance, **{DISPATCH_TAG: "d1"})
         # One of its three jobs has begun, so the log knows it by the run's id.
-        log.begin(due(jobs, source, "rich", name), run, {}, queued_as="d1")
+        log.begin(due(jobs, source, "rich", SYMBOLS), run, {}, queued_as="d1")
         states = []
         for tenant in ("rich", "jinja2", "click"):
-            jobs.update_job_spec(tenant, name, SpecUpdate(priority=1), interrupt=True)
+            jobs.update_job_spec(tenant, SYMBOLS, SpecUpdate(priority=1), interrupt=True)
             states.append(instance.get_run_by_id(run).status)
     waits, canceled = DagsterRunStatus.QUEUED, DagsterRunStatus.CANCELED
     assert states == [waits, waits, canceled]

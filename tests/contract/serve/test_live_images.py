@@ -22,13 +22,11 @@ def both(clickhouse_url):
     """Return an index in memory and its rows in ClickHouse, where some were written twice."""
     index, table = FakeIndex(), ImageTable(Endpoint.parse(clickhouse_url), "live_images")
     for tenant in TENANTS:
-        index.commit(tenant, set(range(5)))
-        index.iterate(tenant)
+        index.synchronize(tenant, set(range(5)))
         its = index.tenants[tenant]
         table.begin(tenant, its.begin, its.base)
     for number in range(12):
-        index.commit(TENANTS[number % 3], {number % 5, (number * 7) % 5, 9})
-        index.iterate(TENANTS[number % 3])
+        index.synchronize(TENANTS[number % 3], {number % 5, (number * 7) % 5, 9})
     for tenant in TENANTS:
         table.write(tenant, index.confirmed(tenant))
     table.write("acme", index.confirmed("acme")[:4])

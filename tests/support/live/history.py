@@ -75,6 +75,11 @@ class FakeIndex:
             self.publish(tenant)
         its.watermark = self.version
 
+    def synchronize(self, tenant, keys):
+        """Commit those keys, and synchronize the tenant up to them."""
+        self.commit(tenant, keys)
+        self.iterate(tenant)
+
     def publish(self, tenant):
         """Replace the tenant's rows by a snapshot, before the watermark moves."""
         its = self.tenants[tenant]

@@ -23,10 +23,22 @@ def wanting(where, tenants=None):
     return Wanted(where=parse(COLUMNS, where), tenants=tenants)
 
 
+def synchronized(keys=frozenset({1})):
+    """Return an index whose one tenant has those keys."""
+    index = FakeIndex()
+    index.synchronize("acme", keys)
+    return index
+
+
 async def opened(index, **options):
     feed = new_feed(index, **options)
     await feed.open()
     return feed
+
+
+async def stop(*listeners):
+    for each in listeners:
+        await each.stop()
 
 
 class Model:
@@ -96,9 +108,7 @@ steps = st.one_of(
 @given(st.lists(steps, min_size=4, max_size=25))
 def test_every_subscriber_is_told_each_change_once(script):
     async def scenario():
-        index = FakeIndex()
-        index.commit("acme", {1, 2, 3, 4})
-        index.iterate("acme")
+        index = synchronized({1, 2, 3, 4})
         feed, told = await opened(index), []
         for step in script:
             await STEPS[step[0]](index, feed, told, *step[1:])
@@ -107,8 +117,7 @@ def test_every_subscriber_is_told_each_change_once(script):
             assert listener.error is None
             model.take(listener.messages)
             model.check(feed)
-        for listener, _ in told:
-            await listener.stop()
+        await stop(*(listener for listener, _ in told))
 
     asyncio.run(scenario())
 
@@ -180,15 +189,12 @@ STEPS = {
 
 
 async def test_a_row_that_enters_the_filter_is_inserted_and_one_that_leaves_deleted():
-    index = FakeIndex()
-    index.commit("acme", {1})
-    index.iterate("acme")
+    index = synchronized()
     feed = await opened(index)
     listener = Listener(feed, wanted=wanting({"value": {"_gte": 2, "_lt": 5}}))
     await begun(listener)
     for _ in range(5):
-        index.commit("acme", {1})
-    index.iterate("acme")
+        index.synchronize("acme", {1})
     await settled(feed, [listener])
     # Values 2 to 6; those that divide by 3 delete.
     assert [(m.operation, m.data["value"]) for m in listener.messages] == [
@@ -204,9 +210,7 @@ async def test_a_row_that_enters_the_filter_is_inserted_and_one_that_leaves_dele
 
 
 async def test_a_change_is_told_only_when_the_watermark_has_passed_it():
-    index = FakeIndex()
-    index.commit("acme", {1})
-    index.iterate("acme")
+    index = synchronized()
     feed = await opened(index)
     listener = Listener(feed)
     await begun(listener)
@@ -220,41 +224,31 @@ async def test_a_change_is_told_only_when_the_watermark_has_passed_it():
 
 
 async def test_many_subscribers_are_one_reading_and_idle_ones_none():
-    index = FakeIndex()
-    index.commit("acme", {1})
-    index.iterate("acme")
+    index = synchronized()
     feed = await opened(index)
     listeners = [Listener(feed) for _ in range(50)]
     await settled(feed, listeners)
     assert index.asked == 0
-    index.commit("acme", {1})
-    index.iterate("acme")
+    index.synchronize("acme", {1})
     await settled(feed, listeners)
     assert index.asked == 1
     assert {len(each.messages) for each in listeners} == {1}
-    for each in listeners:
-        await each.stop()
+    await stop(*listeners)
 
 
 async def test_a_reading_larger_than_the_ring_reaches_whoever_takes_its_messages():
-    index = FakeIndex()
-    index.commit("acme", {1})
-    index.iterate("acme")
+    index = synchronized()
     feed = await opened(index, ring=Ring(8))
     listeners = [Listener(feed) for _ in range(3)]
     await settled(feed, listeners)
-    index.commit("acme", set(range(2, 90)))
-    index.iterate("acme")
+    index.synchronize("acme", set(range(2, 90)))
     await settled(feed, listeners)
     assert [len(each.messages) for each in listeners] == [88] * 3
-    for each in listeners:
-        await each.stop()
+    await stop(*listeners)
 
 
 async def test_a_subscriber_that_takes_nothing_is_told_its_position_and_the_others_go_on():
-    index = FakeIndex()
-    index.commit("acme", {1})
-    index.iterate("acme")
+    index = synchronized()
     feed, lost = await opened(index, ring=Ring(8)), []
     quick = Listener(feed)
     slow = Listener(feed, on_lost=lost.append)
@@ -263,14 +257,12 @@ async def test_a_subscriber_that_takes_nothing_is_told_its_position_and_the_othe
     await asyncio.gather(slow.task, return_exceptions=True)
     stuck = slow.subscription
     told = stuck.messages()
-    index.commit("acme", {2})
-    index.iterate("acme")
+    index.synchronize("acme", {2})
     waiting = asyncio.ensure_future(anext(told))
     await until(lambda: len(feed.ring._readers) == 2)
     await feed._follow(None)
     first = await waiting
-    index.commit("acme", set(range(10, 40)))
-    index.iterate("acme")
+    index.synchronize("acme", set(range(10, 40)))
     await feed._follow(None)
     (position,) = lost
     with pytest.raises(Exception, match="faster than this client") as error:
@@ -281,14 +273,11 @@ async def test_a_subscriber_that_takes_nothing_is_told_its_position_and_the_othe
     await settled(feed, [quick, again])
     assert again.messages[0].data == first.data
     assert len(quick.messages) == len(again.messages) == 31
-    for each in (quick, again):
-        await each.stop()
+    await stop(quick, again)
 
 
 async def test_a_failure_of_clickhouse_is_waited_out():
-    index, pauses = FakeIndex(), []
-    index.commit("acme", {1})
-    index.iterate("acme")
+    index, pauses = synchronized(), []
 
     async def pause(seconds):
         pauses.append(seconds)
@@ -297,8 +286,7 @@ async def test_a_failure_of_clickhouse_is_waited_out():
     listener = Listener(feed)
     await settled(feed, [listener])
     index.failures = 3
-    index.commit("acme", {1})
-    index.iterate("acme")
+    index.synchronize("acme", {1})
     following = asyncio.create_task(feed.run())
     feed.touch({"acme"})
     await until(lambda: listener.messages)
@@ -313,9 +301,7 @@ async def test_a_failure_of_clickhouse_is_waited_out():
 
 
 async def test_a_failure_that_stays_ends_the_subscriptions_rather_than_silence_them():
-    index, pauses = FakeIndex(), []
-    index.commit("acme", {1})
-    index.iterate("acme")
+    index, pauses = synchronized(), []
 
     async def pause(seconds):
         pauses.append(seconds)
@@ -325,8 +311,7 @@ async def test_a_failure_that_stays_ends_the_subscriptions_rather_than_silence_t
     listener = Listener(feed)
     await settled(feed, [listener])
     index.failures, index.failure = 1, ConfigError("The table has other columns.")
-    index.commit("acme", {1})
-    index.iterate("acme")
+    index.synchronize("acme", {1})
     following = asyncio.create_task(feed.run())
     feed.touch({"acme"})
     await asyncio.wait_for(listener.task, 5)
@@ -365,8 +350,7 @@ def gap(index):
 async def test_a_gap_expires_whoever_sees_the_tenant_and_nobody_else():
     index = FakeIndex()
     for tenant in ("acme", "globex"):
-        index.commit(tenant, {1})
-        index.iterate(tenant)
+        index.synchronize(tenant, {1})
     feed = await opened(index)
     seeing = Listener(feed)
     other = Listener(feed, wanted=wanting(None, frozenset({"globex"})))
@@ -374,8 +358,7 @@ async def test_a_gap_expires_whoever_sees_the_tenant_and_nobody_else():
     gap(index)
     await settled(feed, [seeing, other])
     assert isinstance(seeing.error, PositionExpiredError)
-    index.commit("globex", {1})
-    index.iterate("globex")
+    index.synchronize("globex", {1})
     await settled(feed, [other])
     assert len(other.messages) == 1
     # The oldest position there is can be gone on from.
@@ -383,14 +366,11 @@ async def test_a_gap_expires_whoever_sees_the_tenant_and_nobody_else():
     await settled(feed, [other, again])
     assert again.error is None
     assert [each.data["tenant"] for each in again.messages] == ["globex"]
-    for each in (other, again):
-        await each.stop()
+    await stop(other, again)
 
 
 async def test_an_expired_cursor_is_refused_with_the_oldest_position():
-    index = FakeIndex()
-    index.commit("acme", {1})
-    index.iterate("acme")
+    index = synchronized()
     feed = await opened(index)
     old = feed.cursor(feed.at)
     gap(index)
@@ -406,9 +386,7 @@ async def test_an_expired_cursor_is_refused_with_the_oldest_position():
 
 
 async def test_a_snapshot_published_but_not_confirmed_is_a_gap_for_older_positions():
-    index = FakeIndex()
-    index.commit("acme", {1})
-    index.iterate("acme")
+    index = synchronized()
     feed = await opened(index)
     old = feed.cursor(feed.at)
     index.commit("acme", {1})
@@ -421,15 +399,12 @@ async def test_a_snapshot_published_but_not_confirmed_is_a_gap_for_older_positio
 
 
 async def test_another_generation_expires_every_subscriber_and_cursor():
-    index = FakeIndex()
-    index.commit("acme", {1})
-    index.iterate("acme")
+    index = synchronized()
     feed = await opened(index)
     old, listener = feed.cursor(feed.at), Listener(feed)
     await settled(feed, [listener])
     index.generation = 1
-    index.commit("acme", {1})
-    index.iterate("acme")
+    index.synchronize("acme", {1})
     await settled(feed, [listener])
     late = Listener(feed, after=old)
     await asyncio.wait_for(late.task, 5)
@@ -446,14 +421,11 @@ async def test_another_generation_expires_every_subscriber_and_cursor():
 
 
 async def test_a_position_that_cannot_be_asked_for_is_not_told():
-    index = FakeIndex()
-    index.commit("acme", {1})
-    index.iterate("acme")
+    index = synchronized()
     feed = await opened(index)
     old = feed.cursor(feed.at)
     index.generation = 1
-    index.commit("acme", {1})
-    index.iterate("acme")
+    index.synchronize("acme", {1})
     await feed._follow(None)
     index.failures, index.failure = 1, ConfigError("The table has other columns.")
     late = Listener(feed, after=old)
@@ -463,51 +435,41 @@ async def test_a_position_that_cannot_be_asked_for_is_not_told():
 
 
 async def test_progress_moves_the_cursor_of_a_quiet_filter():
-    index = FakeIndex()
-    index.commit("acme", {1})
-    index.iterate("acme")
+    index = synchronized()
     feed = await opened(index)
     quiet = wanting({"id": {"_eq": 99}})
     loud = Listener(feed, wanted=quiet, progress=True)
     silent = Listener(feed, wanted=quiet)
     await settled(feed, [loud, silent])
     for _ in range(2):
-        index.commit("acme", {1})
-        index.iterate("acme")
+        index.synchronize("acme", {1})
         await settled(feed, [loud, silent])
     assert silent.messages == []
     assert {each.operation for each in loud.messages} == {PROGRESS}
     last = loud.messages[-1]
     assert (last.data, last.fields, last.ts_timestamp) == (None, (), None)
     assert last.cursor == feed.cursor({"acme": Position.after(3)})
-    for each in (loud, silent):
-        await each.stop()
+    await stop(loud, silent)
 
 
 async def test_progress_without_a_snapshot_tells_at_once_where_it_begins():
     """Who is disconnected before anything is committed goes on from there, and misses nothing."""
-    index = FakeIndex()
-    index.commit("acme", {1})
-    index.iterate("acme")
+    index = synchronized()
     feed = await opened(index)
     first = Listener(feed, progress=True)
     await settled(feed, [first])
     (told,) = first.messages
     assert (told.operation, told.data) == (PROGRESS, None)
     await first.stop()
-    index.commit("acme", {2})
-    index.iterate("acme")
+    index.synchronize("acme", {2})
     again = Listener(feed, after=told.cursor, progress=True)
     await settled(feed, [again])
     assert again.messages[0].operation == INSERT
-    for each in (first, again):
-        await each.stop()
+    await stop(first, again)
 
 
 async def test_a_snapshot_with_progress_ends_with_a_message():
-    index = FakeIndex()
-    index.commit("acme", set(range(7)))
-    index.iterate("acme")
+    index = synchronized(set(range(7)))
     feed = await opened(index)
     listener = Listener(feed, snapshot=True, progress=True)
     await settled(feed, [listener])

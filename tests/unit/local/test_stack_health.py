@@ -86,8 +86,7 @@ async def test_a_service_that_does_not_do_its_work_is_said_and_started_again(
     tmp_path: Path,
 ) -> None:
     told = Told()
-    supervised = watched(tmp_path, told)
-    await asyncio.wait_for(supervised.ready.wait(), SECONDS)
+    supervised = await watched(tmp_path, told).up()
     first = supervised.seen[-1].pid
     told.problem = "answers nothing"
     await supervised.until(lambda state: state.condition is Condition.UNWELL)
@@ -102,8 +101,7 @@ async def test_a_service_that_does_not_do_its_work_is_said_and_started_again(
 
 async def test_what_can_be_mended_is_not_started_again(tmp_path: Path) -> None:
     told = Told()
-    supervised = watched(tmp_path, told, mend=told.mend)
-    await asyncio.wait_for(supervised.ready.wait(), SECONDS)
+    supervised = await watched(tmp_path, told, mend=told.mend).up()
     told.problem = "answers nothing"
     await supervised.until(lambda state: state.condition is Condition.UNWELL)
     supervised.seen.clear()
@@ -139,8 +137,7 @@ async def test_what_could_not_be_mended_is_started_again_without_another_look(
 
 async def test_one_that_works_is_borne_with(tmp_path: Path) -> None:
     told = Told()
-    supervised = watched(tmp_path, told, _BUSY)
-    await asyncio.wait_for(supervised.ready.wait(), SECONDS)
+    supervised = await watched(tmp_path, told, _BUSY).up()
     pid = supervised.seen[-1].pid
     told.problem = "is slow"
     used = cpu_seconds(pid)
@@ -159,8 +156,7 @@ async def test_one_that_stalls_is_started_again_when_nothing_below_it_works(
     tmp_path: Path, code: str, lost: bool
 ) -> None:
     told = Told()
-    supervised = watched(tmp_path, told, code)
-    await asyncio.wait_for(supervised.ready.wait(), SECONDS)
+    supervised = await watched(tmp_path, told, code).up()
     pid = supervised.seen[-1].pid
     assert pid is not None
     told.problem = Stalled("has run no job")
@@ -234,8 +230,7 @@ async def test_nothing_is_left_of_a_service_whose_ward_was_killed(tmp_path: Path
         return written.exists() and written.read_text().endswith(" ")
 
     command = (sys.executable, "-c", code, str(written))
-    supervised = Watched(server(tmp_path, free_port(), command=command, probe=up))
-    await asyncio.wait_for(supervised.ready.wait(), SECONDS)
+    supervised = await Watched(server(tmp_path, free_port(), command=command, probe=up)).up()
     child = supervised.seen[-1].pid
     (ward,) = (parent for pid, parent, *_ in processes() if pid == child)
     (below,) = map(int, written.read_text().split())

@@ -58,6 +58,12 @@ def settings(**fields) -> StackSettings:
     return StackSettings(**{"home": Path("/h o/me"), **ports, **fields})
 
 
+def stack(home: Path | str, *services: ServiceState, **fields) -> StackState:
+    """Describe a stack that is up."""
+    told = {"condition": Condition.READY, "supervisor": 1, "started_at": ""} | fields
+    return StackState(home=str(home), services=services, **told)
+
+
 def test_the_home_is_in_the_repository_unless_named() -> None:
     assert home_of({}) == repository() / ".iscp"
     assert home_of({"ISCP_HOME": "some where"}) == Path.cwd() / "some where"
@@ -100,16 +106,8 @@ def test_several_servers_of_the_users_own_replace_the_embedded_one(tmp_path) -> 
 
 
 def test_a_command_finds_the_servers_that_the_stack_was_started_for(monkeypatch) -> None:
-    up = StackState(
-        condition=Condition.READY,
-        home="/h",
-        supervisor=1,
-        started_at="2020-01-01T00:00:00+00:00",
-        services=(
-            ServiceState(name="clickhouse", condition=Condition.EXTERNAL, address="http://one:1"),
-        ),
-        clickhouse_urls="http://one:1 http://two:2",
-    )
+    one = ServiceState(name="clickhouse", condition=Condition.EXTERNAL, address="http://one:1")
+    up = stack("/h", one, clickhouse_urls="http://one:1 http://two:2")
     monkeypatch.setattr(environment, "running_stack", lambda _: up)
     found = environment.with_stack({})
     assert [each.host for each in endpoints_of(found)] == ["one", "two"]
@@ -232,13 +230,7 @@ def test_a_port_that_is_lost_while_jars_are_fetched_gives_way(tmp_path, monkeypa
         *("--graphql-port", str(after.graphql_port)),
         *("--invocations-port", str(after.invocations_port)),
     ]
-    now = StackState(
-        condition=Condition.READY,
-        home=str(tmp_path),
-        supervisor=1,
-        started_at="",
-        services=tuple(running._expected(after)),
-    )
+    now = stack(tmp_path, *running._expected(after))
     said = f"Port 8123 is taken: clickhouse gets port {after.clickhouse_port} instead."
     assert plan.moved(after, now) == [said]
 
@@ -309,15 +301,8 @@ def test_addresses_are_shown_without_secrets(address: str, shown: str) -> None:
 
 
 def test_the_state_is_read_as_it_was_written(tmp_path: Path) -> None:
-    written = StackState(
-        condition=Condition.READY,
-        home=str(tmp_path),
-        supervisor=1,
-        started_at="2020-01-01T00:00:00+00:00",
-        services=(
-            ServiceState(name="spark", condition=Condition.WARMING, address="sc://x", pid=2),
-        ),
-    )
+    spark = ServiceState(name="spark", condition=Condition.WARMING, address="sc://x", pid=2)
+    written = stack(tmp_path, spark, started_at="2020-01-01T00:00:00+00:00")
     assert state.read(tmp_path) is None
     state.write(tmp_path, written)
     assert state.read(tmp_path) == written
@@ -356,9 +341,9 @@ def test_a_second_up_waits_for_the_first(tmp_path, monkeypatch, left) -> None:
     gone.wait()
 
     def write(condition: Condition, supervisor: int, address: str) -> None:
-        services = (ServiceState(name="dagster", condition=condition, address=address),)
-        fields = {"home": str(tmp_path), "started_at": "", "services": services}
-        state.write(tmp_path, StackState(condition=condition, supervisor=supervisor, **fields))
+        service = ServiceState(name="dagster", condition=condition, address=address)
+        told = stack(tmp_path, service, condition=condition, supervisor=supervisor)
+        state.write(tmp_path, told)
 
     if left is not None:
         write(left, gone.pid, "http://stale:1")
@@ -386,16 +371,8 @@ def test_a_second_up_is_told_that_the_first_did_not_come_up(tmp_path, monkeypatc
 
 def test_what_is_ready_last_is_told_too(tmp_path, monkeypatch) -> None:
     conditions = [Condition.STARTING, Condition.READY]
-    states = [
-        StackState(
-            condition=each,
-            home=str(tmp_path),
-            supervisor=7,
-            started_at="",
-            services=(ServiceState(name="spark", condition=each, address=""),),
-        )
-        for each in conditions
-    ]
+    services = [ServiceState(name="spark", condition=each, address="") for each in conditions]
+    states = [stack(tmp_path, each, condition=each.condition, supervisor=7) for each in services]
     monkeypatch.setattr(control, "running_stack", lambda _: states.pop(0))
     told = []
     progress = SimpleNamespace(update=lambda now: told.append(now.service("spark").condition))
@@ -431,33 +408,38 @@ def test_the_tail_starts_after_an_offset(tmp_path: Path) -> None:
     assert logs.tail(log, since=since) == "one\ntwo\nthree"
 
 
-def test_the_ends_of_logs_are_shown_by_name(tmp_path: Path) -> None:
+@pytest.fixture
+def folder_of_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write the logs of a home: three lines of the code server, one of Spark."""
     folder = tmp_path / "logs"
     folder.mkdir()
     (folder / "code.log").write_text("one\ntwo\nthree\n")
     (folder / "spark.log").write_text("four\n")
+    monkeypatch.setenv("ISCP_HOME", str(tmp_path))
+    return folder
+
+
+def test_the_ends_of_logs_are_shown_by_name(folder_of_logs: Path) -> None:
     said: list[str] = []
-    tails.show(tails.files(folder, []), 2, said.append, follow=False)
-    code, spark = folder / "code.log", folder / "spark.log"
+    tails.show(tails.files(folder_of_logs, []), 2, said.append, follow=False)
+    code, spark = folder_of_logs / "code.log", folder_of_logs / "spark.log"
     assert said == [f"== code: {code}", "two\nthree", f"== spark: {spark}", "four"]
     with pytest.raises(ConfigError, match=r"no log web in .*; there are: code, spark"):
-        tails.files(folder, ["web"])
+        tails.files(folder_of_logs, ["web"])
 
 
-def test_logs_have_colours_on_a_terminal_alone(tmp_path: Path, monkeypatch, capsys) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "code.log").write_text("\x1b[34mdagster\x1b[0m - [odd] \x1b[1mup\n")
-    monkeypatch.setenv("ISCP_HOME", str(tmp_path))
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("\x1b[34mdagster\x1b[0m - [odd] \x1b[1mup\n", "dagster - [odd] up\n"),
+        ("tenant \x1b]0;title\x07 \x9b2J\n", "tenant \\x1b]0;title\\x07 \\x9b2J\n"),
+    ],
+    ids=["colours are for a terminal alone", "commands are shown"],
+)
+def test_a_log_commands_no_terminal(folder_of_logs, capsys, written, shown) -> None:
+    (folder_of_logs / "code.log").write_text(written)
     stack_commands.show_logs(["code"])
-    assert capsys.readouterr().out == "dagster - [odd] up\n"
-
-
-def test_a_log_commands_no_terminal(tmp_path: Path, monkeypatch, capsys) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "code.log").write_text("tenant \x1b]0;title\x07 \x9b2J\n")
-    monkeypatch.setenv("ISCP_HOME", str(tmp_path))
-    stack_commands.show_logs(["code"])
-    assert capsys.readouterr().out == "tenant \\x1b]0;title\\x07 \\x9b2J\n"
+    assert capsys.readouterr().out == shown
 
 
 def test_what_comes_into_a_log_is_shown_by_whole_lines(tmp_path: Path) -> None:
@@ -479,17 +461,6 @@ def test_what_comes_into_a_log_is_shown_by_whole_lines(tmp_path: Path) -> None:
     with pytest.raises(EnoughError):
         tails.show({"code": log}, 1, said.append, follow=True, sleep=sleep)
     assert said == ["one", "two", "three"]
-
-
-@pytest.fixture
-def folder_of_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write the logs of a home: three lines of the code server, one of Spark."""
-    folder = tmp_path / "logs"
-    folder.mkdir()
-    (folder / "code.log").write_text("one\ntwo\nthree\n")
-    (folder / "spark.log").write_text("four\n")
-    monkeypatch.setenv("ISCP_HOME", str(tmp_path))
-    return folder
 
 
 def test_iscp_logs_prints_the_ends_of_all_logs_or_of_one(folder_of_logs: Path) -> None:
@@ -564,14 +535,7 @@ def test_status_checks_services_and_jobs(tmp_path: Path, monkeypatch: pytest.Mon
         ServiceState(name="spark", condition=Condition.UNWELL, address="sc://h:1"),
         ServiceState(name="clickhouse", condition=Condition.READY, address="http://h:1"),
     )
-    up = StackState(
-        condition=Condition.READY,
-        home=str(tmp_path),
-        supervisor=1,
-        started_at="",
-        services=services,
-    )
-    state.write(tmp_path, up)
+    state.write(tmp_path, stack(tmp_path, *services))
     with HomeLocks(tmp_path).hold(1.0):
         assert control.problems() == ["spark is unwell"]
         log = SqlLog(f"sqlite:///{tmp_path / 'iscp_log.sqlite'}")
@@ -615,13 +579,7 @@ def test_addresses_carry_the_secrets_to_children_and_commands(tmp_path, monkeypa
     told = child_environment(own, {})
     assert f":{own.secrets.password}@127.0.0.1" in told["CLICKHOUSE_URL"]
     assert told["SPARK_REMOTE"].endswith(f"/;token={own.secrets.spark_token}")
-    up = StackState(
-        condition=Condition.READY,
-        home=str(tmp_path),
-        supervisor=1,
-        started_at="2020-01-01T00:00:00+00:00",
-        services=tuple(running._expected(own)),
-    )
+    up = stack(tmp_path, *running._expected(own))
     assert own.secrets.password not in str(up)
     assert own.secrets.spark_token not in str(up)
     monkeypatch.setattr(environment, "running_stack", lambda _: up)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ssl
 import stat
+from dataclasses import replace
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from test_stack_settings import settings
 
 from iscp_dagster.local.services import spark_server
-from iscp_dagster.local.services.settings import StackSettings
 from iscp_dagster.local.spark import daemon, ivy, jars, java, s3a, trust
 from iscp_dagster.local.spark.java import Java
 from iscp_dagster.local.spark.server import (
@@ -66,13 +67,17 @@ def test_options_fit_the_java() -> None:
     assert "--sun-misc-unsafe-memory-access=allow" in new
 
 
+def fetch_all(_java, modules, into: Path, _environ) -> None:
+    for module in modules:
+        (into / module.file).write_bytes(b"jar")
+
+
 def test_jars_are_fetched_once(tmp_path: Path) -> None:
     fetched = []
 
-    def fetch(_java, modules, into: Path, _environ) -> None:
+    def fetch(java_, modules, into: Path, environ) -> None:
         fetched.append(into)
-        for module in modules:
-            (into / module.file).write_bytes(b"jar")
+        fetch_all(java_, modules, into, environ)
 
     where = tmp_path / "the jars"
     first = jars.ensure(where, java.bundled(), {}, fetch)
@@ -140,30 +145,18 @@ def test_hadoop_s_part_is_of_the_hadoop_in_pyspark() -> None:
 def test_what_spark_needs_for_s3_is_fetched_when_a_table_is_there(
     tmp_path: Path, monkeypatch, capsys, lake, paths, s3
 ) -> None:
-    def fetch(_java, modules, into: Path, _environ) -> None:
-        for module in modules:
-            (into / module.file).write_bytes(b"jar")
-
-    monkeypatch.setattr(ivy, "fetch", fetch)
+    monkeypatch.setattr(ivy, "fetch", fetch_all)
     monkeypatch.setenv("ISCP_JARS", str(tmp_path / "jars"))
     monkeypatch.delenv("ISCP_LAKE", raising=False)
     if lake:
         monkeypatch.setenv("ISCP_LAKE", lake)
-    home = tmp_path / "home"
-    settings = StackSettings(
-        home=home,
-        clickhouse_port=1,
-        spark_port=2,
-        dagster_port=3,
-        graphql_port=4,
-        invocations_port=5,
-    )
+    own = settings(home=tmp_path / "home")
     for _ in range(2):
-        plan.fetch(settings, lambda: paths)
+        plan.fetch(own, lambda: paths)
     told = "".join(capsys.readouterr())
     assert told.count("Delta Lake") == 1
     assert told.count("S3A") == s3
-    command = " ".join(spark_server.service(settings).command)
+    command = " ".join(spark_server.service(own).command)
     assert ("hadoop-aws" in command, "spark.hadoop.fs.s3.impl" in command) == (s3, s3)
 
 
@@ -188,13 +181,13 @@ def test_a_mirror_of_the_companys_own_serves_the_jars(tmp_path: Path) -> None:
     mirror.mkdir()
     for module in jars.MODULES:
         (mirror / module.file).write_bytes(module.name.encode())
-    settings = tmp_path / "ivysettings.xml"
-    settings.write_text(
+    file = tmp_path / "ivysettings.xml"
+    file.write_text(
         '<ivysettings><settings defaultResolver="m"/><resolvers><filesystem name="m">'
         f'<artifact pattern="{mirror}/[artifact]-[revision].[ext]"/>'
         "</filesystem></resolvers></ivysettings>"
     )
-    named = {"ISCP_IVY_SETTINGS": str(settings)}
+    named = {"ISCP_IVY_SETTINGS": str(file)}
     found = jars.ensure(tmp_path / "jars", java.bundled(), named, ivy.fetch)
     assert [path.read_bytes().decode() for path in found] == [m.name for m in jars.MODULES]
 
@@ -271,17 +264,7 @@ def test_the_user_s_java_options_come_last_and_are_quoted_as_for_a_shell() -> No
     options = java_options({"ISCP_SPARK_JAVA_OPTIONS": named})
     assert options == ("-XX:TieredStopAtLevel=1", "-Dfolder=a b")
     assert java_options({}) == ()
-    server = SparkServer(
-        java=java.bundled(),
-        port=1,
-        jars=[],
-        home=Path("/home"),
-        memory="1g",
-        cores=2,
-        python="python",
-        java_options=options,
-    )
-    command = server.command()
+    command = replace(server_at(Path("/home")), java_options=options).command()
     assert command.index("-Dfolder=a b") > command.index("-Xmx1g")
     assert command.index("-Dfolder=a b") < command.index("-cp")
     with pytest.raises(ConfigError, match=r"ISCP_SPARK_JAVA_OPTIONS.*No closing quotation"):

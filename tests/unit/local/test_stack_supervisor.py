@@ -20,6 +20,7 @@ from iscp_dagster.local.supervise.ward import processes
 from iscp_dagster.model.errors import UnavailableError
 
 SECONDS = 60
+DEAF = (sys.executable, "-c", "import time; time.sleep(600)")
 
 
 class Watched:
@@ -50,6 +51,11 @@ class Watched:
         )
         assert waiting.done(), self.seen
 
+    async def up(self) -> Watched:
+        """Wait until all is ready; return this."""
+        await asyncio.wait_for(self.ready.wait(), SECONDS)
+        return self
+
     async def end(self) -> None:
         self.stop.set()
         await asyncio.wait_for(self.task, SECONDS)
@@ -76,8 +82,7 @@ async def test_services_start_and_stop(tmp_path: Path) -> None:
     ports = [free_port(), free_port()]
     one = server(tmp_path, ports[0])
     two = server(tmp_path, ports[1], name="two", probe=port_probe(ports[1]))
-    watched = Watched(one, two)
-    await asyncio.wait_for(watched.ready.wait(), SECONDS)
+    watched = await Watched(one, two).up()
     assert not any(is_free(port) for port in ports)
     await watched.end()
     assert all(is_free(port) for port in ports)
@@ -102,8 +107,7 @@ async def test_a_probe_and_a_note_that_fail_end_neither_service_nor_stack(tmp_pa
         raised.append("note")
         raise ValueError("the note has a bug")
 
-    watched = Watched(server(tmp_path, port, probe=probe, note=note))
-    await asyncio.wait_for(watched.ready.wait(), SECONDS)
+    watched = await Watched(server(tmp_path, port, probe=probe, note=note)).up()
     assert raised == ["probe", "note"]
     assert watched.seen[-1].condition is Condition.READY
     await watched.end()
@@ -112,8 +116,7 @@ async def test_a_probe_and_a_note_that_fail_end_neither_service_nor_stack(tmp_pa
 async def test_a_service_that_uses_others_has_ended_before_they_are_stopped(tmp_path: Path) -> None:
     used = server(tmp_path, free_port())
     user = server(tmp_path, free_port(), name="user", uses_others=True)
-    watched = Watched(used, user)
-    await asyncio.wait_for(watched.ready.wait(), SECONDS)
+    watched = await Watched(used, user).up()
     await watched.end()
     ends = [
         (state.name, state.condition)
@@ -129,8 +132,7 @@ async def test_a_service_that_uses_others_has_ended_before_they_are_stopped(tmp_
 
 
 async def test_a_killed_service_comes_back_on_its_port(tmp_path: Path) -> None:
-    watched = Watched(server(tmp_path, free_port()))
-    await asyncio.wait_for(watched.ready.wait(), SECONDS)
+    watched = await Watched(server(tmp_path, free_port())).up()
     first = watched.seen[-1].pid
     os.kill(first, signal.SIGKILL)
     await watched.until(lambda state: state.restarts == 1 and state.condition is Condition.READY)
@@ -147,33 +149,34 @@ async def test_a_service_that_ends_at_once_is_an_error_with_its_log(tmp_path: Pa
     assert watched.seen[-1].condition in {Condition.DOWN, Condition.STOPPING}
 
 
-async def test_a_service_that_never_answers_is_an_error(tmp_path: Path) -> None:
-    deaf = (sys.executable, "-c", "import time; time.sleep(600)")
-    watched = Watched(server(tmp_path, free_port(), command=deaf, start_seconds=0.5))
-    with pytest.raises(UnavailableError, match="did not answer within"):
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"command": DEAF, "start_seconds": 0.5}, "did not answer within"),
+        (
+            {"warm": (sys.executable, "-c", "raise SystemExit(3)")},
+            "first use failed with status 3",
+        ),
+    ],
+    ids=["it never answers", "its first use fails"],
+)
+async def test_a_service_that_does_not_come_up_is_an_error(tmp_path: Path, fields, said) -> None:
+    watched = Watched(server(tmp_path, free_port(), **fields))
+    with pytest.raises(UnavailableError, match=said):
         await asyncio.wait_for(watched.task, SECONDS)
 
 
 async def test_a_service_is_ready_once_its_first_use_succeeded(tmp_path: Path) -> None:
     mark = tmp_path / "used"
     use = (sys.executable, "-c", f"open({str(mark)!r}, 'w').close()")
-    watched = Watched(server(tmp_path, free_port(), warm=use))
-    await asyncio.wait_for(watched.ready.wait(), SECONDS)
+    watched = await Watched(server(tmp_path, free_port(), warm=use)).up()
     assert mark.exists()
     assert Condition.WARMING in [state.condition for state in watched.seen]
     await watched.end()
 
 
-async def test_a_failed_first_use_is_an_error(tmp_path: Path) -> None:
-    use = (sys.executable, "-c", "raise SystemExit(3)")
-    watched = Watched(server(tmp_path, free_port(), warm=use))
-    with pytest.raises(UnavailableError, match="first use failed with status 3"):
-        await asyncio.wait_for(watched.task, SECONDS)
-
-
 async def test_stopping_does_not_wait_for_a_service_to_come_up(tmp_path: Path) -> None:
-    deaf = (sys.executable, "-c", "import time; time.sleep(600)")
-    watched = Watched(server(tmp_path, free_port(), command=deaf))
+    watched = Watched(server(tmp_path, free_port(), command=DEAF))
     await watched.until(lambda state: state.pid is not None)
     await watched.end()
     assert not watched.ready.is_set()
@@ -182,9 +185,8 @@ async def test_stopping_does_not_wait_for_a_service_to_come_up(tmp_path: Path) -
 @pytest.mark.parametrize("steps", range(0, 60, 4))
 async def test_whoever_cancels_a_start_leaves_nothing_running(tmp_path: Path, steps: int) -> None:
     lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
-    deaf = (sys.executable, "-c", "import time; time.sleep(600)")
     before = children()
-    starting = asyncio.create_task(warded.start(server(tmp_path, free_port(), command=deaf), lock))
+    starting = asyncio.create_task(warded.start(server(tmp_path, free_port(), command=DEAF), lock))
     for _ in range(steps):
         await asyncio.sleep(0)
     starting.cancel()

@@ -71,15 +71,14 @@ def is_alive(pid: int) -> bool:
     return state != b"Z"
 
 
-def test_its_status_is_the_commands() -> None:
-    process = start("raise SystemExit(7)")
-    assert process.wait(20) == 7
-    end(process)
-
-
-def test_its_status_names_the_signal_that_ended_the_command() -> None:
-    process = start("import os; os.kill(os.getpid(), 9)")
-    assert process.wait(20) == 128 + signal.SIGKILL
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL)],
+    ids=["a status", "a signal"],
+)
+def test_its_status_is_the_commands_or_names_the_signal_that_ended_it(code, status) -> None:
+    process = start(code)
+    assert process.wait(20) == status
     end(process)
 
 

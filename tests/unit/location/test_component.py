@@ -322,9 +322,7 @@ def test_yaml_says_all_that_python_says_of_what_is_over_a_table(project):
 def test_what_is_wrong_over_a_table_is_told_with_its_place(project, before, after, told):
     assert before in TRADES
     write(project, trades=TRADES.replace(before, after))
-    with pytest.raises(ComponentTreeException) as failed, project.build_all_defs():
-        pass
-    assert re.search(told, str(cause(failed.value, ConfigError)))
+    assert re.search(told, str(failure(project, ConfigError)))
 
 
 @pytest.mark.parametrize(
@@ -381,9 +379,7 @@ def test_templates_give_numbers_lists_and_functions(monkeypatch):
 )
 def test_what_does_not_fit_is_told_with_file_line_and_field(project, said, line, told):
     write(project, events=said)
-    with pytest.raises(ComponentTreeException) as failed, project.build_all_defs():
-        pass
-    error = cause(failed.value, ValidationError)
+    error = failure(project, ValidationError)
     place = project.defs_folder_path / "events" / "defs.yaml"
     assert re.search(f"{told.replace(' .*', f' at {place}:{line}.*')}", str(error), re.DOTALL)
 
@@ -414,13 +410,15 @@ def test_what_does_not_fit_is_told_with_file_line_and_field(project, said, line,
 def test_what_cannot_be_is_told_with_file_and_line(project, monkeypatch, said, line, told):
     monkeypatch.setenv("ORDERS", "/lake")
     write(project, events=said)
+    place = project.defs_folder_path / "events" / "defs.yaml"
+    assert re.match(f"{place}:{line}, {told}", str(failure(project, IscpError)))
+
+
+def failure(project, kind):
+    """Return the cause of that kind for which the definitions cannot be built."""
     with pytest.raises(ComponentTreeException) as failed, project.build_all_defs():
         pass
-    place = project.defs_folder_path / "events" / "defs.yaml"
-    assert re.match(f"{place}:{line}, {told}", str(cause(failed.value, IscpError)))
-
-
-def cause(error, kind):
+    error = failed.value
     while not isinstance(error, kind):
         assert error.__cause__ is not None, error
         error = error.__cause__
@@ -439,9 +437,7 @@ def test_a_table_that_is_declared_twice_is_left_out_the_second_time(project, cap
 
 def test_a_file_without_attributes_says_what_to_give(project):
     write(project, events="")
-    with pytest.raises(ComponentTreeException) as failed, project.build_all_defs():
-        pass
-    told = str(cause(failed.value, ConfigError))
+    told = str(failure(project, ConfigError))
     assert "events/defs.yaml: the table has no attributes; give name, key and indexes" in told
 
 
@@ -474,9 +470,7 @@ def test_a_function_that_hides_its_component_is_told(project):
     project.scaffold_component(SourceTableComponent, "shown")
     file = place / "component.py"
     file.write_text(file.read_text().replace(" -> SourceTableComponent", ""))
-    with pytest.raises(ComponentTreeException) as failed, project.build_all_defs():
-        pass
-    assert "annotate it with `-> SourceTableComponent`" in str(cause(failed.value, ConfigError))
+    assert "annotate it with `-> SourceTableComponent`" in str(failure(project, ConfigError))
 
 
 PROJECT = """from pathlib import Path
@@ -488,11 +482,17 @@ def defs():
 """
 
 
-def test_iscp_finds_the_tables_of_a_project_by_its_definitions(project, tables, monkeypatch):
-    write(project, events=EVENTS, orders=ORDERS)
+def importable(project, monkeypatch):
+    """Give the project definitions, and let it be imported; return its package's folder."""
     package = project.defs_folder_path.parent
     (package / "definitions.py").write_text(PROJECT)
     monkeypatch.syspath_prepend(str(package.parent))
+    return package
+
+
+def test_iscp_finds_the_tables_of_a_project_by_its_definitions(project, tables, monkeypatch):
+    write(project, events=EVENTS, orders=ORDERS)
+    package = importable(project, monkeypatch)
     assert declared({"ISCP_ASSETS": package.name}) == [spread(table, 1) for table in tables]
     write(project, events=EVENTS.replace("append: true", "priority: high"))
     place = project.defs_folder_path / "events" / "defs.yaml"
@@ -505,9 +505,7 @@ def test_iscp_finds_the_tables_of_a_project_by_its_definitions(project, tables, 
 
 def test_iscp_finds_what_is_over_a_table_of_a_project(project, monkeypatch):
     write(project, trades=TRADES)
-    package = project.defs_folder_path.parent
-    (package / "definitions.py").write_text(PROJECT)
-    monkeypatch.syspath_prepend(str(package.parent))
+    package = importable(project, monkeypatch)
     (found,) = declared({"ISCP_ASSETS": package.name})
     names = ["mirror", "changes", "big", "huge", "large", "any"]
     assert [each.name for each in found.consumers] == names

@@ -1,11 +1,13 @@
 """A look frees what dead runs leave behind, and leaves live runs of any Dagster alone."""
 
+from dataclasses import replace
+
 import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus
 from logs import log_in_memory
+from onetable import Clock, in_memory
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.renewal import kept
 from iscp_dagster.location.names import TABLE_TAG
@@ -16,7 +18,6 @@ from iscp_dagster.model.jobs import JobID, JobKey
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.runs.named import DISPATCH_TAG, identity
-from iscp_dagster.sync.deployment import Deployment
 
 SOURCE = SourceTable("d.t", key="id", indexes=[Mirror()])
 STATUS = DagsterRunStatus
@@ -28,12 +29,7 @@ class TwoInstances:
     def __init__(self):
         self.now = 1_000.0
         self.log = log_in_memory(lease_clock=lambda: self.now)
-        self.deployment = Deployment(
-            endpoint=Endpoint.parse("http://127.0.0.1:9"),
-            log=self.log,
-            spark=lambda: pytest.fail("Spark was asked for"),
-            lake="/nowhere",
-        )
+        self.deployment = replace(in_memory(Clock()), log=self.log)
         self.here, self.there = DagsterInstance.ephemeral(), DagsterInstance.ephemeral()
         self.instances = [
             (each, Recovery(self.deployment, Ours.of([SOURCE]), monotonic=lambda: self.now))
@@ -200,9 +196,7 @@ def test_a_log_that_was_away_lets_those_who_live_say_so_first(world):
             raise UnavailableError("the log does not answer")
 
     instance, recovery = world.instances[0]
-    recovery.deployment = Deployment(
-        endpoint=world.deployment.endpoint, log=Away(), spark=world.deployment.spark, lake="/"
-    )
+    recovery.deployment = replace(world.deployment, log=Away())
     with pytest.raises(UnavailableError):
         recovery.look(instance)
     world.now += 600

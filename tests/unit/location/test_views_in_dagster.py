@@ -35,6 +35,11 @@ from iscp_dagster.planning.declared import name_of, new_jobs, registering
 from iscp_dagster.planning.look import Dispatch
 
 ALERTS = Endpoint("alerts", url="https://example.com/hook", secrets=["ALERTS_SECRET"])
+BOTH = {
+    "dagster/asset_partition_range_start": "eu",
+    "dagster/asset_partition_range_end": "us",
+}
+"""The tags of a backfill's run of both tenants."""
 KEYS = {"mirror", "of_all", "big", "a_huge", "a_large", "any"}
 
 
@@ -219,12 +224,8 @@ def test_many_tenants_of_a_run_are_as_fresh_as_one(location):
 def test_the_run_of_a_backfill_takes_triggers_too(location):
     location.in_step("eu", "us")
     job = location.defs.resolve_implicit_global_asset_job_def()
-    span = {
-        "dagster/asset_partition_range_start": "eu",
-        "dagster/asset_partition_range_end": "us",
-    }
     keys = [location.key("a_large"), location.key("a_huge")]
-    job.execute_in_process(instance=location.instance, asset_selection=keys, tags=span)
+    job.execute_in_process(instance=location.instance, asset_selection=keys, tags=BOTH)
     for tenant in ("eu", "us"):
         held = location.status(tenant)
         assert {held["a_large"], held["a_huge"]} == {StaleStatus.FRESH}
@@ -234,31 +235,13 @@ def test_the_run_of_a_backfill_takes_triggers_too(location):
 def test_what_a_view_s_job_lacks_does_not_keep_its_trigger_back(location, monkeypatch):
     """Outcomes come scan by scan; a job that fails has none to wait for."""
     location.in_step("eu")
-    found = Iterations._by_hand
-
-    def failing(its):
-        for outcomes in found(its):
-            yield [
-                Failed(claim=claimed(each.job), code=1100, message="gone")
-                if each.job_name == "big"
-                else each
-                for each in outcomes
-            ]
-
-    def claimed(job):
-        return SimpleNamespace(key=job.key, name=job.name)
-
-    monkeypatch.setattr(Iterations, "_by_hand", failing)
+    monkeypatch.setattr(Iterations, "_by_hand", failing("big", "eu", code=1_100))
     assert sorted(location.run("eu", fails=True)) == sorted(KEYS - {"big"})
 
 
 @pytest.mark.parametrize("job_name", ["batch_sync_shop_orders", None])
 def test_a_tenant_that_fails_among_many_shows_as_failed(location, monkeypatch, job_name):
     location.in_step("eu", "us")
-    span = {
-        "dagster/asset_partition_range_start": "eu",
-        "dagster/asset_partition_range_end": "us",
-    }
 
     def run(**options):
         if job_name is not None:
@@ -266,7 +249,7 @@ def test_a_tenant_that_fails_among_many_shows_as_failed(location, monkeypatch, j
             return job.execute_in_process(instance=location.instance, **options)
         job = location.defs.resolve_implicit_global_asset_job_def()
         keys = [location.key(name) for name in KEYS]
-        options |= {"asset_selection": keys, "tags": span}
+        options |= {"asset_selection": keys, "tags": BOTH}
         return job.execute_in_process(instance=location.instance, **options)
 
     run()
@@ -304,7 +287,7 @@ def test_a_job_in_error_that_no_run_told_of_shows_as_failed_until_it_is_material
     assert run().success
 
 
-def failing(name, tenant):
+def failing(name, tenant, code=10_100):
     """Return iterations in which that job of the tenant fails."""
     by_hand = Iterations._by_hand
 
@@ -313,7 +296,7 @@ def failing(name, tenant):
             yield [
                 Failed(
                     claim=SimpleNamespace(key=outcome.job.key, name=outcome.job.name),
-                    code=10_100,
+                    code=code,
                     message="gone",
                 )
                 if (outcome.job_name, outcome.tenant) == (name, tenant)

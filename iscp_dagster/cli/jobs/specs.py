@@ -21,7 +21,7 @@ from iscp_dagster.model.specs import (
     TriggerSpec,
     json_object,
 )
-from iscp_dagster.planning.triggers.loading import BUILT_IN, PERIODIC
+from iscp_dagster.planning.triggers.loading import BUILT_IN, schedule_settings
 from iscp_dagster.planning.triggers.periodic import INTERVAL, SHARE
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ def asked(
 ) -> SpecUpdate:
     """The change that the command line's options ask for. Raises ConfigError.
 
-    Naming a built-in trigger other than `periodic` without a schedule removes the current one.
+    Naming a built-in trigger that takes no schedule removes the current one.
     """
     given = {INTERVAL: interval, SHARE: share}
     schedule = {name: value for name, value in given.items() if value is not None}
-    needless = trigger in BUILT_IN and trigger != PERIODIC
+    needless = trigger is not None and trigger in BUILT_IN and not schedule_settings(trigger)
     return SpecUpdate(
         job_type=trigger,
         schedule=schedule if schedule or needless else None,

@@ -20,15 +20,15 @@ Trigger = Callable[[Sequence[Job], Moment, datetime], tuple[Iteration, ...]]
 """Plans for the jobs of one type, table and tenant: (jobs ordered by name, latest, now).
 
 Pure: the same rows, version and time give the same iterations. One that has a method
-`check_schedule` is asked whether a job's schedule is right, and raises ConfigError if not.
+`check_schedule` is asked whether a job's schedule is right, and raises ConfigError if not; a
+built-in one lists in `settings` what a schedule of its own may hold.
 """
 
-PERIODIC = "periodic"
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
         DEFAULT_TYPE: "iscp_dagster.planning.triggers.plan:default_trigger",
         "greedy": "iscp_dagster.planning.triggers.plan:greedy_trigger",
-        PERIODIC: "iscp_dagster.planning.triggers.periodic:PeriodicTrigger",
+        "periodic": "iscp_dagster.planning.triggers.periodic:PeriodicTrigger",
     }
 )
 """The import paths of triggers by `TriggerSpec.job_type`; any other type is a user's."""
@@ -49,6 +49,11 @@ def load_trigger(job_type: str) -> Trigger:
     if not callable(trigger):
         raise ConfigError(f"The trigger {job_type!r} is {trigger!r}, which cannot be called.")
     return cast("Trigger", trigger)
+
+
+def schedule_settings(job_type: str) -> tuple[str, ...]:
+    """What a built-in trigger's schedule may hold; empty if it has no schedule."""
+    return tuple(getattr(load_trigger(job_type), "settings", ()))
 
 
 def _made(job_type: str, class_: type[Any]) -> Any:

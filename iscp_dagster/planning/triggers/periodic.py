@@ -25,6 +25,8 @@ class PeriodicTrigger:
     default jobs; due jobs catch up with those not due yet, and neither wait for the other.
     """
 
+    settings = (INTERVAL, SHARE)
+
     def __call__(self, jobs: Sequence[Job], latest: Moment, now: datetime) -> tuple[Iteration, ...]:
         alone = [job for job in jobs if not shares(job.spec.trigger.schedule)]
         sharing = sorted((job for job in jobs if job not in alone), key=_interval)

@@ -15,7 +15,12 @@ from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import TriggerSpec
 from iscp_dagster.model.states import ACTIVE, STARTABLE, JobState
 from iscp_dagster.planning.triggers.backoff import waits
-from iscp_dagster.planning.triggers.loading import BUILT_IN, PERIODIC, Trigger, load_trigger
+from iscp_dagster.planning.triggers.loading import (
+    BUILT_IN,
+    Trigger,
+    load_trigger,
+    schedule_settings,
+)
 
 
 def raised(error: ConfigError) -> None:
@@ -66,11 +71,14 @@ def check_trigger(spec: TriggerSpec, load: Callable[[str], Trigger] = load_trigg
 
 def check_scheduled(spec: TriggerSpec) -> None:
     """Raises ConfigError for a schedule that the trigger would ignore."""
-    if spec.schedule and spec.job_type in BUILT_IN and spec.job_type != PERIODIC:
+    if not spec.schedule or spec.job_type not in BUILT_IN:
+        return
+    taken = schedule_settings(spec.job_type)
+    if ignored := [name for name in spec.schedule if name not in taken]:
+        lacks = f"takes {' and '.join(taken)} alone" if taken else "has no schedule"
         raise ConfigError(
-            f"The trigger {spec.job_type!r} has no schedule, and would ignore "
-            f"{' and '.join(spec.schedule)}; leave them out, or name the trigger periodic "
-            "(`--trigger periodic --interval 10m`)."
+            f"The trigger {spec.job_type!r} {lacks}, and would ignore {' and '.join(ignored)}; "
+            "leave them out, or name another trigger (`--trigger periodic --interval 10m`)."
         )
 
 

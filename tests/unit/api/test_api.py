@@ -20,7 +20,7 @@ from dagster._core.remote_origin import (
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 from logs import complete, fail
-from onetable import FEED, Clock, begin, commit, due, finish, in_memory
+from onetable import FEED, Clock, begin, commit, due, finish, in_memory, name_deployment
 from places import ROOT
 
 import iscp_dagster
@@ -249,6 +249,8 @@ def test_a_schedule_that_its_trigger_would_ignore_is_refused(jobs, source):
         with pytest.raises(ConfigError, match=f"{trigger}' has no schedule, and would ignore int"):
             jobs.register_job("eu", MIRROR, wanted)
     jobs.register_job("eu", MIRROR, spec(job_type="periodic", schedule={"interval": "1h"}))
+    with pytest.raises(ConfigError, match="takes interval and share alone, and would ignore intv"):
+        jobs.update_job_spec("eu", MIRROR, SpecUpdate(schedule={"interval": "1h", "intv": "2h"}))
     # What an update leaves out stays.
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(job_type="greedy"))
     with pytest.raises(ConfigError, match="has no schedule"):
@@ -1170,17 +1172,7 @@ def environ(tmp_path, monkeypatch):
     path.mkdir(parents=True)
     rows = pa.table({"qualified_name": ["a"], "distribution": ["rich"]})
     write_deltalake(path, rows, partition_by=["distribution"], configuration=FEED)
-    environ = {
-        "ISCP_HOME": str(tmp_path / "home"),
-        "CLICKHOUSE_URL": "http://127.0.0.1:9",
-        "SPARK_REMOTE": "sc://127.0.0.1:9",
-        "ISCP_LOG_URL": f"sqlite:///{tmp_path / 'log.sqlite'}",
-        "ISCP_LAKE": str(tmp_path / "lake"),
-    }
-    monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    return environ
+    return name_deployment(monkeypatch, tmp_path)
 
 
 def test_the_functions_act_on_the_deployment_that_the_environment_names(environ):

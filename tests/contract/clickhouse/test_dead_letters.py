@@ -75,8 +75,12 @@ def letters(store):
 BURYING = Mirror(errors="dead_letter")
 
 
-def test_refused_rows_are_set_aside_and_the_rest_is_delivered(make):
-    store = make(BURYING)
+@pytest.fixture
+def store(make):
+    return make(BURYING)
+
+
+def test_refused_rows_are_set_aside_and_the_rest_is_delivered(store):
     values = {n: n for n in range(120)}
     (receipt,) = write(store, rows(values | {3: 333}), rows_per_chunk=100_000)
     bad = set(range(100, 120)) | {3}
@@ -97,8 +101,7 @@ def test_refused_rows_are_set_aside_and_the_rest_is_delivered(make):
     assert first.timestamp.timestamp() == 1_700_000_000
 
 
-def test_a_replay_sets_the_same_rows_aside_once(make):
-    store = make(BURYING)
+def test_a_replay_sets_the_same_rows_aside_once(store):
     for _ in range(2):
         (receipt,) = write(store, rows({1: 1, 2: 200, 3: 3}))
         assert receipt.inserted == 2
@@ -106,8 +109,7 @@ def test_a_replay_sets_the_same_rows_aside_once(make):
     assert served(store) == {1: 1, 3: 3}
 
 
-def test_no_older_row_is_served_for_one_that_is_set_aside(make):
-    store = make(BURYING)
+def test_no_older_row_is_served_for_one_that_is_set_aside(store):
     write(store, rows({1: 1, 2: 2}))
     write(store, rows({2: 200}, version=2), since=1, upto=2)
     assert served(store) == {1: 1}
@@ -216,8 +218,7 @@ def test_a_row_of_bytes_that_are_not_utf_8_is_set_aside_too(make):
     assert "ff" in letter.row.lower()
 
 
-def test_a_row_without_a_key_is_set_aside_too(make):
-    store = make(BURYING)
+def test_a_row_without_a_key_is_set_aside_too(store):
     null = rows({0: 5})
     null = null.set_column(1, "id", pa.array([None], pa.int64()))
     (receipt,) = write(store, pa.concat_tables([rows({1: 1}), null]))
@@ -234,16 +235,14 @@ def test_without_dead_letters_the_row_is_named_and_the_job_stops(make):
     assert letters(store).found() == []
 
 
-def test_so_many_that_nobody_could_look_at_them_stop_the_job(make, monkeypatch):
+def test_so_many_that_nobody_could_look_at_them_stop_the_job(store, monkeypatch):
     monkeypatch.setattr("iscp_dagster.clickhouse.write.consumer.MOST_REFUSED", 3)
-    store = make(BURYING)
     (receipt,) = write(store, rows(dict.fromkeys(range(4), 200)), rows_per_chunk=100)
     assert receipt.code == TooManyRefusedError.code
     assert "More than 3 rows of one chunk were refused" in receipt.message
 
 
-def test_letters_are_found_by_index_tenant_and_the_beginning_of_an_id_and_dropped(make):
-    store = make(BURYING)
+def test_letters_are_found_by_index_tenant_and_the_beginning_of_an_id_and_dropped(store):
     write(store, rows({1: 200, 2: 200}))
     write(store, rows({1: 200}, tenant="b", version=2), since=1, upto=2)
     kept = letters(store)
@@ -269,8 +268,7 @@ def test_letters_are_found_by_index_tenant_and_the_beginning_of_an_id_and_droppe
     assert kept.found() == []
 
 
-def test_a_tenant_that_is_built_anew_has_no_older_letters(make):
-    store = make(BURYING)
+def test_a_tenant_that_is_built_anew_has_no_older_letters(store):
     write(store, rows({1: 200, 2: 2}))
     store = store.enter()
     store.stage()
@@ -314,9 +312,8 @@ def built_anew(store, table, *, version):
     heir.unstage()
 
 
-def test_a_letter_that_lands_after_its_tenant_was_built_anew_is_kept_out(make, proxy):
+def test_a_letter_that_lands_after_its_tenant_was_built_anew_is_kept_out(store, proxy):
     """Its replay would bring back rows deleted since, or double existing rows."""
-    store = make(BURYING)
     with letters_held(proxy):
         (receipt,) = write(behind(store, proxy), rows({1: 200, 2: 2}))
     assert receipt.code == UnavailableError.code
@@ -327,8 +324,7 @@ def test_a_letter_that_lands_after_its_tenant_was_built_anew_is_kept_out(make, p
     assert letters(store).found() == []
 
 
-def test_a_letter_that_lands_after_its_heirs_was_dropped_does_not_come_back(make, proxy):
-    store = make(BURYING)
+def test_a_letter_that_lands_after_its_heirs_was_dropped_does_not_come_back(store, proxy):
     with letters_held(proxy):
         write(behind(store, proxy), rows({1: 200}))
     store.take_over({"a"}, list)
@@ -351,9 +347,8 @@ DROPS = {
 
 
 @pytest.mark.parametrize("what", DROPS)
-def test_what_drops_letters_drops_none_that_came_after_it(make, proxy, what):
+def test_what_drops_letters_drops_none_that_came_after_it(store, proxy, what):
     """A row whose letter is dropped would be lost."""
-    store = make(BURYING)
     write(store, rows({1: 200}, version=4), upto=4)
     proxy.late_statements.append("DELETE WHERE")
     try:

@@ -56,6 +56,12 @@ def make(endpoint):
     return build
 
 
+@pytest.fixture
+def store(make):
+    """Make a mirror's tables."""
+    return make(Mirror())
+
+
 def rows(ids, *, tenant="a", version=1, deleted=False, body="some words", vector=(1.0, 0.0)):
     ids = list(ids)
     return pa.table(
@@ -81,23 +87,20 @@ def stored(store):
     return store.endpoint.client().query(query).result_rows[0][0]
 
 
-def test_a_replay_of_the_same_chunks_is_dropped_by_its_tokens(make):
-    store = make(Mirror())
+def test_a_replay_of_the_same_chunks_is_dropped_by_its_tokens(store):
     first = write(store, rows(range(25)))
     again = write(store, rows(range(25)))
     assert [(r.inserted, r.chunks, r.code) for r in first + again] == [(25, 3, 0)] * 2
     assert stored(store) == 25
 
 
-def test_a_changed_chunk_under_the_same_range_is_not_swallowed(make):
-    store = make(Mirror())
+def test_a_changed_chunk_under_the_same_range_is_not_swallowed(store):
     write(store, rows(range(5)))
     write(store, rows(range(5), body="other"))
     assert {body for _, _, body in served(store)} == {"other"}
 
 
-def test_the_view_hides_deleted_rows_and_system_columns(make):
-    store = make(Mirror())
+def test_the_view_hides_deleted_rows_and_system_columns(store):
     write(store, rows(range(4)))
     (receipt,) = write(store, rows([1, 2], version=2, deleted=True), upto=2)
     assert (receipt.inserted, receipt.deleted) == (0, 2)
@@ -129,22 +132,19 @@ def test_a_table_of_very_many_columns_is_made_widened_and_served(endpoint):
     assert store.endpoint.client().query(query).result_rows == []
 
 
-def test_an_older_change_that_comes_late_does_not_win(make):
-    store = make(Mirror())
+def test_an_older_change_that_comes_late_does_not_win(store):
     write(store, rows([1], version=9, body="new"), upto=9)
     write(store, rows([1], version=3, body="old"), upto=3)
     assert served(store) == [("a", 1, "new")]
 
 
-def test_the_same_key_in_two_tenants_is_two_rows(make):
-    store = make(Mirror())
+def test_the_same_key_in_two_tenants_is_two_rows(store):
     write(store, rows([1], tenant="a"))
     write(store, rows([1], tenant="b", version=5))
     assert [(tenant, key) for tenant, key, _ in served(store)] == [("a", 1), ("b", 1)]
 
 
-def test_a_delete_of_a_row_that_had_no_key_is_passed_over(make):
-    store = make(Mirror())
+def test_a_delete_of_a_row_that_had_no_key_is_passed_over(store):
     gone = broken("id", None)
     at = gone.schema.get_field_index("_deleted")
     gone = gone.set_column(at, "_deleted", pa.array([True]))
@@ -153,15 +153,13 @@ def test_a_delete_of_a_row_that_had_no_key_is_passed_over(make):
     assert write(store, gone) == []
 
 
-def test_timestamps_are_stored_to_the_microsecond(make):
-    store = make(Mirror())
+def test_timestamps_are_stored_to_the_microsecond(store):
     write(store, rows([1]))
     query = f"SELECT toUnixTimestamp64Micro(_timestamp) FROM {store.shape.name(store.shape.rows)}"
     assert store.endpoint.client().query(query).result_rows == [(1_700_000_000_000_001,)]
 
 
-def test_a_staged_tenant_replaces_the_served_one_whole(make):
-    store = make(Mirror())
+def test_a_staged_tenant_replaces_the_served_one_whole(store):
     write(store, rows(range(5)))
     write(store, rows([1], tenant="b"))
     write(store, rows([7, 8], version=2), staged=True)
@@ -172,8 +170,7 @@ def test_a_staged_tenant_replaces_the_served_one_whole(make):
     assert len(served(store, "tenant = 'b'")) == 1
 
 
-def test_a_tenant_that_became_empty_is_replaced_by_nothing(make):
-    store = make(Mirror())
+def test_a_tenant_that_became_empty_is_replaced_by_nothing(store):
     write(store, rows(range(5)))
     check_staged(store, "a", version=2, rows=0)
     put_in_place(store, "a", rows=0, version=1)
@@ -216,8 +213,7 @@ def test_a_table_without_tenants_has_one_partition(make):
     assert served(store) == []
 
 
-def test_tenants_are_asked_about_together_and_nobody_s_rows_are_nothing(make):
-    store = make(Mirror())
+def test_tenants_are_asked_about_together_and_nobody_s_rows_are_nothing(store):
     everyone = pa.concat_tables([rows([1, 2], tenant=tenant, version=3) for tenant in "abc"])
     write(store, everyone)
     write(store, rows([3], tenant="b", version=1))
@@ -235,23 +231,20 @@ def test_an_empty_array_is_a_value_where_a_flag_tells_it_from_null(make, nulls, 
     assert store.kept(["v"], ["a"]) == ({"a": "v"} if given else {})
 
 
-def test_a_generation_whose_tenants_are_in_another_column_may_have_their_rows(make):
-    store = make(Mirror())
+def test_a_generation_whose_tenants_are_in_another_column_may_have_their_rows(store):
     write(store, rows([1]))
     asked = (("tenant", "a"), ("tenant", "b"), ("org", "b"))
     shows = [store.data.shows(0, column, [tenant]) for column, tenant in asked]
     assert shows == [True, False, True]
 
 
-def test_a_repeated_key_is_named(make):
-    store = make(Mirror())
+def test_a_repeated_key_is_named(store):
     write(store, rows([4, 5, 5]), staged=True)
     with pytest.raises(KeyColumnError, match=r"key \{'id': 5\} occurs in 2 rows"):
         check_staged(store, "a", version=1, rows=3)
 
 
-def test_rows_of_an_interrupted_synchronization_are_noticed_and_cleared(make):
-    store = make(Mirror())
+def test_rows_of_an_interrupted_synchronization_are_noticed_and_cleared(store):
     write(store, rows([1], version=1), staged=True)
     write(store, rows([2], version=2), staged=True)
     with pytest.raises(LostRowsError, match="1 of another version"):
@@ -262,8 +255,7 @@ def test_rows_of_an_interrupted_synchronization_are_noticed_and_cleared(make):
     check_staged(store, "a", version=2, rows=1)
 
 
-def test_rows_that_were_sent_and_are_not_there_are_noticed(make):
-    store = make(Mirror())
+def test_rows_that_were_sent_and_are_not_there_are_noticed(store):
     write(store, rows([1]), staged=True)
     with pytest.raises(LostRowsError, match="2 rows were sent, but it has 1,"):
         check_staged(store, "a", version=1, rows=2)
@@ -289,16 +281,14 @@ def test_a_fresh_key_that_is_served_already_is_refused_and_nothing_is_written(ma
     assert stored(store) == 25
 
 
-def test_a_key_that_came_in_twice_is_refused_and_nothing_is_written(make):
-    store = make(Mirror())
+def test_a_key_that_came_in_twice_is_refused_and_nothing_is_written(store):
     twice = rows([3]).append_column("_repeats", pa.array([True]))
     with pytest.raises(FeedGoneError, match=r"key \{'id': 3\} was inserted while it existed"):
         write(store, twice)
     assert stored(store) == 0
 
 
-def test_a_fresh_key_is_one_that_is_not_served_now(make):
-    store = make(Mirror())
+def test_a_fresh_key_is_one_that_is_not_served_now(store):
     write(store, rows(range(5)))
     write(store, rows([3], version=2, deleted=True), since=1, upto=2)
     tables = [fresh([3, 9]), fresh([3, 9]), fresh([4], tenant="b"), fresh([])]
@@ -321,9 +311,7 @@ def test_keys_of_every_type_are_looked_up(make, endpoint):
     names = tuple(f"k {number}" for number, _ in enumerate(kinds))
     fields = [DeltaField(name=n, type=kind) for n, (kind, _) in zip(names, kinds, strict=True)]
     source = SourceTable(f"contract.t{next(NUMBERS)}", key=names, tenant=None)
-    shape = IndexTable(source=source, index=Mirror(), fields=fields)
-    store = IndexStore(endpoint=endpoint, shape=shape)
-    store.ensure()
+    store = built(endpoint, source, Mirror(), fields)
     table = rows([1]).select(list(SYSTEM))
     for name, (_, value) in zip(names, kinds, strict=True):
         table = table.append_column(name, pa.array([value.as_py()], value.type))
@@ -342,11 +330,7 @@ def test_a_decimal_key_kept_as_text_has_one_form_whatever_its_scale(endpoint, ke
     def store_of(precision, scale):
         field = DeltaField(name="k", type=Decimal(precision, scale))
         source = SourceTable(f"contract.t{number}", key="k", tenant=None)
-        index = Mirror(types={"k": kept})
-        shape = IndexTable(source=source, index=index, fields=[field])
-        store = IndexStore(endpoint=endpoint, shape=shape)
-        store.ensure()
-        return store
+        return built(endpoint, source, Mirror(types={"k": kept}), [field])
 
     def keys(type_, texts, **named):
         values = pa.array(list(map(Exact, texts)), type_)
@@ -357,7 +341,6 @@ def test_a_decimal_key_kept_as_text_has_one_form_whatever_its_scale(endpoint, ke
     write(narrow, keys(pa.decimal128(5, 2), texts))
     wide = store_of(20, 4)
     write(wide, keys(pa.decimal128(20, 4), texts[:2], version=2), since=1, upto=2)
-    wide.ensure_views()
     query = f"SELECT k FROM {wide.shape.name(wide.shape.view)} ORDER BY toFloat64(k)"
     held = [row[0] for row in endpoint.client().query(query).result_rows]
     assert held == ["-0.1", "0", "0.05", "1.5", "100"]
@@ -533,8 +516,7 @@ def test_one_tenant_of_an_index_can_be_dropped(make, tenant):
     assert [row[1] for row in served(store)] == ([3] if tenant else [])
 
 
-def test_what_was_built_before_the_drop_of_a_tenant_lands_stays(make, clickhouse_url):
-    store = make(Mirror())
+def test_what_was_built_before_the_drop_of_a_tenant_lands_stays(store, clickhouse_url):
     write(store, rows([1, 2]))
     with faulty(clickhouse_url) as proxy:
         proxy.late_statements[:] = ["DROP PARTITION", "REPLACE PARTITION"]
@@ -548,8 +530,7 @@ def test_what_was_built_before_the_drop_of_a_tenant_lands_stays(make, clickhouse
     assert data_of(store).stagings() == [store.staging]
 
 
-def test_an_index_that_was_built_before_the_drop_of_it_lands_stays(make, clickhouse_url):
-    store = make(Mirror())
+def test_an_index_that_was_built_before_the_drop_of_it_lands_stays(store, clickhouse_url):
     store.unstage()
     view = f"DROP VIEW IF EXISTS {store.shape.name(store.shape.view)}"
     write(store, rows([1, 2]))
@@ -615,8 +596,7 @@ def test_any_name_is_one_column_and_any_text_one_literal(endpoint, names):
     assert found.result_rows == [tuple(names)]
 
 
-def test_the_names_that_are_refused_are_virtual_columns(make, endpoint):
-    store = make(Mirror())
+def test_the_names_that_are_refused_are_virtual_columns(store, endpoint):
     write(store, rows([1]))
     listed = ", ".join(VIRTUAL_COLUMNS)
     endpoint.client().query(f"SELECT {listed} FROM {store.shape.name(store.shape.rows)}")

@@ -264,16 +264,13 @@ KEYS = [
 ]
 
 
-def keyed(endpoint, types, *, tenant=None, **columns):
+def keyed(endpoint, types, *, tenant=None):
     names = list(types)
     fields = [DeltaField(name=name, type=kind) for name, (kind, _) in types.items()]
     keys = [name for name in names if name not in {tenant, "n"}]
     source = SourceTable(f"types.t{next(NUMBERS)}", key=keys, tenant=tenant)
     asked = {name: text for name, (_, text) in types.items()}
-    shape = IndexTable(source=source, index=Mirror(types=asked), fields=fields)
-    store = IndexStore(endpoint=endpoint, shape=shape)
-    store.ensure()
-    return store
+    return built(endpoint, source, Mirror(types=asked), fields)
 
 
 @pytest.mark.parametrize(("kind", "asked", "value", "strange"), KEYS, ids=[k[1] for k in KEYS])
@@ -291,7 +288,6 @@ def test_a_key_is_looked_up_and_deleted_as_it_is_kept(endpoint, kind, asked, val
         assert write(store, never, deleted=True, since=1)[0].code == 0
         assert stored_rows(store) == held
     assert write(store, row, deleted=True, since=2)[0].deleted == 1
-    store.ensure_views()
     assert count(store, "default") == 0
 
 
@@ -346,9 +342,7 @@ def test_a_deleted_row_is_deleted_whatever_its_last_values_were(endpoint):
         ]
         types = {f"c{n}": each[1] for n, each in enumerate(kept) if each[1]}
         source = SourceTable(f"types.t{next(NUMBERS)}", key="id")
-        shape = IndexTable(source=source, index=Mirror(types=types), fields=fields)
-        store = IndexStore(endpoint=endpoint, shape=shape)
-        store.ensure()
+        store = built(endpoint, source, Mirror(types=types), fields)
         good, bad = (
             pa.table(
                 {"id": [1, 2]}

@@ -86,6 +86,19 @@ def written(folder, feed):
         yield Moment(version, version * 1_000), file
 
 
+def scanned(folder, files, facts=None, *, output, identity=("tenant", "k"), keyed=True):
+    """Return the scan of these files of a table whose tenants are in the column `tenant`."""
+    return plan_feed(
+        str(folder),
+        facts or facts_of(),
+        list(files),
+        output=output,
+        identity=identity,
+        tenant="tenant",
+        keyed=keyed,
+    )
+
+
 def read(scan):
     batches = list(pickle.loads(pickle.dumps(scan)).rows([pa.record_batch({"id": [0]})]))
     return pa.Table.from_batches(batches).to_pylist() if batches else []
@@ -124,15 +137,8 @@ def last_changes(feed):
 @given(feeds())
 def test_the_last_change_of_each_key_in_the_order_of_the_keys(feed):
     with TemporaryDirectory() as folder:
-        scan = plan_feed(
-            folder,
-            facts_of(),
-            list(written(folder, feed)),
-            output=("tenant", *KEY),
-            identity=("tenant", *KEY),
-            tenant="tenant",
-            keyed=True,
-        )
+        whole = ("tenant", *KEY)
+        scan = scanned(folder, written(folder, feed), output=whole, identity=whole)
         assert read(scan) == list(last_changes(feed))
 
 
@@ -140,16 +146,8 @@ def test_the_last_change_of_each_key_in_the_order_of_the_keys(feed):
 @given(feeds())
 def test_without_a_key_each_row_by_tenant_version_and_values(feed):
     with TemporaryDirectory() as folder:
-        scan = plan_feed(
-            folder,
-            facts_of(),
-            list(written(folder, feed)),
-            output=KEY,
-            identity=("tenant", *KEY),
-            tenant="tenant",
-            keyed=False,
-        )
-        found = read(scan)
+        files, identity = written(folder, feed), ("tenant", *KEY)
+        found = read(scanned(folder, files, output=KEY, identity=identity, keyed=False))
     expected = [
         {name: row[name] for name in (*KEY, "_version", "_timestamp")}
         | {"_deleted": False, "_repeats": row["_change_type"] != "insert"}
@@ -177,17 +175,8 @@ def test_values_of_the_row_are_those_of_its_last_change(tmp_path):
         {"k": "a", "v": 2.0, "_change_type": "update_postimage"},
         {"k": "b", "v": 3.0, "_change_type": "delete"},
     ]
-    files = list(written(tmp_path, [(1, "cdc", "x", rows)]))
-    shown = ("k", "v", "at")
-    scan = plan_feed(
-        str(tmp_path),
-        facts_of(),
-        files,
-        output=shown,
-        identity=("tenant", "k"),
-        tenant="tenant",
-        keyed=True,
-    )
+    files = written(tmp_path, [(1, "cdc", "x", rows)])
+    scan = scanned(tmp_path, files, output=("k", "v", "at"))
     assert [(row["k"], row["v"], row["at"], row["_deleted"]) for row in read(scan)] == [
         ("a", 2.0, None, False),
         ("b", 3.0, None, True),
@@ -211,16 +200,7 @@ def test_what_the_log_says_of_a_partition_is_in_its_rows(tmp_path, type_, text, 
     pq.write_table(pa.table({"k": ["a"]}), tmp_path / "f.parquet")
     fields = (DeltaField(name="tenant", type=Primitive(type_)), FIELDS[1])
     file = FeedFile("add", "f.parquet", (("tenant", text),))
-    names = ("tenant", "k")
-    scan = plan_feed(
-        str(tmp_path),
-        facts_of(*fields),
-        [(Moment(1), file)],
-        output=names,
-        identity=names,
-        tenant="tenant",
-        keyed=True,
-    )
+    scan = scanned(tmp_path, [(Moment(1), file)], facts_of(*fields), output=("tenant", "k"))
     assert [row["tenant"] for row in read(scan)] == [value]
 
 
@@ -241,19 +221,11 @@ def test_what_the_log_says_of_a_partition_is_in_its_rows(tmp_path, type_, text, 
 def test_a_partition_value_that_spark_alone_reads_is_left_to_it_where_it_is_asked_for(
     tmp_path, type_, text, spark
 ):
-    fields = (*FIELDS, DeltaField(name="part", type=Primitive(type_)))
+    facts = facts_of(*FIELDS, DeltaField(name="part", type=Primitive(type_)), by=("tenant", "part"))
     file = FeedFile("add", "f.parquet", (("tenant", "x"), ("part", text)))
 
     def plan(*output):
-        return plan_feed(
-            str(tmp_path),
-            facts_of(*fields, by=("tenant", "part")),
-            [(Moment(1), file)],
-            output=output,
-            identity=("tenant", "k"),
-            tenant="tenant",
-            keyed=True,
-        )
+        return scanned(tmp_path, [(Moment(1), file)], facts, output=output)
 
     assert (plan("v", "part") is None) is spark
     assert plan("v") is not None
@@ -262,17 +234,8 @@ def test_a_partition_value_that_spark_alone_reads_is_left_to_it_where_it_is_aske
 def test_what_spark_must_read(tmp_path):
     file = FeedFile("add", "f.parquet", (("tenant", "x"),))
 
-    def plan(facts=None, file=file, identity=("tenant", "k"), location=str(tmp_path)):
-        facts = facts or facts_of()
-        return plan_feed(
-            location,
-            facts,
-            [(Moment(1), file)],
-            output=["v"],
-            identity=identity,
-            tenant="tenant",
-            keyed=True,
-        )
+    def plan(facts=None, file=file, location=tmp_path, **named):
+        return scanned(location, [(Moment(1), file)], facts, output=["v"], **named)
 
     assert plan() is not None
     assert plan(location="gs://bucket/t") is None
@@ -286,15 +249,7 @@ def test_what_spark_must_read(tmp_path):
 
 def test_a_file_that_is_gone_or_unlike_is_met_before_any_row(tmp_path):
     good, other = written(tmp_path, [(1, "add", "x", [{"k": "a"}]), (2, "add", "x", [{"k": "b"}])])
-    scan = plan_feed(
-        str(tmp_path),
-        facts_of(),
-        [good, other],
-        output=["k"],
-        identity=["k"],
-        tenant="tenant",
-        keyed=True,
-    )
+    scan = scanned(tmp_path, [good, other], output=["k"], identity=["k"])
     upper = pq.read_table(tmp_path / "part 1.parquet").rename_columns(["K", "n", "at", "v"])
     pq.write_table(upper, tmp_path / "part 1.parquet")
     with pytest.raises(NotPlainError, match="in another case"):

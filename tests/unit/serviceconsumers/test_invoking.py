@@ -55,6 +55,13 @@ def consumer(runtime, **changes):
     return InvokingConsumer(**(given | changes))
 
 
+def consumed(runtime, changes=CHANGES, desks=DESKS, **options):
+    """Have a consumer take these changes; return the retriever that gave them."""
+    retriever = retriever_of(changes, desks)
+    consumer(runtime, **options).consume(retriever)
+    return retriever
+
+
 def rows_told(runtime):
     return [(body["tenant"], row["id"]) for body in runtime.bodies for row in body["rows"]]
 
@@ -92,8 +99,7 @@ def test_a_run_that_dies_between_two_chunks_is_gone_on_with(requests, taken):
         )
     done = len(runtime.invoked)
     assert done == requests - (not taken)
-    again = retriever_of(CHANGES, DESKS)
-    consumer(runtime).consume(again)
+    again = consumed(runtime)
     assert not again.refused
     assert sorted(rows_told(runtime)) == sorted((desk, id_) for desk, id_, *_ in CHANGES)
     told = [again.told[desk] for desk in DESKS]
@@ -103,7 +109,7 @@ def test_a_run_that_dies_between_two_chunks_is_gone_on_with(requests, taken):
 
 def test_chunks_of_a_tenant_are_invoked_one_after_the_other():
     runtime = Runtime()
-    consumer(runtime).consume(retriever_of(CHANGES, DESKS))
+    consumed(runtime)
     for desk in DESKS:
         mine = [body for body in runtime.bodies if body["tenant"] == desk]
         assert [body["chunk"] for body in mine] == [0, 1, 2]
@@ -112,8 +118,7 @@ def test_chunks_of_a_tenant_are_invoked_one_after_the_other():
 
 def test_at_once_begins_so_many_before_it_waits():
     runtime = Runtime(handler=lambda body: "paused" if body["chunk"] == 0 else None)
-    retriever = retriever_of(CHANGES, ["acme"])
-    consumer(runtime, declared=declared(at_once=2)).consume(retriever)
+    retriever = consumed(runtime, CHANGES, ["acme"], declared=declared(at_once=2))
     assert [body["chunk"] for body in runtime.bodies] == [0, 1]
     assert isinstance(retriever.refused["acme"], InvocationGoingError)
 
@@ -122,8 +127,7 @@ def test_a_failed_handler_stops_its_tenant_alone_and_is_invoked_anew_after_a_rep
     runtime = Runtime(
         handler=lambda b: "400 no." if (b["tenant"], b["chunk"]) == ("acme", 1) else None
     )
-    retriever = retriever_of(CHANGES, DESKS)
-    consumer(runtime).consume(retriever)
+    retriever = consumed(runtime)
     ((tenant, error),) = retriever.refused.items()
     assert (tenant, type(error), error.permanent) == ("acme", InvocationFailedError, True)
     failed = next(each for each in runtime.invoked.values() if each.failed)
@@ -131,11 +135,9 @@ def test_a_failed_handler_stops_its_tenant_alone_and_is_invoked_anew_after_a_rep
     assert f"({failed.link}) failed: 400 no. Correct the handler" in str(error)
     assert retriever.told["globex"]["invocations"] == 3
     runtime.handler = lambda _: None
-    repeated = retriever_of(CHANGES, DESKS)
-    consumer(runtime).consume(repeated)
+    repeated = consumed(runtime)
     assert str(repeated.refused["acme"]) == str(error), "nobody has repaired the job yet"
-    mended = retriever_of(CHANGES, DESKS)
-    consumer(runtime, repairs={"acme": 1}).consume(mended)
+    mended = consumed(runtime, repairs={"acme": 1})
     assert not mended.refused
     assert [mended.told[desk]["attached"] for desk in DESKS] == [1, 3]
     mine = [body["chunk"] for body in runtime.bodies if body["tenant"] == "acme"]
@@ -154,8 +156,7 @@ class Small(Runtime):
 
 def test_a_row_that_the_runtime_does_not_take_is_named_with_the_remedy():
     rows = [("acme", 7, None, 2, False), ("globex", 8, None, 2, False)]
-    retriever = retriever_of(rows, DESKS)
-    consumer(Small()).consume(retriever)
+    retriever = consumed(Small(), rows, DESKS)
     ((tenant, error),) = retriever.refused.items()
     assert (tenant, type(error)) == ("acme", SchemaError)
     assert "its largest row is {'id': 7}. " in str(error)
@@ -166,8 +167,7 @@ def test_a_row_that_the_runtime_does_not_take_is_named_with_the_remedy():
 def test_a_reason_without_end_is_cut():
     """It goes to the job's status, to Dagster's events and to terminals."""
     runtime = Runtime(handler=lambda _: f"500 {'m' * 1_000_000}")
-    retriever = retriever_of(CHANGES, DESKS)
-    consumer(runtime).consume(retriever)
+    retriever = consumed(runtime)
     for error in retriever.refused.values():
         assert "failed: 500 mmm" in str(error)
         assert "mm…. Correct the handler" in str(error)
@@ -176,8 +176,7 @@ def test_a_reason_without_end_is_cut():
 
 def test_a_paused_invocation_is_a_temporary_error_that_says_how_to_resume_it():
     runtime = Runtime(handler=lambda body: "paused" if body["tenant"] == "acme" else None)
-    retriever = retriever_of(CHANGES, DESKS)
-    consumer(runtime).consume(retriever)
+    retriever = consumed(runtime)
     ((tenant, error),) = retriever.refused.items()
     assert (tenant, error.permanent) == ("acme", False)
     paused = next(each for each in runtime.invoked.values() if not each.ended)
@@ -186,10 +185,9 @@ def test_a_paused_invocation_is_a_temporary_error_that_says_how_to_resume_it():
 
 def test_a_failure_that_comes_while_no_run_waits_is_permanent_all_the_same():
     runtime = Runtime(handler=lambda body: "paused" if body["chunk"] == 1 else None)
-    consumer(runtime).consume(retriever_of(CHANGES, ["acme"]))
+    consumed(runtime, CHANGES, ["acme"])
     runtime.end("inv_1", "409 killed")
-    later = retriever_of(CHANGES, ["acme"])
-    consumer(runtime).consume(later)
+    later = consumed(runtime, CHANGES, ["acme"])
     assert isinstance(later.refused["acme"], InvocationFailedError)
     assert "invocation inv_1 " in str(later.refused["acme"])
     assert [body["chunk"] for body in runtime.bodies] == [0, 1]
@@ -203,20 +201,18 @@ def test_what_a_repair_began_is_attached_to_and_fails_once_more_for_all_that_fol
         assert isinstance(again.refused["acme"], InvocationFailedError)
         assert len(runtime.bodies) == invoked
     runtime.handler = lambda _: None
-    mended = retriever_of(CHANGES, ["acme"])
-    consumer(runtime, repairs={"acme": 3}).consume(mended)
+    mended = consumed(runtime, CHANGES, ["acme"], repairs={"acme": 3})
     assert not mended.refused
     assert [body["chunk"] for body in runtime.bodies] == [0, 1, 1, 1, 1, 2]
 
 
 def test_a_chunk_that_a_repaired_run_begins_is_not_begun_once_more_after_its_death():
     runtime = Runtime(handler=lambda body: "422 no" if body["chunk"] == 0 else None)
-    consumer(runtime).consume(retriever_of(CHANGES, ["acme"]))
+    consumed(runtime, CHANGES, ["acme"])
     runtime.handler = lambda body: "paused" if body["chunk"] == 2 else None
     consumer(runtime, repairs={"acme": 1}).consume(retriever_of(CHANGES, ["acme"]))
     runtime.end(f"inv_{len(runtime.invoked) - 1}", "409 killed")
-    replayed = retriever_of(CHANGES, ["acme"])
-    consumer(runtime, repairs={"acme": 1}).consume(replayed)
+    replayed = consumed(runtime, CHANGES, ["acme"], repairs={"acme": 1})
     assert isinstance(replayed.refused["acme"], InvocationFailedError)
     assert [body["chunk"] for body in runtime.bodies] == [0, 0, 1, 2]
 
@@ -230,8 +226,8 @@ def test_an_invocation_that_goes_on_is_waited_for_only_so_long():
             clock.pass_(seconds)
             return replace(invoked, status="suspended")
 
-    retriever = retriever_of(CHANGES[:2], ["acme"])
-    consumer(Slow(), declared=declared(patience=10), monotonic=clock.monotonic).consume(retriever)
+    made = declared(patience=10)
+    retriever = consumed(Slow(), CHANGES[:2], ["acme"], declared=made, monotonic=clock.monotonic)
     error = retriever.refused["acme"]
     assert isinstance(error, InvocationGoingError)
     assert "is suspended; it goes on (10 s are waited for it at a time)" in str(error)
@@ -264,8 +260,7 @@ def test_a_runtime_that_is_down_is_no_tenants_fault_and_soon_asked_no_more():
             raise UnavailableError("The runtime does not answer.")
 
     desks = [f"desk {each}" for each in range(3 * TENANTS)]
-    retriever = retriever_of([(desk, 1, None, 2, False) for desk in desks], desks)
-    consumer(Down()).consume(retriever)
+    retriever = consumed(Down(), [(desk, 1, None, 2, False) for desk in desks], desks)
     assert retriever.refused.keys() == set(desks)
     assert {type(each) for each in retriever.refused.values()} == {UnavailableError}
     assert len(asked) <= TENANTS
@@ -273,7 +268,7 @@ def test_a_runtime_that_is_down_is_no_tenants_fault_and_soon_asked_no_more():
 
 def test_a_virtual_objects_key_is_the_tenant():
     runtime = Runtime(keyed_by_tenant=True)
-    consumer(runtime).consume(retriever_of(CHANGES, DESKS))
+    consumed(runtime)
     assert runtime.keys == [body["tenant"] for body in runtime.bodies]
 
 
@@ -285,15 +280,14 @@ def test_a_zombie_that_goes_on_asks_for_what_the_other_run_asked_for():
         def send(self, *arguments, **named):
             if not seen:
                 seen.append(arguments)
-                consumer(runtime).consume(retriever_of(CHANGES, ["acme"]))
+                consumed(runtime, CHANGES, ["acme"])
             return runtime.send(*arguments, **named)
 
         def look(self, invoked, seconds):
             return runtime.look(invoked, seconds)
 
     lost = FenceError("taken")
-    zombie = retriever_of(CHANGES, ["acme"])
-    consumer(Zombies(), lost=lambda _: lost if len(seen) > 1 else None).consume(zombie)
+    zombie = consumed(Zombies(), CHANGES, ["acme"], lost=lambda _: lost if len(seen) > 1 else None)
     assert zombie.told["acme"]["attached"] == zombie.told["acme"]["invocations"] == 3
     assert len(rows_told(runtime)) == len(set(rows_told(runtime))) == 5
 
@@ -305,8 +299,7 @@ def test_a_run_that_lost_a_job_invokes_nothing_more_of_it():
         mine = [body for body in runtime.bodies if body["tenant"] == tenant]
         return lost if tenant == "acme" and mine else None
 
-    retriever = retriever_of(CHANGES, DESKS)
-    consumer(runtime, lost=after_one).consume(retriever)
+    retriever = consumed(runtime, lost=after_one)
     assert retriever.refused == {"acme": lost}
     assert [body["chunk"] for body in runtime.bodies if body["tenant"] == "acme"] == [0]
     assert retriever.told["globex"]["invocations"] == 3
@@ -376,24 +369,22 @@ def test_without_a_runtime_or_with_a_column_of_a_taken_name_there_is_no_consumer
 
 def test_the_invocations_are_shown_with_status_and_link():
     runtime = Runtime()
-    retriever = retriever_of(CHANGES[:3], ["acme"])
-    consumer(runtime).consume(retriever)
+    retriever = consumed(runtime, CHANGES[:3], ["acme"])
     shown = told_metadata(retriever.told["acme"])
     assert (shown["invocations"], shown["attached"]) == (2, 0)
     assert shown["invoked"].value.splitlines()[2:] == [
         "| (1, 5] | 0 | 2 | [inv_0](http://here/inv_0) | completed |",
         "| (1, 5] | 1 | 1 | [inv_1](http://here/inv_1) | completed |",
     ]
-    again = retriever_of(CHANGES[:3], ["acme"])
-    consumer(runtime).consume(again)
+    again = consumed(runtime, CHANGES[:3], ["acme"])
     assert told_metadata(again.told["acme"])["invoked"].value.endswith("was there already |")
     assert told_metadata({"matches": 3}) == {"matches": 3}
 
 
 def test_of_many_invocations_the_latest_are_shown_of_which_the_last_one_failed():
     runtime = Runtime(handler=lambda body: "422 no" if body["last"] else None)
-    retriever = retriever_of([("acme", id_, None, 2, False) for id_ in range(60)], ["acme"])
-    consumer(runtime, declared=declared(rows=1)).consume(retriever)
+    changes = [("acme", id_, None, 2, False) for id_ in range(60)]
+    retriever = consumed(runtime, changes, ["acme"], declared=declared(rows=1))
     told = retriever.told["acme"]
     assert retriever.refused.keys() == {"acme"}
     assert told["invocations"] == 60
@@ -406,8 +397,7 @@ def test_what_was_begun_before_the_runtime_went_down_is_shown_too():
         def look(self, invoked, seconds):
             raise UnavailableError("The runtime does not answer.")
 
-    retriever = retriever_of(CHANGES[:3], ["acme"])
-    consumer(Leaving()).consume(retriever)
+    retriever = consumed(Leaving(), CHANGES[:3], ["acme"])
     assert isinstance(retriever.refused["acme"], UnavailableError)
     (shown,) = retriever.told["acme"]["invoked"]
     assert (shown["id"], shown["status"]) == ("inv_0", "accepted")

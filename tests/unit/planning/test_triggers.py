@@ -145,20 +145,21 @@ def test_an_unknown_job_type_says_where_it_was_looked_for():
         plan([make_job("a", 1, job_type="hourly")], Moment(5), NOW)
 
 
-def test_a_job_type_that_cannot_be_loaded_stops_no_other():
-    refused = []
-    jobs = [make_job("a", 1, job_type="no.such.module:Name"), make_job("b", 1)]
-    planned = plan(jobs, Moment(5), NOW, refuse=refused.append)
+def refused(job_type: str) -> str:
+    """Return why no job of that type is planned; one beside it is."""
+    reasons = []
+    jobs = [make_job("a", 1, job_type=job_type), make_job("b", 1)]
+    planned = plan(jobs, Moment(5), NOW, refuse=reasons.append)
     assert [shown(i) for i in planned] == ["plan (1, 5] b"]
-    assert "'no.such.module:Name' cannot be imported" in str(refused[0])
+    return str(reasons[0])
+
+
+def test_a_job_type_that_cannot_be_loaded_stops_no_other():
+    assert "'no.such.module:Name' cannot be imported" in refused("no.such.module:Name")
 
 
 def test_a_schedule_that_two_updates_made_unreadable_stops_no_other():
-    jobs = [make_job("a", 1, job_type="periodic"), make_job("b", 1)]
-    refused = []
-    planned = plan(jobs, Moment(5), NOW, refuse=refused.append)
-    assert [shown(i) for i in planned] == ["plan (1, 5] b"]
-    assert "interval" in str(refused[0])
+    assert "interval" in refused("periodic")
 
 
 @pytest.mark.parametrize(
@@ -223,11 +224,7 @@ def test_triggers_and_consumers_are_found_by_entry_point():
     ],
 )
 def test_a_trigger_that_cannot_be_made_stops_no_other(job_type, why):
-    refused = []
-    jobs = [make_job("a", 1, job_type=job_type), make_job("b", 1)]
-    planned = plan(jobs, Moment(5), NOW, refuse=refused.append)
-    assert [shown(i) for i in planned] == ["plan (1, 5] b"]
-    assert re.search(why, str(refused[0]))
+    assert re.search(why, refused(job_type))
 
 
 @pytest.mark.usefixtures("installed")
@@ -398,8 +395,4 @@ def test_planning_and_completing_brings_every_job_that_may_run_to_the_latest(job
 def test_a_mistake_in_the_file_of_a_job_type_stops_no_other(text, tmp_path, monkeypatch):
     (tmp_path / "of_a_users_own.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    refused = []
-    jobs = [make_job("a", 1, job_type="of_a_users_own:Own"), make_job("b", 1)]
-    planned = plan(jobs, Moment(5), NOW, refuse=refused.append)
-    assert [shown(i) for i in planned] == ["plan (1, 5] b"]
-    assert "cannot be imported. of_a_users_own.py, line 1: " in str(refused[0])
+    assert "cannot be imported. of_a_users_own.py, line 1: " in refused("of_a_users_own:Own")

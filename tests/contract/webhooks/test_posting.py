@@ -5,6 +5,7 @@ import base64
 import socket
 import ssl
 import threading
+from contextlib import aclosing
 
 import httpcore
 import pytest
@@ -36,11 +37,12 @@ def resolving(*answers):
 
 
 async def test_an_event_is_posted_so_that_the_package_standardwebhooks_verifies_it():
-    async with receiving(lambda _: reply(202, b"thank you")) as receiver:
-        sending = poster(receiver.url + "?a=b")
+    async with (
+        receiving(lambda _: reply(202, b"thank you")) as receiver,
+        aclosing(poster(receiver.url + "?a=b")) as sending,
+    ):
         answer = await sending.post("event-1", b'{"a": 1}')
         await sending.post("event-2", b'{"a": 2}')
-        await sending.aclose()
     assert (answer.status, answer.text, answer.accepted) == (202, "thank you", True)
     first, second = receiver.requests
     assert Webhook(SECRET).verify(first.body, first.headers) == {"a": 1}
@@ -54,9 +56,8 @@ async def test_an_event_is_posted_so_that_the_package_standardwebhooks_verifies_
 async def test_the_whole_path_is_asked_for():
     async with receiving() as receiver:
         for path in ("", "?a=b", "/hook;v=1/x;w=2?a=b;c", "/%C3%A4"):
-            sending = poster(f"http://127.0.0.1:{receiver.port}{path}")
-            await sending.post("event-1", b"{}")
-            await sending.aclose()
+            async with aclosing(poster(f"http://127.0.0.1:{receiver.port}{path}")) as sending:
+                await sending.post("event-1", b"{}")
     paths = [each.path for each in receiver.requests]
     assert paths == ["/", "/?a=b", "/hook;v=1/x;w=2?a=b;c", "/%C3%A4"]
 
@@ -84,10 +85,11 @@ async def test_bytes_after_an_answer_do_not_acknowledge_the_next_event(first):
     async def answer(_):
         return answers.pop(0)
 
-    async with receiving(answer) as receiver:
-        sending = poster(receiver.url, timeout=0.5 if delays else 20.0)
+    async with (
+        receiving(answer) as receiver,
+        aclosing(poster(receiver.url, timeout=0.5 if delays else 20.0)) as sending,
+    ):
         found = [await sending.post("event-1", b"{}"), await sending.post("event-2", b"{}")]
-        await sending.aclose()
     assert found[0].status == (None if delays else int(first[9:12]))
     assert found[1].status == 500
     assert [each.connection for each in receiver.requests] == [1, 2]
@@ -96,25 +98,24 @@ async def test_bytes_after_an_answer_do_not_acknowledge_the_next_event(first):
 async def test_bytes_that_come_while_a_connection_is_at_rest_end_it():
     answers = [reply(200), reply(500)]
 
-    async with receiving(lambda _: answers.pop(0)) as receiver:
-        sending = poster(receiver.url)
+    async with (
+        receiving(lambda _: answers.pop(0)) as receiver,
+        aclosing(poster(receiver.url)) as sending,
+    ):
         await sending.post("event-1", b"{}")
         ((_, stream),) = sending._kept
         receiver.writers[0].write(reply(200))
         await until(lambda: not stream.clean)
         answer = await sending.post("event-2", b"{}")
-        await sending.aclose()
         assert (answer.status, receiver.connections) == (500, 2)
 
 
 async def test_a_connection_that_the_receiver_ended_is_not_a_failed_attempt():
-    async with receiving() as receiver:
-        sending = poster(receiver.url)
+    async with receiving() as receiver, aclosing(poster(receiver.url)) as sending:
         statuses = [(await sending.post("event-1", b"{}")).status]
         receiver.writers[0].close()
         statuses.append((await sending.post("event-2", b"{}")).status)
         await until(lambda: len(receiver.requests) == 2)
-        await sending.aclose()
         assert statuses == [200, 200]
 
 
@@ -303,10 +304,8 @@ async def test_no_proxy_of_the_environment_is_used(monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
 
-    async with receiving() as receiver:
-        sending = poster(receiver.url)
+    async with receiving() as receiver, aclosing(poster(receiver.url)) as sending:
         answer = await sending.post("event-1", b"{}")
-        await sending.aclose()
         assert answer.status == 200
 
 
@@ -342,11 +341,8 @@ async def test_host_name_and_sni_stay_though_the_address_is_connected_to(tls):
         sending = poster(url, resolver=resolving(["127.0.0.1"]), tls=client)
         statuses = [(await sending.post(f"event-{n}", b"{}")).status for n in range(2)]
         await sending.aclose()
-        other = poster(
-            f"https://other.example:{receiver.port}/",
-            resolver=resolving(["127.0.0.1"]),
-            tls=client,
-        )
+        url = f"https://other.example:{receiver.port}/"
+        other = poster(url, resolver=resolving(["127.0.0.1"]), tls=client)
         mismatch = await other.post("event-3", b"{}")
     assert statuses == [200, 200]
     assert [each.connection for each in receiver.requests] == [1, 1]

@@ -25,6 +25,4 @@ def found(
 def result_of_id(connection: sa.Connection, id_: str) -> tuple[bool, Result | None]:
     """Whether the invocation is known, and its result if it has ended."""
     row = connection.execute(_RESULT, {"the_id": id_}).one_or_none()
-    if row is None:
-        return False, None
-    return True, None if row.result is None else result(row.result)
+    return row is not None, None if row is None else result(row.result)

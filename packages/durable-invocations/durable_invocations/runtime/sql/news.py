@@ -62,7 +62,7 @@ def results(connection: sa.Connection, ids: Collection[str]) -> dict[str, Result
     found: dict[str, Result | None] = {}
     for start in range(0, len(chosen), AT_ONCE):
         rows = connection.execute(_RESULTS, {"ids": chosen[start : start + AT_ONCE]})
-        found |= {row.id: None if row.result is None else result(row.result) for row in rows}
+        found |= {row.id: result(row.result) for row in rows}
     return found
 
 
@@ -72,11 +72,5 @@ def take(work: Work, asked: TakeNews) -> tuple[News, ...]:
     if rows:
         work.connection.execute(_GONE, {"who": asked.owner})
     return tuple(
-        News(
-            id=row.id,
-            fence=row.fence,
-            index=row.idx,
-            result=None if row.result is None else result(row.result),
-        )
-        for row in rows
+        News(id=row.id, fence=row.fence, index=row.idx, result=result(row.result)) for row in rows
     )

@@ -30,11 +30,9 @@ FAILED = fields(Failure(code=0, message=""))[:1]
 """The first byte of a failure's fields, and of no other result's: the tag of field 15."""
 
 
-def result(packed: bytes) -> Result:
-    """The result that `fields` gave."""
-    held = result_of(pb.CompletionMessage.FromString(packed))
-    assert held is not None
-    return held
+def result(packed: bytes | None) -> Result | None:
+    """The result that `fields` gave; None if there is none yet."""
+    return None if packed is None else result_of(pb.CompletionMessage.FromString(packed))
 
 
 def frame(row: sa.Row[Any]) -> Frame:

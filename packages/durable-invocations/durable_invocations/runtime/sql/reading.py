@@ -117,5 +117,5 @@ def _invocation(row: sa.Row[Any]) -> Invocation:
         canceled=row.canceled,
         error=packing.reported(row.error),
         error_at=row.error_at,
-        result=None if row.result is None else packing.result(row.result),
+        result=packing.result(row.result),
     )

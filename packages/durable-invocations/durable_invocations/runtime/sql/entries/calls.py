@@ -120,7 +120,7 @@ def _called(work: Work, driven: Driven, index: int) -> str | Failure | Refused:
     row = work.connection.execute(chosen).one_or_none()
     if row is not None and row.child is not None:
         return str(row.child)
-    held = result(row.result) if row is not None and row.result is not None else None
+    held = None if row is None else result(row.result)
     if isinstance(held, Failure):
         return held
     return violation(driven, f"entry {index} is no call that made an invocation.")

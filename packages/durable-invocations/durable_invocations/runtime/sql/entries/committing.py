@@ -134,8 +134,7 @@ class _Committing:
         frame = asked.frame
         if (row.code, row.flags, bytes(row.body)) != (frame.code, frame.flags, frame.body):
             return violation(driven, f"another entry is committed at {asked.index}.")
-        held = None if row.result is None else result(row.result)
-        return Committed(index=asked.index, result=held)
+        return Committed(index=asked.index, result=result(row.result))
 
     def _row(self, driven: Driven, frame: Frame, name: str, acted: Acted) -> dict[str, Any]:
         now, completed = self._work.now, frame.completed or acted.result is not None

@@ -78,8 +78,7 @@ def _given(message: Any) -> Result | None:
 
 def _held(work: Work, driven: Driven, name: str) -> Result | None:
     of = {"of": driven.service, "at": driven.key, "named": name}
-    packed = work.connection.scalar(_RESULT, of)
-    return None if packed is None else result(packed)
+    return result(work.connection.scalar(_RESULT, of))
 
 
 def _target(driven: Driven, name: str) -> str:

@@ -60,7 +60,9 @@ def finish(work: Work, asked: Sequence[Finish]) -> list[Done | Refused]:
     outputs = _outputs(work, [head.number for head in mine.values()])
     ends = [(head, outputs[head.number]) for head in mine.values() if head.number in outputs]
     end(work, ends)
-    outcomes: dict[str, Done | Refused] = {id_: _without_output(id_) for id_ in mine}
+    outcomes: dict[str, Done | Refused] = {
+        id_: Refused(code=VIOLATION, message=f"{id_} ends without an Output entry.") for id_ in mine
+    }
     outcomes |= {head.id: Done() for head, _ in ends}
     return [outcomes.get(each.id, FENCED) for each in asked]
 
@@ -76,7 +78,3 @@ def _outputs(work: Work, numbers: Collection[int]) -> dict[int, Result]:
 def _output(body: bytes) -> Result:
     # Without a variant it is a value of no bytes.
     return result_of(pb.OutputEntryMessage.FromString(body)) or Value(value=b"")
-
-
-def _without_output(id_: str) -> Refused:
-    return Refused(code=VIOLATION, message=f"{id_} ends without an Output entry.")

@@ -44,8 +44,7 @@ def early(work: Work, place: Place) -> Result | None:
     """The result of an awakeable that was completed before its entry; it is given once."""
     mine = (EARLY.invocation == place[0], EARLY.idx == place[1])
     gone = sa.delete(EARLY_RESULTS_TABLE).where(*mine).returning(EARLY.result)
-    packed = work.connection.scalar(gone)
-    return None if packed is None else result(packed)
+    return result(work.connection.scalar(gone))
 
 
 def _keep(work: Work, place: Place, given: Result) -> bool:

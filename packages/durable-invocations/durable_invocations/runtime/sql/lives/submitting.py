@@ -101,10 +101,7 @@ def _existing(work: Work, identities: Sequence[str | None]) -> dict[str | None, 
         return {}
     rows = work.connection.execute(_EXISTING, {"identities": chosen})
     return {
-        row.identity: Submitted(
-            id=row.id, is_new=False, result=None if row.result is None else result(row.result)
-        )
-        for row in rows
+        row.identity: Submitted(id=row.id, is_new=False, result=result(row.result)) for row in rows
     }
 
 
@@ -182,8 +179,5 @@ def _input(work: Work, asked: Submit, number: int) -> dict[str, Any]:
         "name": "",
         "body": message.SerializeToString(),
         "open": False,
-        "result": None,
         "created": work.now,
-        "completed_at": None,
-        "child": None,
     }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any, TypeVar
 
 import anyio
@@ -18,38 +19,45 @@ TRUSTED = "SSL_CERT_FILE"
 P = TypeVar("P", bound=asyncio.Protocol)
 
 
-def tls_context(protocols: Sequence[str], trusted: str | None = None) -> ssl.SSLContext:
-    """A context that verifies the peer and offers these protocols (`h2`, `http/1.1`).
+class Tls:
+    """Connects to origins, those of https with a context that verifies the peer.
 
-    `trusted` is a file of certificates that are trusted beside the system's.
+    It offers these protocols (`h2`, `http/1.1`). `trusted` is a file of certificates that are
+    trusted beside the system's.
     """
-    context = ssl.create_default_context()
-    if trusted is not None:
-        context.load_verify_locations(trusted)
-    context.set_alpn_protocols(list(protocols))
-    return context
 
+    def __init__(self, *protocols: str, trusted: str | None) -> None:
+        self._protocols, self._trusted = protocols, trusted
 
-async def connected(
-    origin: Origin, make: Callable[[], P], context: ssl.SSLContext | None, seconds: float
-) -> tuple[asyncio.Transport, P]:
-    """A connection to the origin. Raises DeploymentUnreachableError."""
-    loop = asyncio.get_running_loop()
-    options: dict[str, Any] = {"ssl": context} if origin.tls else {}
-    try:
-        with anyio.fail_after(seconds):
-            return await loop.create_connection(make, origin.host, origin.port, **options)
-    except TimeoutError:
-        raise DeploymentUnreachableError(
-            f"{origin} took no connection within {seconds:g} s; check that it runs."
-        ) from None
-    except ssl.SSLCertVerificationError as error:
-        raise DeploymentUnreachableError(
-            f"{origin} has a certificate that is not trusted: {error.verify_message.rstrip('.')}. "
-            f"Correct it, or name a file with the one that vouches for it in {TRUSTED}."
-        ) from None
-    # A host that is no name, such as a..b, is a UnicodeError.
-    except (OSError, UnicodeError) as error:
-        raise DeploymentUnreachableError(
-            f"{origin} takes no connections: {error}; check that it runs."
-        ) from None
+    async def connected(
+        self, origin: Origin, make: Callable[[], P], seconds: float
+    ) -> tuple[asyncio.Transport, P]:
+        """A connection to the origin. Raises DeploymentUnreachableError."""
+        loop = asyncio.get_running_loop()
+        options: dict[str, Any] = {"ssl": self._context} if origin.tls else {}
+        try:
+            with anyio.fail_after(seconds):
+                return await loop.create_connection(make, origin.host, origin.port, **options)
+        except TimeoutError:
+            raise DeploymentUnreachableError(
+                f"{origin} took no connection within {seconds:g} s; check that it runs."
+            ) from None
+        except ssl.SSLCertVerificationError as error:
+            why = error.verify_message.rstrip(".")
+            raise DeploymentUnreachableError(
+                f"{origin} has a certificate that is not trusted: {why}. "
+                f"Correct it, or name a file with the one that vouches for it in {TRUSTED}."
+            ) from None
+        # A host that is no name, such as a..b, is a UnicodeError.
+        except (OSError, UnicodeError) as error:
+            raise DeploymentUnreachableError(
+                f"{origin} takes no connections: {error}; check that it runs."
+            ) from None
+
+    @cached_property
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        if self._trusted is not None:
+            context.load_verify_locations(self._trusted)
+        context.set_alpn_protocols(list(self._protocols))
+        return context

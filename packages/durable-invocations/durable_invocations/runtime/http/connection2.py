@@ -123,8 +123,12 @@ class Http2Connection(asyncio.Protocol):
 
     # What exchanges ask.
 
-    def flush(self) -> None:
-        self._wrote()
+    def flush(self) -> int:
+        """Write what there is to send; how many bytes."""
+        data = self.http.data_to_send()
+        if data and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+        return len(data or b"")
 
     async def writable(self) -> None:
         await self._writable.wait()
@@ -160,7 +164,7 @@ class Http2Connection(asyncio.Protocol):
             kind = DeploymentUnreachableError if self._settled.done() else NotHttp2Error
             self._lost(kind(f"{self.origin} broke HTTP/2: {str(error).rstrip('.')}."))
             return
-        self._owe(self._wrote())
+        self._owe(self.flush())
 
     def connection_lost(self, exc: Exception | None) -> None:
         kind = DeploymentUnreachableError if self._settled.done() else NotHttp2Error
@@ -178,13 +182,6 @@ class Http2Connection(asyncio.Protocol):
         self._writable.set()
 
     # What happens.
-
-    def _wrote(self) -> int:
-        """Write what there is to send; how many bytes."""
-        data = self.http.data_to_send()
-        if data and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
-        return len(data or b"")
 
     def _owe(self, size: int) -> None:
         """Count what was answered to a peer that does not read; too much ends the connection."""

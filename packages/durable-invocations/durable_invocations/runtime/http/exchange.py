@@ -117,20 +117,15 @@ class Exchange(Protocol):
 
     async def send(self, data: bytes, *, end: bool = False) -> None:
         """Send a part of the body, when the peer has room for it; `end` says it is the last."""
-        ...
 
     async def head(self) -> Head:
         """Wait for the response's head; idempotent."""
-        ...
 
     async def receive(self) -> bytes:
         """Wait for the next part of the response's body; empty: it has ended."""
-        ...
 
     def abort(self, why: DeploymentUnreachableError) -> None:
         """Break it off now; whoever waits for it gets this error."""
-        ...
 
     async def close(self) -> None:
         """Give back, or break off, what is left of it."""
-        ...

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
 import h11
 
-from durable_invocations.runtime.http.connecting import CONNECT_SECONDS, connected, tls_context
+from durable_invocations.runtime.http.connecting import CONNECT_SECONDS, Tls
 from durable_invocations.runtime.http.exchange import (
     MOST_HEAD,
     Address,
@@ -87,9 +86,8 @@ class Http1:
         connect_seconds: float = CONNECT_SECONDS,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        self._trusted, self._seconds = trusted, connect_seconds
-        self._idle_seconds = idle_seconds
-        self._context: ssl.SSLContext | None = None
+        self._tls = Tls("http/1.1", trusted=trusted)
+        self._seconds, self._idle_seconds = connect_seconds, idle_seconds
         self._idle: dict[Origin, deque[Connection]] = defaultdict(deque)
         self._sweeping: asyncio.TimerHandle | None = None
 
@@ -147,17 +145,12 @@ class Http1:
     async def _connected(self, origin: Origin) -> Connection:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=MOST_HEAD, loop=loop)
-        transport, protocol = await connected(
-            origin, lambda: _Arrivals(reader, loop), self._tls(origin), self._seconds
+        transport, protocol = await self._tls.connected(
+            origin, lambda: _Arrivals(reader, loop), self._seconds
         )
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_HEAD)
         return Connection(reader=reader, writer=writer, http=http, arrivals=protocol)
-
-    def _tls(self, origin: Origin) -> ssl.SSLContext | None:
-        if origin.tls and self._context is None:
-            self._context = tls_context(("http/1.1",), self._trusted)
-        return self._context if origin.tls else None
 
 
 class Http1Exchange:

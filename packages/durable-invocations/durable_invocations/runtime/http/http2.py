@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections import defaultdict
 from functools import partial
 
-from durable_invocations.runtime.http.connecting import CONNECT_SECONDS, connected, tls_context
+from durable_invocations.runtime.http.connecting import CONNECT_SECONDS, Tls
 from durable_invocations.runtime.http.connection2 import Http2Connection
 from durable_invocations.runtime.http.exchange import (
     Address,
@@ -35,8 +34,8 @@ class Http2:
         connect_seconds: float = CONNECT_SECONDS,
         ping_seconds: float = PING_SECONDS,
     ) -> None:
-        self._trusted, self._seconds, self._ping_seconds = trusted, connect_seconds, ping_seconds
-        self._context: ssl.SSLContext | None = None
+        self._tls = Tls("h2", "http/1.1", trusted=trusted)
+        self._seconds, self._ping_seconds = connect_seconds, ping_seconds
         self._held: dict[Origin, list[Http2Connection]] = defaultdict(list)
         self._connecting: dict[Origin, asyncio.Future[Http2Connection]] = {}
 
@@ -94,11 +93,8 @@ class Http2:
             raise _stops(origin) from None
 
     async def _connected(self, origin: Origin) -> Http2Connection:
-        transport, connection = await connected(
-            origin,
-            lambda: Http2Connection(origin, self._ping_seconds),
-            self._tls(origin),
-            self._seconds,
+        transport, connection = await self._tls.connected(
+            origin, lambda: Http2Connection(origin, self._ping_seconds), self._seconds
         )
         try:
             await self._settled(transport, connection)
@@ -120,11 +116,6 @@ class Http2:
             raise _closed(connection.origin)
         if not connection.has_room:
             raise DeploymentUnreachableError(f"{connection.origin} allows no HTTP/2 requests.")
-
-    def _tls(self, origin: Origin) -> ssl.SSLContext | None:
-        if origin.tls and self._context is None:
-            self._context = tls_context(("h2", "http/1.1"), self._trusted)
-        return self._context if origin.tls else None
 
 
 def _closed(origin: Origin) -> StaleError:

@@ -44,23 +44,18 @@ class Store(Protocol):
 
         Raises StoreFullError if it may hold no more.
         """
-        ...
 
     def done(self, event_id: str, holder: str) -> None:
         """Record that the event was handled. Raises ClaimLostError if `holder` has no claim."""
-        ...
 
     def release(self, event_id: str, holder: str) -> None:
         """Give up a claim, so that the event can be handled again; nothing if it has none."""
-        ...
 
     def pause(self, event_id: str, seconds: float) -> None:
         """Wait until the event may have moved on, at most so many seconds."""
-        ...
 
     def forget(self, seconds: float) -> int:
         """Forget what was claimed or done longer ago; returns how many events."""
-        ...
 
 
 def lost(event_id: str) -> ClaimLostError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.frames import Frame
@@ -41,15 +40,11 @@ def negotiated(accept: str | None) -> int | None:
     if not (accept or "").strip():
         return min(MANIFESTS)
     wanted = dict(_weighed((accept or "").split(",")))
-    offered = [(wanted[kind], version) for kind, version in _offered() if wanted.get(kind)]
-    if offered:
-        return max(offered)[1]
+    weights = [(wanted.get(manifest_type(version), 0.0), version) for version in MANIFESTS]
+    if max(weights)[0]:
+        return max(weights)[1]
     anything = max(wanted.get("*/*", 0.0), wanted.get("application/*", 0.0))
     return min(MANIFESTS) if anything else None
-
-
-def _offered() -> Iterable[tuple[str, int]]:
-    return [(manifest_type(version), version) for version in MANIFESTS]
 
 
 def _weighed(parts: Iterable[str]) -> Iterable[tuple[str, float]]:
@@ -65,9 +60,6 @@ def _bare(header: str) -> str:
 def needed(entry: Frame) -> int:
     """The first version of the protocol that has this entry with the fields that it uses."""
     if entry.code in kinds.CALLS:
-        return kinds.CANCEL_INVOCATION.since if _has_idempotency_key(entry.message()) else LOWEST
+        keyed = entry.message().HasField("idempotency_key")
+        return kinds.CANCEL_INVOCATION.since if keyed else LOWEST
     return entry.kind.since
-
-
-def _has_idempotency_key(message: Any) -> bool:
-    return bool(message.HasField("idempotency_key"))

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio
@@ -71,19 +70,14 @@ class Runtime:
         try:
             await self.do(op.Beat(owner=self._settings.owner))
         except BaseException:
-            await self._writer.__aexit__(None, None, None)
+            await self._writer.__aexit__()
             raise
         self._claims.drive(self._drives)
         loops = (self._fires, self._polls, self._beats, self._tends, self._prunes)
         self._tasks = [asyncio.ensure_future(_for_ever(each)) for each in loops]
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Break off what is driven, and leave it to others."""
         self._claims.stop()
         for each in self._tasks:
@@ -93,7 +87,7 @@ class Runtime:
         await self._client.close()
         released = self._put(op.Release(owner=self._settings.owner))
         # It waits for no database that is away: what is asked for is tried once more.
-        await self._writer.__aexit__(kind, error, trace)
+        await self._writer.__aexit__()
         try:
             await released
         except UnavailableError as missing:

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import monotonic
-from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 from durable_invocations.errors import UnavailableError
@@ -57,12 +56,7 @@ class Writer:
         self._thread.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._closing.set()
         self._asked.put(None)
         await asyncio.to_thread(self._thread.join)

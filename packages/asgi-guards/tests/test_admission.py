@@ -13,11 +13,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from asgi_guards.admission import Admission, Guard, names_in, origins_in
 
-LINK = {
-    "Sec-Fetch-Site": "cross-site",
-    "Sec-Fetch-Mode": "navigate",
-    "Sec-Fetch-Dest": "document",
-}
+LINK = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
 
 
 def client(**admission):

@@ -20,11 +20,7 @@ WAL_ATTEMPTS = 100
 
 _WRITES = "sql_transactions_writes"
 _ROLE = "sql_transactions_role"
-DRIVERS = {
-    "sqlite": "sqlite",
-    "postgresql": "postgresql+psycopg",
-    "postgres": "postgresql+psycopg",
-}
+DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 """SQLAlchemy's driver for each supported database."""
 
 

@@ -34,11 +34,7 @@ _ABSTRACT_SOCKETS_AND_SIGNALS = 3
 
 
 class _Ruleset(ctypes.Structure):
-    _fields_ = (
-        ("files", ctypes.c_uint64),
-        ("net", ctypes.c_uint64),
-        ("scoped", ctypes.c_uint64),
-    )
+    _fields_ = (("files", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
 
 
 class _Port(ctypes.Structure):

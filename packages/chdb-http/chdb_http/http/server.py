@@ -59,9 +59,7 @@ def serve(config: ServerConfig, announce: Callable[[str, int], None]) -> None:
     _allow_files()
     with _bind(config.host, config.port) as listener:
         engine = Engine(
-            config.reach,
-            workers=config.max_connections,
-            config_file=config.config_file,
+            config.reach, workers=config.max_connections, config_file=config.config_file
         )
         try:
             sessions = Sessions(

@@ -34,8 +34,7 @@ def milliseconds(text: str) -> int:
     found = _read(text.strip())
     if found is None:
         raise RefusedError(
-            BAD,
-            f"The delay {text!r} is not one; write 10s, 1h 30m, PT10S, or milliseconds: 10000.",
+            BAD, f"The delay {text!r} is not one; write 10s, 1h 30m, PT10S, or milliseconds: 10000."
         )
     whole = int(found.to_integral_value(ROUND_CEILING))
     if whole > MOST:

@@ -121,8 +121,7 @@ class Invoking:
         found = await self.catalog.service(*parts)
         if found is None:
             raise RefusedError(
-                NOT_FOUND,
-                f"There is no service {parts[0]!r}; register the address that serves it.",
+                NOT_FOUND, f"There is no service {parts[0]!r}; register the address that serves it."
             )
         return found
 

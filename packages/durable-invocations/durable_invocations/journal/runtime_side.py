@@ -64,12 +64,7 @@ def begun(journal: Iterable[Frame], *, duplex: bool, version: int = NEWEST) -> A
         still_open |= bits.bit(index) * (entry.kind.completable and not entry.completed)
         output = index if entry.code == kinds.OUTPUT.code else output
     return Attempt(
-        version=version,
-        duplex=duplex,
-        length=length,
-        stored=length,
-        open=still_open,
-        output=output,
+        version=version, duplex=duplex, length=length, stored=length, open=still_open, output=output
     )
 
 

@@ -20,9 +20,7 @@ class SteadyClock:
     """The machine's clock, which goes on at its pace where the machine's is put back."""
 
     def __init__(
-        self,
-        wall: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._wall, self._monotonic = wall, monotonic
         self._ahead = wall() - monotonic()

@@ -27,9 +27,7 @@ def certificate(folder, *, address="127.0.0.1", host="", days=(-1, 1)):
         .sign(key, hashes.SHA256())
     )
     private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     (folder / "key.pem").write_bytes(private)
     (folder / "certificate.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))

@@ -51,8 +51,7 @@ def put(work: Work, driven: Driven, message: Any) -> Acted:
     row = {"service": driven.service, "key": driven.key, "name": message.key}
     insert = insert_into(work.connection.dialect, SERVICE_STATE_TABLE)
     whole = insert.on_conflict_do_update(
-        index_elements=[STATE.service, STATE.key, STATE.name],
-        set_={"value": insert.excluded.value},
+        index_elements=[STATE.service, STATE.key, STATE.name], set_={"value": insert.excluded.value}
     )
     work.connection.execute(whole, row | {"value": message.value})
     return ACTED

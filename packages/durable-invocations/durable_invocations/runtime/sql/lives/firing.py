@@ -31,9 +31,7 @@ _SLEPT = sa.delete(TIMERS_TABLE).where(
     TIMERS.invocation == sa.bindparam("number"), TIMERS.idx == sa.bindparam("index")
 )
 _DUE = (
-    sa.select(
-        *(INVOCATIONS[name] for name in ("number", "status", "service", "key", "role")),
-    )
+    sa.select(*(INVOCATIONS[name] for name in ("number", "status", "service", "key", "role")))
     .where(INVOCATIONS.next_at <= sa.bindparam("now"))
     .order_by(INVOCATIONS.next_at, INVOCATIONS.number)
     .limit(sa.bindparam("most"))

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from chdb_http.sql.errors import Code, EngineError
 
 if TYPE_CHECKING:
+    from asyncio import TimerHandle
     from collections.abc import Callable
 
     from chdb_http.engine.engine import Connection
     from chdb_http.engine.options import SessionAsked
 
 
-class Timer(Protocol):
-    """A scheduled call, as `asyncio.loop.call_later` returns it."""
-
-    def cancel(self) -> None: ...
-
-
 @dataclass(kw_only=True)
 class _Session:
     connection: Connection | None = None
     busy: bool = True
-    timer: Timer | None = None
+    timer: TimerHandle | None = None
 
 
 class Sessions:
@@ -33,7 +28,7 @@ class Sessions:
     `later(seconds, call)` schedules the end of an idle session.
     """
 
-    def __init__(self, later: Callable[[float, Callable[[], None]], Timer]) -> None:
+    def __init__(self, later: Callable[[float, Callable[[], None]], TimerHandle]) -> None:
         self._later = later
         self._sessions: dict[str, _Session] = {}
 

@@ -65,20 +65,11 @@ class _IdentityDecoder(_Identity):
         return None
 
 
-class _ZlibEncoder:
-    def __init__(self, bits: int) -> None:
-        self._stream = zlib.compressobj(_FAST_LEVEL, zlib.DEFLATED, bits)
+class _Encoder:
+    """Of zlib and zstandard, whose streams have the same methods."""
 
-    def compress(self, data: bytes) -> bytes:
-        return self._stream.compress(data)
-
-    def finish(self) -> bytes:
-        return self._stream.flush()
-
-
-class _ZstdEncoder:
-    def __init__(self) -> None:
-        self._stream = zstandard.ZstdCompressor(level=_FAST_LEVEL).compressobj()
+    def __init__(self, stream: zlib._Compress | zstandard.ZstdCompressionObj) -> None:
+        self._stream = stream
 
     def compress(self, data: bytes) -> bytes:
         return self._stream.compress(data)
@@ -237,5 +228,6 @@ def encoder(encoding: str | None) -> Encoder:
     if encoding == "lz4":
         return _Lz4Encoder()
     if encoding == "zstd":
-        return _ZstdEncoder()
-    return _ZlibEncoder(_GZIP_BITS if encoding == "gzip" else zlib.MAX_WBITS)
+        return _Encoder(zstandard.ZstdCompressor(level=_FAST_LEVEL).compressobj())
+    bits = _GZIP_BITS if encoding == "gzip" else zlib.MAX_WBITS
+    return _Encoder(zlib.compressobj(_FAST_LEVEL, zlib.DEFLATED, bits))

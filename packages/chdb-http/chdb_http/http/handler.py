@@ -79,7 +79,8 @@ class QueryHandler:
         if is_multipart(kind):
             body = await read_whole(chunks, _MAX_FORM_BYTES)
             parts = await asyncio.to_thread(parse_form, kind, body)
-            tables = external_tables(parts, options)
+            files = (part for part in parts if part.filename is not None)
+            tables = tuple(_external_table(each, options) for each in files)
             fields = [(p.name, _text(p)) for p in parts if p.filename is None]
             options = options.with_fields(fields, [table.name for table in tables])
         limit = self._exchange.slots.query_limit(options)
@@ -92,12 +93,8 @@ def _text(field: FormPart) -> str:
     return to_text(field.data)
 
 
-def external_tables(parts: list[FormPart], options: Options) -> tuple[ExternalTable, ...]:
-    """The files of a form; the URL's NAME_structure or NAME_types describe each."""
-    return tuple(_external_table(p, options) for p in parts if p.filename is not None)
-
-
 def _external_table(part: FormPart, options: Options) -> ExternalTable:
+    """A file of a form; the URL's NAME_structure or NAME_types describe it."""
     described = options.settings
     structure = described.get(f"{part.name}_structure")
     if structure is None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 # The most that Linux lets an ordinary user ask for.
 CAPACITY = 1 << 20
@@ -40,11 +40,12 @@ class Pipe:
 async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
     """What arrives in the pipe, in chunks of at most `CAPACITY` bytes, until its writers close."""
     os.set_blocking(descriptor, False)
+    loop = asyncio.get_running_loop()
     while True:
         try:
             chunk = os.read(descriptor, CAPACITY)
         except BlockingIOError:
-            await _readable(descriptor)
+            await _ready(descriptor, loop.add_reader, loop.remove_reader)
             continue
         if not chunk:
             return
@@ -54,27 +55,19 @@ async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
 async def write_all(descriptor: int, data: bytes) -> None:
     """Write all of `data`; raises BrokenPipeError when nobody reads any more."""
     os.set_blocking(descriptor, False)
+    loop = asyncio.get_running_loop()
     rest = memoryview(data)
     while rest:
         try:
             rest = rest[os.write(descriptor, rest) :]
         except BlockingIOError:
-            await _writable(descriptor)
+            await _ready(descriptor, loop.add_writer, loop.remove_writer)
 
 
-async def _readable(descriptor: int) -> None:
-    loop, event = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(descriptor, event.set)
+async def _ready(descriptor: int, add: Callable[..., None], remove: Callable[[int], bool]) -> None:
+    event = asyncio.Event()
+    add(descriptor, event.set)
     try:
         await event.wait()
     finally:
-        loop.remove_reader(descriptor)
-
-
-async def _writable(descriptor: int) -> None:
-    loop, event = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_writer(descriptor, event.set)
-    try:
-        await event.wait()
-    finally:
-        loop.remove_writer(descriptor)
+        remove(descriptor)

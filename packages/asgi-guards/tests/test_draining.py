@@ -25,6 +25,20 @@ def refusing(**bounds):
     return Starlette(routes=[Route("/", refuse, methods=["GET", "POST"])], middleware=[draining])
 
 
+def told_to(app, *pieces):
+    """What is answered to a client that sends these pieces, and then reads."""
+    with (
+        serving(app) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=30) as client,
+    ):
+        for each in pieces:
+            client.sendall(each)
+        told = b""
+        while some := client.recv(4096):
+            told += some
+    return told
+
+
 @pytest.mark.parametrize("body", [LARGE, b"", b"x"])
 def test_the_answer_comes_to_a_client_that_sends_everything_first(body):
     with serving(refusing()) as server:
@@ -36,26 +50,10 @@ def test_the_answer_comes_to_a_client_that_sends_everything_first(body):
 
 @pytest.mark.parametrize("bounds", [{"most": 1_000}, {"seconds": 0.05}])
 def test_it_is_waited_for_within_bounds(bounds):
-    with (
-        serving(refusing(**bounds)) as server,
-        socket.create_connection(("127.0.0.1", server.port), timeout=30) as client,
-    ):
-        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n")
-        client.sendall(b"x" * 2_000)
-        told = b""
-        while some := client.recv(4096):
-            told += some
-    assert told.endswith(b"too large")
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n"
+    assert told_to(refusing(**bounds), head, b"x" * 2_000).endswith(b"too large")
 
 
 def test_who_expects_to_be_asked_for_the_body_is_answered_at_once():
-    with (
-        serving(refusing(seconds=600)) as server,
-        socket.create_connection(("127.0.0.1", server.port), timeout=30) as client,
-    ):
-        head = b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n"
-        client.sendall(head)
-        told = b""
-        while some := client.recv(4096):
-            told += some
-    assert told.startswith(b"HTTP/1.1 413")
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n"
+    assert told_to(refusing(seconds=600), head).startswith(b"HTTP/1.1 413")

@@ -9,7 +9,6 @@ import h2.errors
 import h2.events
 import h2.settings
 import pytest
-from asgiservers import run
 from hyperframe.frame import GoAwayFrame
 from scripted import answered, asked, asking, h2_peer, raw_peer, whole
 
@@ -198,13 +197,15 @@ async def test_what_was_not_read_of_closed_exchanges_does_not_use_up_the_connect
             await exchange.close()
 
 
-async def test_a_silent_peer_is_asked_by_a_ping_and_then_given_up():
-    async def talk(reader, writer):
-        writer.write(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
-        while await reader.read(65_536):
-            pass
+async def quiet(reader, writer):
+    """Say that there are no settings, and nothing more."""
+    writer.write(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+    while await reader.read(65_536):
+        pass
 
-    async with raw_peer(talk) as url, asking(Http2(ping_seconds=0.05)) as pool:
+
+async def test_a_silent_peer_is_asked_by_a_ping_and_then_given_up():
+    async with raw_peer(quiet) as url, asking(Http2(ping_seconds=0.05)) as pool:
         exchange = await pool.open(Address.parsed(url), POST)
         with pytest.raises(DeploymentUnreachableError, match="does not answer a ping"):
             await exchange.head()
@@ -230,9 +231,7 @@ async def test_a_connection_without_exchanges_is_closed_after_a_while():
     ended = asyncio.Event()
 
     async def talk(reader, writer):
-        writer.write(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
-        while await reader.read(65_536):
-            pass
+        await quiet(reader, writer)
         ended.set()
 
     async with raw_peer(talk) as url, asking(Http2(ping_seconds=0.05)) as pool:
@@ -333,33 +332,27 @@ async def test_an_exchange_that_waits_ends_when_its_task_is_canceled():
 
 
 @pytest.mark.parametrize("status", ["abc", "9" * 20, "2 0", "-20", "²00"])
-def test_a_status_that_is_none_breaks_the_connection_and_nothing_else(status, caplog):
+async def test_a_status_that_is_none_breaks_the_connection_and_nothing_else(status, caplog):
     def answer(connection, event):
         if isinstance(event, h2.events.StreamEnded):
             connection.config.validate_outbound_headers = False
             connection.send_headers(event.stream_id, [(":status", status)])
 
-    async def inside():
-        async with talking(answer) as (client, url):
-            exchange = await client.open(url, POST, HTTP_2)
-            await exchange.send(b"x", end=True)
-            with pytest.raises(DeploymentUnreachableError, match="its status is"):
-                await exchange.head()
-
-    run(inside())
+    async with talking(answer) as (client, url):
+        exchange = await client.open(url, POST, HTTP_2)
+        await exchange.send(b"x", end=True)
+        with pytest.raises(DeploymentUnreachableError, match="its status is"):
+            await exchange.head()
     assert not caplog.records
 
 
-def test_headers_may_have_any_bytes(caplog):
+async def test_headers_may_have_any_bytes(caplog):
     def answer(connection, event):
         if isinstance(event, h2.events.StreamEnded):
             connection.send_headers(event.stream_id, [(b":status", b"200"), (b"x", b"\xff\xfe")])
 
-    async def inside():
-        async with talking(answer) as (client, url):
-            exchange = await client.open(url, POST, HTTP_2)
-            await exchange.send(b"x", end=True)
-            assert (await exchange.head()).headers == {"x": "\xff\xfe"}
-
-    run(inside())
+    async with talking(answer) as (client, url):
+        exchange = await client.open(url, POST, HTTP_2)
+        await exchange.send(b"x", end=True)
+        assert (await exchange.head()).headers == {"x": "\xff\xfe"}
     assert not caplog.records

@@ -56,8 +56,12 @@ def servers():
 BOTH = pytest.mark.parametrize("version", [HTTP_1, HTTP_2])
 
 
+async def opened(client, url, version, path="/x"):
+    return await client.open(Address.parsed(url), Request(method="POST", path=path), version)
+
+
 async def exchanged(client, url, version, body, path="/invoke/A/b"):
-    exchange = await client.open(Address.parsed(url), Request(method="POST", path=path), version)
+    exchange = await opened(client, url, version, path)
     try:
         await exchange.send(body, end=True)
         head = await exchange.head()
@@ -88,7 +92,7 @@ async def exchanged_slowly(client, url, version, body):
     """Over HTTP/2 what comes is read while more is sent."""
     if version == HTTP_1:
         return await exchanged(client, url, version, body, "/x")
-    exchange = await client.open(Address.parsed(url), Request(method="POST", path="/x"), version)
+    exchange = await opened(client, url, version)
     sending = asyncio.ensure_future(exchange.send(body, end=True))
     head = await exchange.head()
     found = await whole(exchange)
@@ -99,9 +103,7 @@ async def exchanged_slowly(client, url, version, body):
 
 async def test_both_bodies_flow_at_once_over_http_2(servers):
     async with asking(HttpClient()) as client:
-        exchange = await client.open(
-            Address.parsed(servers[HTTP_2]), Request(method="POST", path="/x"), HTTP_2
-        )
+        exchange = await opened(client, servers[HTTP_2], HTTP_2)
         heard = []
         for said in (b"one", b"two", b"three"):
             await exchange.send(said)
@@ -129,14 +131,11 @@ async def test_http_2_shares_connections_and_opens_more_when_one_is_full():
 
     with hypercorn_of(app, h2_max_concurrent_streams=10) as served:
         async with asking(HttpClient()) as client:
-            url = Address.parsed(served.url)
-            opened = [
-                await client.open(url, Request(method="POST", path="/x"), HTTP_2) for _ in range(25)
-            ]
-            for each in opened:
+            every = [await opened(client, served.url, HTTP_2) for _ in range(25)]
+            for each in every:
                 await each.send(b"here")
                 assert await each.receive() == b"here"
-            for each in opened:
+            for each in every:
                 await each.close()
             await exchanged(client, served.url, HTTP_2, b"again")
     assert len(seen) == 3
@@ -207,9 +206,7 @@ async def test_a_server_of_http_1_alone_is_recognized(servers):
 @BOTH
 async def test_a_closed_exchange_says_so(servers, version):
     async with asking(HttpClient()) as client:
-        exchange = await client.open(
-            Address.parsed(servers[version]), Request(method="POST", path="/x"), version
-        )
+        exchange = await opened(client, servers[version], version)
         await exchange.send(b"x")
         await exchange.close()
         await exchange.close()
@@ -220,9 +217,7 @@ async def test_a_closed_exchange_says_so(servers, version):
 @BOTH
 async def test_who_waits_for_an_aborted_exchange_gets_the_reason(servers, version):
     async with asking(HttpClient()) as client:
-        exchange = await client.open(
-            Address.parsed(servers[version]), Request(method="POST", path="/late"), version
-        )
+        exchange = await opened(client, servers[version], version, "/late")
         await exchange.send(b"x")
         waiting = [asyncio.ensure_future(exchange.head())]
         await asyncio.sleep(0)

@@ -31,6 +31,11 @@ GOOD = {
 }
 
 
+def declared(*handlers, name="a", ty="SERVICE"):
+    """The part of a manifest that has this service alone."""
+    return {"services": [{"name": name, "ty": ty, "handlers": handlers}]}
+
+
 class App:
     """Answers discovery with a manifest, at one path."""
 
@@ -111,22 +116,13 @@ def test_the_second_path_is_tried_and_stands_behind_the_prefix(under):
         (App(kind="text/html"), r"content type 'text/html', .*; give the address of a service"),
         (App(kind="application/vnd.restate.endpointmanifest.v9+json"), r"v9\+json"),
         (App(b"{"), "breaks its schema: the text"),
-        (
-            App(GOOD | {"services": [{"name": "a b", "ty": "SERVICE", "handlers": []}]}),
-            "services.0",
-        ),
-        (App(GOOD | {"services": [{"name": "a", "ty": "ACTOR", "handlers": []}]}), "services.0.ty"),
+        (App(GOOD | declared(name="a b")), "services.0"),
+        (App(GOOD | declared(ty="ACTOR")), "services.0.ty"),
         (App(GOOD | {"more": 1}), "more: Extra"),
         (App(GOOD | {"maxProtocolVersion": 0}), "maxProtocolVersion"),
         (App(GOOD | {"minProtocolVersion": 4}), "versions 4 to 5, this runtime 1 to 3"),
         (App(GOOD | {"services": GOOD["services"][:1] * 2}), "names the service 'Orders' twice"),
-        (
-            App(
-                GOOD
-                | {"services": [{"name": "a", "ty": "SERVICE", "handlers": [{"name": "b"}] * 2}]}
-            ),
-            "names the handler of a 'b' twice",
-        ),
+        (App(GOOD | declared({"name": "b"}, {"name": "b"})), "names the handler of a 'b' twice"),
         (App(b" " * (MOST_BYTES + 1)), "exceeds"),
     ],
 )
@@ -181,7 +177,10 @@ def test_an_address_is_origin_and_prefix(url, authority, shown):
 
 
 def served(**handler):
-    return {"services": [{"name": "S", "ty": "SERVICE", "handlers": [{"name": "h", **handler}]}]}
+    return declared({"name": "h", **handler})
+
+
+MANY = {"services": [declared(name=f"s{n}")["services"][0] for n in range(1_001)]}
 
 
 @pytest.mark.parametrize(
@@ -191,14 +190,7 @@ def served(**handler):
         (served(output={"contentType": "text/\u4e2d"}), "0.output.contentType"),
         (served(input={"contentType": "a\0"}), "0.input.contentType"),
         (served(name="h" * 257), "handlers.0.name: .* at most 256 characters"),
-        (
-            {
-                "services": [
-                    {"name": f"s{n}", "ty": "SERVICE", "handlers": []} for n in range(1_001)
-                ]
-            },
-            "services: List should have at most 1000 items",
-        ),
+        (MANY, "services: List should have at most 1000 items"),
     ],
     ids=["newline", "other letters", "nul", "long name", "too many"],
 )

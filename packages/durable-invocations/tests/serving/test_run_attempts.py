@@ -6,18 +6,13 @@ import asyncio
 import collections
 import json
 import threading
+from functools import partial
 
+import asgistream
 import pytest
-from asgistream import Journal, names
+from asgistream import attempt
 
-from durable_invocations import (
-    Context,
-    RetryableError,
-    RunRetry,
-    Service,
-    TerminalError,
-    service_app,
-)
+from durable_invocations import Context, RetryableError, RunRetry, TerminalError
 from durable_invocations.protocol.failures import (
     MOST_RUN_NAME,
     Failure,
@@ -46,17 +41,8 @@ def patient(monkeypatch):
     monkeypatch.setattr(attempts, "MOST_WAIT", SLOW)
 
 
-def journal_of(handler, **options):
-    """The invocation, by a runtime that counts the executions of runs."""
-    service = Service("S")
-    service.handler(handler)
-    journal = Journal(service_app(service), f"S/{handler.__name__}", **options)
-    journal.run_attempts = ()
-    return journal
-
-
-def attempt(journal):
-    return names(asyncio.run(journal.attempt()))
+journal_of = partial(asgistream.journal_of, runs=())
+"""The invocation, by a runtime that counts the executions of runs."""
 
 
 def ended(journal, most=10):

@@ -9,7 +9,7 @@ import traceback
 from datetime import timedelta
 
 import pytest
-from asgistream import Journal, names
+from asgistream import attempt, journal_of
 from growth import SLACK, time_growth
 
 from durable_invocations import (
@@ -32,21 +32,19 @@ NAMED = "inv_1test"
 """The invocation of a Journal."""
 
 
-def journal_of(function, argument=b"", *, kind=Service, mark="handler", app=None, **options):
-    service = kind("S")
-    getattr(service, mark)(function)
-    path = f"S/{function.__name__}"
-    return Journal(service_app(service, **(app or {})), path, argument, **options)
-
-
-def attempt(journal, commit=None):
-    return names(asyncio.run(journal.attempt(commit)))
-
-
 def failed(journal):
     """The error that ends an attempt."""
     assert attempt(journal)[-1] == "Error"
     return journal.last
+
+
+def raising(error):
+    """A handler that fails so."""
+
+    async def fails(ctx: Context) -> None:
+        raise error
+
+    return fails
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("-inf")])
@@ -67,10 +65,7 @@ def test_a_text_may_say_nan():
 
 
 def test_a_terminal_error_is_the_output():
-    async def refuse(ctx: Context) -> None:
-        raise TerminalError("no such order", 404)
-
-    journal = journal_of(refuse)
+    journal = journal_of(raising(TerminalError("no such order", 404)))
     assert attempt(journal) == ["Output", "End"]
     assert journal.output.failure == pb.Failure(code=404, message="no such order")
 
@@ -105,9 +100,7 @@ def test_leaving_the_process_is_an_error_too():
 
 
 def test_a_retryable_error_says_when():
-    async def later(ctx: Context) -> None:
-        raise RetryableError("busy", delay=1.5)
-
+    later = raising(RetryableError("busy", delay=1.5))
     error = failed(journal_of(later))
     assert (error.message, error.next_retry_delay) == ("busy", 1_500)
     assert not failed(journal_of(later, version=1)).HasField("next_retry_delay")
@@ -121,17 +114,13 @@ def test_a_retryable_error_says_when():
     ],
 )
 def test_a_delay_beyond_what_the_protocol_has_is_the_nearest_that_it_has(delay, told):
-    async def later(ctx: Context) -> None:
-        raise RetryableError("busy", delay=delay)
-
+    later = raising(RetryableError("busy", delay=delay))
     assert failed(journal_of(later)).next_retry_delay == told
 
 
 @pytest.mark.parametrize("delay", [float("nan"), "soon"])
 def test_a_delay_that_is_no_number_is_none(delay):
-    async def later(ctx: Context) -> None:
-        raise RetryableError("busy", delay=delay)
-
+    later = raising(RetryableError("busy", delay=delay))
     assert not failed(journal_of(later)).HasField("next_retry_delay")
 
 
@@ -152,14 +141,10 @@ def unlogged(caplog):
 def test_an_error_that_cannot_be_told_ends_the_attempt():
     """Else its stream would stay open, and the runtime would wait for it."""
 
-    async def mute(ctx: Context) -> None:
-        raise MuteError
+    mute, lone = raising(MuteError()), raising(RuntimeError("\ud800 is none"))
 
     async def garbled(ctx: Context) -> None:
         raise KeyError("x") from RuntimeError("\ud800")
-
-    async def lone(ctx: Context) -> None:
-        raise RuntimeError("\ud800 is none")
 
     async def in_a_run(ctx: Context) -> None:
         await ctx.run("mute", mute, ctx)
@@ -176,9 +161,7 @@ def test_an_error_that_cannot_be_told_ends_the_attempt():
 def test_an_error_without_end_is_cut():
     """Else the runtime would tell of a message that is too large, and not of the error."""
 
-    async def shout(ctx: Context) -> None:
-        raise KeyError("m" * 40_000_000)
-
+    shout = raising(KeyError("m" * 40_000_000))
     for tracebacks in (True, False):
         error = failed(journal_of(shout, app={"tracebacks": tracebacks}))
         assert error.message.startswith("KeyError: 'mmm")
@@ -235,8 +218,7 @@ def test_a_failure_for_good_ends_whatever_its_error_says(function, code, begins)
 
 
 def test_a_terminal_failure_that_no_message_can_have_is_written_out():
-    async def refuse(ctx: Context) -> None:
-        raise TerminalError("no \udcff", 404)
+    refuse = raising(TerminalError("no \udcff", 404))
 
     async def refuse_in_a_run(ctx: Context) -> None:
         await ctx.run("refuse", refuse, ctx)
@@ -256,19 +238,13 @@ def test_a_terminal_failure_that_no_message_can_have_is_written_out():
 
 @pytest.mark.parametrize("status", [-1, 2**32, 404.0, "404"])
 def test_a_status_that_no_message_can_have_is_500(status):
-    async def refuse(ctx: Context) -> None:
-        raise TerminalError("no", status)
-
-    journal = journal_of(refuse)
+    journal = journal_of(raising(TerminalError("no", status)))
     attempt(journal)
     assert journal.output.failure == pb.Failure(code=500, message="no")
 
 
 def test_tracebacks_are_sent_where_they_are_asked_for():
-    async def stumble(ctx: Context) -> None:
-        raise KeyError("lost")
-
-    error = failed(journal_of(stumble, app={"tracebacks": True}))
+    error = failed(journal_of(raising(KeyError("lost")), app={"tracebacks": True}))
     assert "test_service_failures.py" in error.description
 
 
@@ -480,9 +456,7 @@ def test_a_handler_cannot_swallow_that_its_attempt_has_ended():
 
 
 def test_a_handler_that_cancels_itself_is_tried_again():
-    async def gives_up(ctx: Context) -> None:
-        raise asyncio.CancelledError
-
+    gives_up = raising(asyncio.CancelledError())
     assert failed(journal_of(gives_up)).message == "The handler was canceled."
 
 

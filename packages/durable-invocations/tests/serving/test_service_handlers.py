@@ -5,37 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import timedelta
+from functools import partial
 
+import asgistream
 import pytest
-from asgistream import ID, Journal, names
+from asgistream import ID, attempt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from durable_invocations import (
     Context,
     KeyedRequest,
-    Service,
     TerminalError,
     VirtualObject,
     Workflow,
     WorkflowRun,
-    service_app,
 )
 from durable_invocations.protocol.awakeables import awakeable_id
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import EMPTY, keys_value
 
-
-def journal_of(function, argument=b"", *, kind=Service, mark="handler", **options):
-    service = kind("S")
-    getattr(service, mark)(function)
-    app = service_app(service, clock=lambda: 1_000.0)
-    return Journal(app, f"S/{function.__name__}", argument, **options)
-
-
-def attempt(journal, commit=None):
-    return names(asyncio.run(journal.attempt(commit)))
+journal_of = partial(asgistream.journal_of, app={"clock": lambda: 1_000.0})
 
 
 def test_a_handler_that_only_returns():
@@ -137,13 +128,7 @@ def test_a_sleep_wakes_at_its_time():
 def test_a_call_and_what_becomes_of_it():
     async def ask(ctx: Context) -> int:
         call = ctx.call(
-            "T",
-            "answer",
-            {"a": 1},
-            key="k",
-            idempotency_key="i",
-            headers={"h": "v"},
-            returns=int,
+            "T", "answer", {"a": 1}, key="k", idempotency_key="i", headers={"h": "v"}, returns=int
         )
         told = await call.invocation_id()
         call.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from contextlib import asynccontextmanager
 
 import pytest
 from asgistream import ack, asked, line, names, scope_of, told
@@ -66,9 +67,16 @@ def in_duplex(handler):
     return line(APP, f"/invoke/S/{handler}", http="2")
 
 
-async def test_entries_go_out_and_completions_come_meanwhile():
-    async with in_duplex("steps") as made:
+@asynccontextmanager
+async def underway(handler, app=APP):
+    """A stream in full duplex, whose replay is the input alone."""
+    async with line(app, f"/invoke/S/{handler}", http="2") as made:
         made.say(start(), INPUT)
+        yield made
+
+
+async def test_entries_go_out_and_completions_come_meanwhile():
+    async with underway("steps") as made:
         assert (await made.hear()).message().name == "first"
         made.say(ack(1))
         assert names([await made.hear(), await made.hear()]) == ["Call", "Call"]
@@ -87,8 +95,7 @@ async def test_entries_go_out_and_completions_come_meanwhile():
 
 
 async def test_a_handler_waits_for_the_ack_of_its_run():
-    async with in_duplex("steps") as made:
-        made.say(start(), INPUT)
+    async with underway("steps") as made:
         await made.hear()
         with pytest.raises(asyncio.TimeoutError):
             await made.hear(seconds=0.05)
@@ -98,8 +105,7 @@ async def test_a_handler_waits_for_the_ack_of_its_run():
 
 async def test_it_suspends_when_the_runtime_says_no_more():
     ended.clear()
-    async with in_duplex("steps") as made:
-        made.say(start(), INPUT)
+    async with underway("steps") as made:
         await made.hear()
         made.say(ack(1))
         await made.hear()
@@ -127,8 +133,7 @@ async def test_completions_may_come_before_the_handler_replays_their_entries():
 
 @pytest.mark.parametrize("first", [1, 2])
 async def test_the_first_completion_that_comes_is_chosen(first):
-    async with in_duplex("picks") as made:
-        made.say(start(), INPUT)
+    async with underway("picks") as made:
         await made.hear()
         await made.hear()
         made.say(told(first, b"1"), told(3 - first, b"1"))
@@ -140,8 +145,7 @@ async def test_the_first_completion_that_comes_is_chosen(first):
 
 
 async def test_a_failure_reaches_the_handler():
-    async with in_duplex("steps") as made:
-        made.say(start(), INPUT)
+    async with underway("steps") as made:
         await made.hear()
         made.say(ack(1))
         await made.hear()
@@ -164,8 +168,7 @@ async def test_a_failure_reaches_the_handler():
 )
 async def test_a_runtime_that_breaks_the_protocol_is_told_and_the_handler_ends(said, why):
     ended.clear()
-    async with in_duplex("steps") as made:
-        made.say(start(), INPUT)
+    async with underway("steps") as made:
         await made.hear()
         made.say(said)
         error = (await made.hear()).message()
@@ -178,8 +181,7 @@ async def test_a_runtime_that_breaks_the_protocol_is_told_and_the_handler_ends(s
 
 @pytest.mark.parametrize("handler", ["steps", "works"])
 async def test_nothing_is_left_when_the_runtime_hangs_up(handler):
-    async with in_duplex(handler) as made:
-        made.say(start(), INPUT)
+    async with underway(handler) as made:
         await asyncio.sleep(0)
         made.hang_up()
         await asyncio.wait_for(made.task, 5)
@@ -203,8 +205,7 @@ async def test_a_request_that_is_read_whole_is_watched_still():
 
 
 async def test_a_function_that_blocks_is_left_behind_when_the_runtime_hangs_up():
-    async with in_duplex("blocks") as made:
-        made.say(start(), INPUT)
+    async with underway("blocks") as made:
         await asyncio.sleep(0.05)
         made.hang_up()
         await asyncio.wait_for(made.task, 5)
@@ -213,8 +214,7 @@ async def test_a_function_that_blocks_is_left_behind_when_the_runtime_hangs_up()
 
 async def test_a_server_that_stops_ends_the_handler():
     ended.clear()
-    async with line(APP, "/invoke/S/steps", http="2") as made:
-        made.say(start(), INPUT)
+    async with underway("steps") as made:
         await made.hear()
         made.task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -245,8 +245,7 @@ async def test_a_handler_that_will_not_end_is_named_in_the_log(caplog):
 
     app = ServiceEndpoint({"S": other}, Options(grace=0.01))
 
-    async with line(app, "/invoke/S/lingers", http="2") as made:
-        made.say(start(), INPUT)
+    async with underway("lingers", app) as made:
         await asyncio.wait_for(begun.wait(), 5)
         made.hang_up()
         await asyncio.wait_for(made.task, 5)
@@ -266,8 +265,7 @@ async def test_a_handler_that_waits_no_longer_is_not_suspended():
             await goes_on.wait()
         return "gave up"
 
-    async with line(service_app(other), "/invoke/S/gives_up", http="2") as made:
-        made.say(start(), INPUT)
+    async with underway("gives_up", service_app(other)) as made:
         await asyncio.wait_for(gave_up.wait(), 5)
         assert names([await made.hear()]) == ["Sleep"]
         made.say(more=False)

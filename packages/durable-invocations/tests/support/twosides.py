@@ -55,7 +55,7 @@ def expected(program) -> bytes:
 class Handler:
     """A service endpoint's side of one attempt."""
 
-    def __init__(self, program, executed: Counter, duplex: bool) -> None:
+    def __init__(self, program, executed: Counter) -> None:
         self._program, self._executed = program, executed
         self._state = Attempt()
         self._recorded: list[Frame] = []
@@ -64,17 +64,19 @@ class Handler:
         """The index of each step's entry."""
         self._next, self._ready, self._returned = 0, False, False
         self._kept: dict[int, str] = {}
-        self.duplex = duplex
         self.up: list[Frame] = []
         self.running: dict[int, str] = {}
         self.closed: h.Close | None = None
 
     def do(self, event) -> None:
+        self._apply(event)
+        if self._ready and self.closed is None:
+            self._advance()
+
+    def _apply(self, event) -> None:
         self._state, out = handler_side.step(self._state, event)
         for each in out:
             self._take(each)
-        if self._ready and self.closed is None:
-            self._advance()
 
     def finish(self, index: int) -> None:
         name = self.running.pop(index)
@@ -108,9 +110,7 @@ class Handler:
     def _step(self, kind, entry: Frame) -> None:
         index = self._state.issued
         recorded = self._recorded[index] if index < len(self._recorded) else None
-        self._state, out = handler_side.step(self._state, kind(entry=entry, recorded=recorded))
-        for each in out:
-            self._take(each)
+        self._apply(kind(entry=entry, recorded=recorded))
 
     def _advance(self) -> None:
         while self._next < len(self._program) and self.closed is None:
@@ -129,9 +129,7 @@ class Handler:
 
     def _waited(self, positions) -> bool:
         left = {self._at[each] for each in positions} - self._results.keys()
-        self._state, out = handler_side.step(self._state, h.Awaited(indexes=frozenset(left)))
-        for each in out:
-            self._take(each)
+        self._apply(h.Awaited(indexes=frozenset(left)))
         return not left
 
     def _end(self) -> None:
@@ -139,9 +137,7 @@ class Handler:
         waits = [of for what, of in self._program if what == "wait"]
         shown = [self._results[self._at[each]] for of in waits for each in of]
         self._step(h.Issued, frame(pb.OutputEntryMessage(value=";".join(shown).encode())))
-        self._state, out = handler_side.step(self._state, h.Returned())
-        for each in out:
-            self._take(each)
+        self._apply(h.Returned())
 
 
 @dataclass
@@ -161,13 +157,11 @@ class World:
     journal: list[Frame] = field(default_factory=lambda: [INPUT])
     executed: Counter = field(default_factory=Counter)
     """How often each Run was executed, by its index."""
-    attempts: int = 0
     actions: int = 0
     finished: bool = False
 
     def run(self) -> bytes:
         while not self.finished:
-            self.attempts += 1
             AttemptRun(self, duplex=self.random.random() < 0.5).run()
         return self.journal[-1].message().value
 
@@ -180,16 +174,13 @@ class World:
         self.journal[index] = completed(self.journal[index], result)
         return result
 
-    def executes(self, index: int) -> None:
-        assert index >= len(self.journal), "a Run that is stored is not executed again"
-
 
 class AttemptRun:
     """One stream: what is under way in both directions, and what is being stored."""
 
     def __init__(self, world: World, duplex: bool) -> None:
         self.world, self.duplex = world, duplex
-        self.handler = Handler(world.program, world.executed, duplex)
+        self.handler = Handler(world.program, world.executed)
         self.runtime = runtime_side.begun(world.journal, duplex=duplex)
         start = pb.StartMessage(id=b"i" * 16, known_entries=len(world.journal))
         self.down: list = [h.Received(frame=each) for each in (frame(start), *world.journal)]
@@ -225,7 +216,7 @@ class AttemptRun:
         self.down.append(h.InputClosed())
 
     def _execute(self, index: int) -> None:
-        self.world.executes(index)
+        assert index >= len(self.world.journal), "a Run that is stored is not executed again"
         self.handler.finish(index)
 
     def _deliver_down(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from urllib.parse import unquote
 
+from durable_invocations import Service, service_app
 from durable_invocations.protocol.decoding import Decoder
 from durable_invocations.protocol.failures import read_run_attempts, write_run_attempts
 from durable_invocations.protocol.frames import encode, frame
@@ -118,7 +119,9 @@ async def asked(app, path, body=b"", **scope):
 class Journal:
     """An invocation as a runtime keeps it, driven in request/response mode."""
 
-    def __init__(self, app, target, argument=b"", *, key="", version=3, state=None, headers=()):
+    def __init__(
+        self, app, target, argument=b"", *, key="", version=3, state=None, headers=(), runs=None
+    ):
         self.app = app
         self.path = f"/invoke/{target}"
         self.id = ID
@@ -126,7 +129,7 @@ class Journal:
         self.state = state
         self.key = key
         self.retries = (0, 0)
-        self.run_attempts = None
+        self.run_attempts = runs
         """What it tells of runs; None: as a runtime that does not count their executions."""
         given = [pb.Header(key=name, value=value) for name, value in headers]
         self.entries = [frame(pb.InputEntryMessage(value=argument, headers=given))]
@@ -177,6 +180,19 @@ class Journal:
     def output(self):
         assert isinstance(self.last, pb.EndMessage), self.last
         return self.entries[-1].message()
+
+
+def journal_of(function, argument=b"", *, kind=Service, mark="handler", app=None, **options):
+    """The invocation of a handler, that of a service which has no other."""
+    service = kind("S")
+    getattr(service, mark)(function)
+    path = f"S/{function.__name__}"
+    return Journal(service_app(service, **(app or {})), path, argument, **options)
+
+
+def attempt(journal, commit=None):
+    """Drive one attempt, and return the names of its frames."""
+    return names(asyncio.run(journal.attempt(commit)))
 
 
 def names(frames):

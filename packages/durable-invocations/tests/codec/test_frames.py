@@ -133,12 +133,7 @@ def test_ids_are_safe_in_a_url():
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "prom_1",
-        "prom_1AAAA",
-        "prom_2AAAAAAAAAA",
-        "prom_1é",
-        "prom_1AAAAAAB=",
+        *("", "prom_1", "prom_1AAAA", "prom_2AAAAAAAAAA", "prom_1é", "prom_1AAAAAAB="),
         "prom_1++///////w",
     ],
 )

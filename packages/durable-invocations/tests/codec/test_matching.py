@@ -8,6 +8,13 @@ from durable_invocations.protocol.frames import Frame, frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 
 CALL = {"service_name": "Cart", "handler_name": "add", "key": "k", "parameter": b"1"}
+
+
+def differing(kind, field, one, other, **shared):
+    """Two entries that differ in a field."""
+    return kind(**shared | {field: one}), kind(**shared | {field: other})
+
+
 SAME = [
     (pb.InputEntryMessage(), pb.InputEntryMessage(value=b"in")),
     (pb.OutputEntryMessage(value=b"1"), pb.OutputEntryMessage(value=b"2")),
@@ -15,10 +22,7 @@ SAME = [
     (pb.SleepEntryMessage(wake_up_time=1), pb.SleepEntryMessage(wake_up_time=2, empty=pb.Empty())),
     (pb.CallEntryMessage(**CALL), pb.CallEntryMessage(**CALL, value=b"3", name="shown")),
     (pb.CallEntryMessage(**CALL, headers=[pb.Header(key="try")]), pb.CallEntryMessage(**CALL)),
-    (
-        pb.OneWayCallEntryMessage(**CALL, invoke_time=1),
-        pb.OneWayCallEntryMessage(**CALL, invoke_time=2),
-    ),
+    differing(pb.OneWayCallEntryMessage, "invoke_time", 1, 2, **CALL),
     (pb.GetStateEntryMessage(key=b"k"), pb.GetStateEntryMessage(key=b"k", value=b"v")),
     (pb.GetStateKeysEntryMessage(), pb.GetStateKeysEntryMessage(failure=pb.Failure())),
     (pb.AwakeableEntryMessage(), pb.AwakeableEntryMessage(value=b"v")),
@@ -39,18 +43,9 @@ OTHER = [
     (pb.OneWayCallEntryMessage(**CALL), pb.OneWayCallEntryMessage(**CALL | {"key": "x"})),
     (pb.GetPromiseEntryMessage(key="p"), pb.GetPromiseEntryMessage(key="q")),
     (pb.PeekPromiseEntryMessage(key="p"), pb.PeekPromiseEntryMessage(key="q")),
-    (
-        pb.CompletePromiseEntryMessage(key="p", completion_value=b"1"),
-        pb.CompletePromiseEntryMessage(key="p", completion_value=b"2"),
-    ),
-    (
-        pb.CompleteAwakeableEntryMessage(id="a", value=b"1"),
-        pb.CompleteAwakeableEntryMessage(id="b", value=b"1"),
-    ),
-    (
-        pb.CancelInvocationEntryMessage(call_entry_index=1),
-        pb.CancelInvocationEntryMessage(call_entry_index=2),
-    ),
+    differing(pb.CompletePromiseEntryMessage, "completion_value", b"1", b"2", key="p"),
+    differing(pb.CompleteAwakeableEntryMessage, "id", "a", "b", value=b"1"),
+    differing(pb.CancelInvocationEntryMessage, "call_entry_index", 1, 2),
     (
         pb.AttachInvocationEntryMessage(invocation_id="a"),
         pb.AttachInvocationEntryMessage(call_entry_index=2),
@@ -78,16 +73,8 @@ def test_entries_that_are_not(issued, recorded):
 
 LONG = "k" * 100
 ALIKE = [
-    (
-        pb.SetStateEntryMessage(key=b"k", value=b"1"),
-        pb.SetStateEntryMessage(key=b"k", value=b"2"),
-        "another value",
-    ),
-    (
-        pb.CallEntryMessage(**CALL),
-        pb.CallEntryMessage(**CALL | {"parameter": b""}),
-        "another parameter",
-    ),
+    (*differing(pb.SetStateEntryMessage, "value", b"1", b"2", key=b"k"), "another value"),
+    (*differing(pb.CallEntryMessage, "parameter", b"1", b"", **CALL), "another parameter"),
     (
         pb.CompletePromiseEntryMessage(key="p", completion_value=b"1"),
         pb.CompletePromiseEntryMessage(key="p", completion_failure=pb.Failure()),

@@ -24,14 +24,8 @@ def test_the_versions_are_those_of_the_schema():
 
 def test_a_content_type_names_the_version_of_the_protocol():
     assert content_type(1) == "application/vnd.restate.invocation.v1"
-    assert [version_of(content_type(version)) for version in range(6)] == [
-        None,
-        1,
-        2,
-        3,
-        None,
-        None,
-    ]
+    known = [None, 1, 2, 3, None, None]
+    assert [version_of(content_type(version)) for version in range(6)] == known
     assert version_of("Application/vnd.restate.invocation.v2; charset=x") == 2
     for header in (None, "", "application/json", "application/vnd.restate.invocation.v03", "v1"):
         assert version_of(header) is None

@@ -10,7 +10,7 @@ import math
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from types import MappingProxyType
@@ -66,6 +66,11 @@ class Column:
     @property
     def nullable(self) -> bool:
         return takes_nulls(self.type) or self.scalar is scalars.JSON
+
+    @property
+    def element(self) -> Column:
+        """What its lists hold, where there are some."""
+        return replace(self, type=self.type.bare.parts[0], lists=self.lists - 1)
 
     @property
     def compares(self) -> bool:

@@ -8,19 +8,12 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.comparing import SQL, fitted
 from iscp_dagster.serve.scalars import BadValueError
-from iscp_dagster.serve.where import (
-    Among,
-    Comparison,
-    Expression,
-    IsNull,
-    Not,
-    Some,
-)
+from iscp_dagster.serve.where import Among, Comparison, Expression, IsNull, Not, Some
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _FIRST_DAY = date(1970, 1, 1)
@@ -114,6 +107,16 @@ def fits(column: Column, value: str) -> bool:
         return str(found) == value and bool(fitted(column, "_eq", found).operator)
     except BadValueError:
         return False
+
+
+def bind_value(column: Column, value: Any, parameters: Parameters) -> str:
+    """Return the SQL of a value that a query gives for the column; of a list, an array's."""
+    if value is None:
+        return "NULL"
+    if column.lists:
+        parts = ", ".join(bind_value(column.element, each, parameters) for each in value)
+        return f"CAST([{parts}], {text(str(column.type))})"
+    return parameters.bind(str(column.type), written(column, column.scalar.read(value)))
 
 
 def written(column: Column, value: Any) -> str:

@@ -75,7 +75,7 @@ def _query(types: Types, served: Served) -> GraphQLField:
         return selected(_asking(info), _selection(served, info, given))
 
     asked = {
-        name: GraphQLArgument(types.scalar(column.scalar), description=search.description)
+        name: GraphQLArgument(types.argument_type(column), description=search.description)
         for name, (search, column) in served.searches.items()
     }
     arguments = {**asked, **_page(types, served)}

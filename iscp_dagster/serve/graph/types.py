@@ -133,6 +133,14 @@ class Types:
         assert self._named.setdefault(name, whose) == whose, (name, whose)
         assert name not in BUILT_IN, name
 
+    def argument_type(self, column: Column) -> Any:
+        """Return the type of a value that a query gives for the column, or leaves out."""
+        if not column.lists:
+            return self.scalar(column.scalar)
+        element = self.argument_type(column.element)
+        takes_null = column.element.nullable
+        return GraphQLList(element if takes_null else GraphQLNonNull(element))
+
     def _shown(self, column: Column) -> Any:
         shown: Any = self.scalar(column.scalar)
         for _ in range(column.lists):

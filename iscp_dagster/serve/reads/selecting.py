@@ -15,7 +15,7 @@ from iscp_dagster.serve.reads.caps import Asking
 from iscp_dagster.serve.reads.order import Order, clause, merged, whole
 from iscp_dagster.serve.rows import rows, select_list
 from iscp_dagster.serve.served import Place, Served
-from iscp_dagster.serve.sql import Parameters, condition, written
+from iscp_dagster.serve.sql import Parameters, bind_value, condition
 from iscp_dagster.serve.where import Row, parse
 
 
@@ -86,7 +86,6 @@ def _conditions(asked: Selection, viewer: Viewer, parameters: Parameters) -> str
     parts = [tenancy.condition(asked.served, viewer, parameters)]
     for name, value in asked.searches.items():
         search, argument = asked.served.searches[name]
-        said = written(argument, argument.scalar.read(value))
-        parts.append(search.condition(parameters.bind(search.type, said)))
+        parts.append(search.condition(bind_value(argument, value, parameters)))
     parts.append(condition(parse(asked.served.by_field, asked.where), parameters))
     return " AND ".join(parts)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -22,9 +22,6 @@ from iscp_dagster.serve.access import Access, OpenAccess
 from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.web.graphiql import Page, wants_page
 from iscp_dagster.serve.web.graphql_http import Bounds, GraphQLOverHTTP
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 PATH = "/graphql"
 HEALTH = "/health"

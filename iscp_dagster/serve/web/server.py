@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.routing import WebSocketRoute
@@ -28,9 +27,6 @@ from iscp_dagster.serve.live.transport.socket import Sockets
 from iscp_dagster.serve.web.app import PATH, Beside, Settings, check_host, create_app
 from iscp_dagster.serve.web.following import end_when_changed
 from iscp_dagster.webhooks.service import SenderService, beside
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HOST, PORT = "127.0.0.1", 4000
 TOKENS_VARIABLE = "ISCP_GRAPHQL_TOKENS"

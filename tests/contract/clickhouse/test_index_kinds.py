@@ -1,12 +1,14 @@
 """A kind of index from another package: one module, and one line that registers it."""
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import pytest
 from places import DOCS
 from pydantic import ValidationError
+from servedshop import ask
 from shipping import built, write
 from starlette.testclient import TestClient
 from test_index_tables import FIELDS, rows, served
@@ -15,6 +17,7 @@ import resources
 from iscp_dagster import Mirror, SourceTable, SourceTableComponent
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.indexes import index_of
+from iscp_dagster.clickhouse.kinds.searching import Search
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.location.component.schema import table_model
 from iscp_dagster.model.consumers.kinds import consumer_kind, is_index
@@ -119,3 +122,54 @@ def test_a_kind_that_is_called_otherwise_is_refused(installed):
         ConfigError, match=r"'blume' is offered by .*Bloom'>, whose `kind` is 'bloom'"
     ):
         kinds.kinds()
+
+
+@dataclass(frozen=True)
+class Listed(Mirror):
+    """An index that can be asked by lists."""
+
+    kind: ClassVar[str] = "listed"
+
+    def searches(self):
+        def holds(column):
+            return lambda value: f"has({value}, {column})"
+
+        return {
+            "words": Search(
+                type="Array(String)", description="Any of these.", condition=holds("word")
+            ),
+            "days": Search(type="Array(Date)", description="On any.", condition=holds("day")),
+            "pairs": Search(
+                type="Array(Array(Nullable(Float64)))",
+                description="Beginning with any.",
+                condition=lambda value: f"arrayExists(p -> p[1] = n / 2, {value})",
+            ),
+        }
+
+
+@pytest.mark.parametrize(
+    ("asked", "ids"),
+    [
+        ('words: ["b", "it\'s", "no\\\\ne"]', [1, 2]),
+        ("words: []", []),
+        ('words: "b"', [1]),
+        ('days: ["1970-01-02", "1970-01-04"]', [1, 3]),
+        ("pairs: [[0.5, 7], [null], [1.5]]", [1, 3]),
+        ('words: ["a", "b"], days: ["1970-01-01"]', [0]),
+    ],
+)
+def test_a_kind_may_be_asked_by_lists(installed, clickhouse_url, asked, ids):
+    installed.write_text("[iscp_dagster.index_kinds]\nlisted = test_index_kinds:Listed\n")
+    forget()
+    endpoint = Endpoint.parse(clickhouse_url)
+    endpoint.client().command("CREATE DATABASE IF NOT EXISTS lists")
+    endpoint.client().command(
+        "CREATE OR REPLACE VIEW lists.t_listed AS SELECT toInt64(number) AS id, number AS n, "
+        "['a', 'b', 'it\\'s', 'c'][number + 1] AS word, toDate(number) AS day FROM numbers(4)"
+    )
+    source = SourceTable("lists.t", key="id", indexes=[Listed()])
+    load = partial(catalog, [source], [endpoint], lambda *_: ())
+    client = TestClient(create_app(Settings(schemas=Schemas(load=load), environ={})))
+    answer = ask(client, f"{{ lists_t_listed({asked}) {{ id }} }}")
+    assert "errors" not in answer, answer
+    assert [int(row["id"]) for row in answer["data"]["lists_t_listed"]] == ids

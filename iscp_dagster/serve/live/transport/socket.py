@@ -5,14 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Coroutine,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,21 +23,8 @@ from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.graph.told import said, told
 from iscp_dagster.serve.live.errors import SubscriberTooSlowError, SubscriptionError
 from iscp_dagster.serve.live.service import Listening
+from iscp_dagster.serve.live.transport import protocol
 from iscp_dagster.serve.live.transport.operations import RefusedOperationError, Telling
-from iscp_dagster.serve.live.transport.protocol import (
-    NOT_ACCEPTABLE,
-    OVERLOADED,
-    RESTART,
-    SUBPROTOCOL,
-    TOO_BIG,
-    Action,
-    Admit,
-    Close,
-    Conversation,
-    Send,
-    Start,
-    too_slow,
-)
 from iscp_dagster.serve.reads.caps import Asking, Caps
 
 LOGGER = logging.getLogger(__name__)
@@ -92,13 +72,15 @@ class Sockets:
     async def endpoint(self, websocket: WebSocket) -> None:
         """Serve one connection to its end."""
         connection = Connection(sockets=self, websocket=websocket)
-        if SUBPROTOCOL not in websocket.scope.get("subprotocols", ()):
+        if protocol.SUBPROTOCOL not in websocket.scope.get("subprotocols", ()):
             await websocket.accept()
-            await connection.close(NOT_ACCEPTABLE, "Subprotocol not acceptable")
+            await connection.close(protocol.NOT_ACCEPTABLE, "Subprotocol not acceptable")
             return
-        await websocket.accept(subprotocol=SUBPROTOCOL)
+        await websocket.accept(subprotocol=protocol.SUBPROTOCOL)
         if len(self.open) >= self.bounds.connections:
-            await connection.close(OVERLOADED, "This server has as many connections as it takes")
+            await connection.close(
+                protocol.OVERLOADED, "This server has as many connections as it takes"
+            )
             return
         self.open.add(connection)
         try:
@@ -114,7 +96,7 @@ class Sockets:
             yield
         finally:
             watch.cancel()
-            ends = [each.close(RESTART, "The server restarts") for each in self.open]
+            ends = [each.close(protocol.RESTART, "The server restarts") for each in self.open]
             await asyncio.gather(*ends, return_exceptions=True)
 
     async def _watch(self) -> None:
@@ -163,7 +145,7 @@ class Connection:
 
     sockets: Sockets
     websocket: WebSocket
-    conversation: Conversation = field(init=False)
+    conversation: protocol.Conversation = field(init=False)
     viewer: Viewer | None = field(default=None, init=False)
     token: str | None = field(default=None, init=False)
     _tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
@@ -174,7 +156,7 @@ class Connection:
     _over: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def __post_init__(self) -> None:
-        self.conversation = Conversation(most=self.sockets.bounds.operations)
+        self.conversation = protocol.Conversation(most=self.sockets.bounds.operations)
 
     async def serve(self) -> None:
         """Take in messages until the connection ends."""
@@ -184,7 +166,7 @@ class Connection:
         try:
             await asyncio.wait({receiving, over}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self.conversation.close(RESTART, "")
+            self.conversation.close(protocol.RESTART, "")
             tasks = [receiving, over, timing, *self._tasks.values(), *self._others]
             for task in tasks:
                 task.cancel()
@@ -199,7 +181,7 @@ class Connection:
             frame = message.get("bytes") or b"" if text is None else text
             if len(frame) > self.sockets.bounds.message:
                 most = f"{self.sockets.bounds.message:,}"
-                await self.close(TOO_BIG, f"A message has at most {most} bytes")
+                await self.close(protocol.TOO_BIG, f"A message has at most {most} bytes")
             else:
                 await self.do(self.conversation.received(frame))
 
@@ -211,16 +193,16 @@ class Connection:
         """End every operation and the connection."""
         await self.do(self.conversation.close(code, reason))
 
-    async def do(self, actions: Sequence[Action]) -> None:
+    async def do(self, actions: Sequence[protocol.Action]) -> None:
         """Do what the conversation decided."""
         for action in actions:
-            if isinstance(action, Send):
+            if isinstance(action, protocol.Send):
                 await self._send(action.message)
-            elif isinstance(action, Close):
+            elif isinstance(action, protocol.Close):
                 await self._close(action)
-            elif isinstance(action, Admit):
+            elif isinstance(action, protocol.Admit):
                 await self._admit(action.payload)
-            elif isinstance(action, Start):
+            elif isinstance(action, protocol.Start):
                 self._tasks[action.serial] = asyncio.create_task(self._run(action))
             else:
                 self._stop(action.serial)
@@ -231,7 +213,7 @@ class Connection:
         with suppress(WebSocketDisconnect, RuntimeError):
             await self.websocket.send_text(text)
 
-    async def _close(self, action: Close) -> None:
+    async def _close(self, action: protocol.Close) -> None:
         with (
             suppress(WebSocketDisconnect, RuntimeError),
             anyio.move_on_after(self.sockets.bounds.close_seconds),
@@ -256,7 +238,7 @@ class Connection:
         else:
             await self.do(self.conversation.admitted())
 
-    async def _run(self, start: Start) -> None:
+    async def _run(self, start: protocol.Start) -> None:
         """Run one operation to its end."""
         serial = start.serial
         try:
@@ -288,7 +270,7 @@ class Connection:
             if since < last:
                 listening.on_lost(listening.position)
 
-    async def _answers(self, start: Start) -> AsyncGenerator[Mapping[str, Any], None]:
+    async def _answers(self, start: protocol.Start) -> AsyncGenerator[Mapping[str, Any], None]:
         ready = await asyncio.to_thread(self.sockets.schemas.current)
         bounds = self.sockets.bounds
         found = await asyncio.to_thread(checked, ready, start.query, start.operation, bounds.shape)
@@ -328,7 +310,9 @@ class Connection:
             position=position,
         )
         failed = self.conversation.failed(serial, errors_of(error))
-        closed = self.conversation.close(OVERLOADED, too_slow(error.name, position))
+        closed = self.conversation.close(
+            protocol.OVERLOADED, protocol.too_slow(error.name, position)
+        )
         # A message that waits for the client to read was not sent, and the position is before it.
         for each in list(self._tasks):
             self._stop(each)

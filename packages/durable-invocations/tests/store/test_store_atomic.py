@@ -5,9 +5,8 @@ import sys
 
 import pytest
 import sqlalchemy as sa
-from desk import FIRST, SERVICES, TABLES, Desk, DiedError, dying, value
+from desk import FIRST, SERVICES, TABLES, Desk, DiedError, awakeable_of, dying, submission, value
 
-from durable_invocations.protocol import awakeables, ids
 from durable_invocations.protocol.frames import frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.store import operations as op
@@ -48,8 +47,8 @@ def a_call_of_a_key_that_is_taken(desk):
 
 def a_delayed_call(desk):
     at = desk.now + 1_000
-    asked = pb.OneWayCallEntryMessage(service_name="Plain", handler_name="go", invoke_time=at)
-    return commit(desk.begun(), 1, asked)
+    later = pb.OneWayCallEntryMessage(service_name="Plain", handler_name="go", invoke_time=at)
+    return commit(desk.begun(), 1, later)
 
 
 def a_sleep(desk):
@@ -62,20 +61,19 @@ def a_state_that_is_set(desk):
 
 def a_promise_that_is_waited_for(desk):
     awaiting(desk, "Signup/me/run", pb.GetPromiseEntryMessage(key="mail"))
-    asked = pb.CompletePromiseEntryMessage(key="mail", completion_value=b"ok")
-    return commit(desk.begun("Signup/me/poke"), 1, asked)
+    completes = pb.CompletePromiseEntryMessage(key="mail", completion_value=b"ok")
+    return commit(desk.begun("Signup/me/poke"), 1, completes)
 
 
 def an_awakeable_that_is_waited_for(desk):
     mine = awaiting(desk, "Plain/go", pb.AwakeableEntryMessage())
-    id_ = awakeables.awakeable_id(ids.parsed(mine.id), 1)
-    return commit(desk.begun(), 1, pb.CompleteAwakeableEntryMessage(id=id_, value=b"v"))
+    completes = pb.CompleteAwakeableEntryMessage(id=awakeable_of(mine, 1), value=b"v")
+    return commit(desk.begun(), 1, completes)
 
 
 def an_awakeable_that_came_early(desk):
     mine = desk.begun()
-    id_ = awakeables.awakeable_id(ids.parsed(mine.id), 1)
-    desk.do(op.CompleteAwakeable(awakeable=id_, result=value(b"v")))
+    desk.do(op.CompleteAwakeable(awakeable=awakeable_of(mine, 1), result=value(b"v")))
     return commit(mine, 1, pb.AwakeableEntryMessage())
 
 
@@ -107,8 +105,7 @@ def what_is_due(desk):
 
 
 def a_submission(desk):
-    id_ = ids.shown(ids.new_id())
-    return op.Submit(id=id_, service="Cart", handler="add", key="k", idempotency_key="a")
+    return submission("Cart/k/add", idempotency_key="a")
 
 
 def a_claim(desk):

@@ -2,7 +2,7 @@
 
 import pytest
 import sqlalchemy as sa
-from desk import CANCELED, value
+from desk import CANCELED, awakeable_of, value
 
 from durable_invocations.protocol import awakeables, ids
 from durable_invocations.protocol.failures import Failure
@@ -14,10 +14,6 @@ from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.outcomes import Committed, Done, Refused
 
 NOBODY = ids.shown(bytes(16))
-
-
-def awakeable_of(claimed, index):
-    return awakeables.awakeable_id(ids.parsed(claimed.id), index)
 
 
 def call(path, *, of=pb.CallEntryMessage, **more):

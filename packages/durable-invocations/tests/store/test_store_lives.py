@@ -4,9 +4,9 @@ from contextlib import contextmanager
 
 import pytest
 import sqlalchemy as sa
-from desk import ERROR, FIRST, SERVICES, TABLES, value
+from desk import ERROR, FIRST, SERVICES, TABLES, awakeable_of, submission, value
 
-from durable_invocations.protocol import awakeables, ids
+from durable_invocations.protocol import ids
 from durable_invocations.protocol.failures import ErrorReport, Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import HandlerKind, ServiceKind
@@ -41,11 +41,8 @@ def test_an_idempotency_key_is_of_a_handler_and_a_key(desk):
 
 
 def test_submissions_of_one_transaction_share_an_idempotency_key(desk):
-    asked = [
-        op.Submit(id=ids.shown(ids.new_id()), service="Plain", handler="go", idempotency_key=key)
-        for key in ("a", "a", "b", None, None)
-    ]
-    outcomes, changes = desk.store.run(asked)
+    keys = ("a", "a", "b", None, None)
+    outcomes, changes = desk.store.run([submission(idempotency_key=key) for key in keys])
     assert [each.is_new for each in outcomes] == [True, False, True, True, True]
     assert outcomes[1].id == outcomes[0].id
     assert changes.ready
@@ -101,11 +98,7 @@ def test_exclusive_invocations_of_a_key_go_one_by_one_in_order(desk):
 
 
 def test_exclusive_submissions_of_one_transaction_keep_their_order(desk):
-    asked = [
-        op.Submit(id=ids.shown(ids.new_id()), service="Cart", handler="add", key=key)
-        for key in "kklk"
-    ]
-    outcomes, _ = desk.store.run(asked)
+    outcomes, _ = desk.store.run([submission(f"Cart/{key}/add") for key in "kklk"])
     order = []
     while claimed := desk.claim():
         order += [each.id for each in claimed if each.key == "k"]
@@ -115,8 +108,7 @@ def test_exclusive_submissions_of_one_transaction_keep_their_order(desk):
 
 
 def test_a_submission_that_is_repeated_holds_up_no_others_of_its_key(desk):
-    first = op.Submit(id=ids.shown(ids.new_id()), service="Cart", handler="add", key="k")
-    second = op.Submit(id=ids.shown(ids.new_id()), service="Cart", handler="add", key="k")
+    first, second = submission("Cart/k/add"), submission("Cart/k/add")
     desk.do(first)
     (mine,) = desk.claim()
     desk.finish(mine)
@@ -381,8 +373,7 @@ def test_only_what_has_ended_is_forgotten(desk):
 def test_a_workflow_is_forgotten_with_its_state_and_promises(desk):
     run = desk.begun("Signup/me/run")
     desk.commit(run, pb.SetStateEntryMessage(key=b"n", value=b"1"))
-    asked = pb.CompletePromiseEntryMessage(key="mail", completion_value=b"ok")
-    desk.commit(run, asked)
+    desk.commit(run, pb.CompletePromiseEntryMessage(key="mail", completion_value=b"ok"))
     desk.finish(run)
     desk.do(op.Purge(id=run.id))
     assert desk.store.state("Signup", "me") == {}
@@ -418,17 +409,16 @@ def test_ended_invocations_are_kept_for_a_day_and_forgotten_in_portions(desk):
 
 
 def test_nothing_is_left_of_what_is_forgotten(desk, engine):
-    asked = pb.CallEntryMessage(service_name="Plain", handler_name="go")
+    call = pb.CallEntryMessage(service_name="Plain", handler_name="go")
     mine = desk.begun("Signup/me/run")
     for message in (
-        *(asked, pb.GetPromiseEntryMessage(key="mail"), pb.AwakeableEntryMessage()),
+        *(call, pb.GetPromiseEntryMessage(key="mail"), pb.AwakeableEntryMessage()),
         pb.SleepEntryMessage(wake_up_time=desk.now + 1_000),
         pb.AttachInvocationEntryMessage(invocation_id=desk.submit("Cart/k/add").id),
         pb.SetStateEntryMessage(key=b"n", value=b"1"),
     ):
         desk.commit(mine, message)
-    early = awakeables.awakeable_id(ids.parsed(mine.id), 9)
-    desk.do(op.CompleteAwakeable(awakeable=early, result=value(b"v")))
+    desk.do(op.CompleteAwakeable(awakeable=awakeable_of(mine, 9), result=value(b"v")))
     for each in desk.store.invocations():
         desk.do(op.Kill(id=each.id))
     for each in desk.store.invocations():

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 import sqlalchemy as sa
-from desk import Desk, value
+from desk import Desk, awakeable_of, value
 
-from durable_invocations.protocol import awakeables, ids
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.lives.claiming import MOST_EAGER
@@ -67,8 +66,7 @@ def test_every_operation_finds_its_rows_by_an_index(plans):
     ):
         assert not hasattr(desk.commit(mine, message), "code"), message
     desk.suspend(mine, 2, 4)
-    id_ = awakeables.awakeable_id(ids.parsed(mine.id), 2)
-    desk.do(op.CompleteAwakeable(awakeable=id_, result=value(b"v")))
+    desk.do(op.CompleteAwakeable(awakeable=awakeable_of(mine, 2), result=value(b"v")))
     desk.watch.move(1)
     desk.fire()
     for operation in (

@@ -8,9 +8,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from desk import FIRST, SERVICES, Desk, value
+from desk import FIRST, SERVICES, Desk, awakeable_of, submission, value
 
-from durable_invocations.protocol import awakeables, ids
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import Mode, ServiceKind
@@ -30,9 +29,7 @@ def test_a_completion_reaches_whoever_drives_the_invocation(desk, other):
     for each in (mine, theirs):
         (desk if each is mine else other).commit(each, pb.AwakeableEntryMessage())
     asked = [
-        op.CompleteAwakeable(
-            awakeable=awakeables.awakeable_id(ids.parsed(each.id), 1), result=value(b"v")
-        )
+        op.CompleteAwakeable(awakeable=awakeable_of(each, 1), result=value(b"v"))
         for each in (mine, theirs)
     ]
     _, changes = desk.store.run(asked)
@@ -48,12 +45,10 @@ def test_a_completion_reaches_whoever_drives_the_invocation(desk, other):
 
 def test_the_ends_and_delays_of_a_transaction_are_told(desk):
     mine = desk.begun()
-    late = op.Submit(id=ids.shown(ids.new_id()), service="Plain", handler="go", at=desk.now + 9_000)
-    _, changes = desk.store.run([late])
+    _, changes = desk.store.run([submission(at=desk.now + 9_000)])
     assert changes == Changes(next_at=desk.now + 9_000)
     desk.commit(mine, pb.OutputEntryMessage(value=b"out"))
-    asked = [op.Finish(id=mine.id, fence=mine.fence)]
-    _, changes = desk.store.run(asked)
+    _, changes = desk.store.run([op.Finish(id=mine.id, fence=mine.fence)])
     assert changes == Changes(ended={mine.id: value(b"out")})
 
 
@@ -61,9 +56,8 @@ def test_a_runtime_whose_beat_stands_still_loses_what_it_drives(desk, other):
     assert [desk.do(op.Beat(owner="one")) for _ in range(2)] == [1, 2]
     other.do(op.Beat(owner="two"))
     mine, theirs = desk.begun(), other.begun()
-    asked = (op.CompleteAwakeable, awakeables.awakeable_id(ids.parsed(mine.id), 1))
     desk.commit(mine, pb.AwakeableEntryMessage())
-    other.do(asked[0](awakeable=asked[1], result=value(b"v")))
+    other.do(op.CompleteAwakeable(awakeable=awakeable_of(mine, 1), result=value(b"v")))
     assert other.do(op.Recover(beats=(("one", 1),))) == 0
     assert other.store.beats() == {"one": 2, "two": 1}
     assert other.do(op.Recover(beats=(("one", 2), ("three", 0)))) == 1
@@ -82,10 +76,8 @@ def test_a_runtime_whose_beat_stands_still_loses_what_it_drives(desk, other):
 
 def test_two_runtimes_claim_side_by_side_each_once(desk, other, engine):
     count = 60
-    asked = [
-        op.Submit(id=ids.shown(ids.new_id()), service="Plain", handler="go") for _ in range(count)
-    ]
-    desk.store.run(asked)
+    submitted = [submission() for _ in range(count)]
+    desk.store.run(submitted)
     found: dict[str, list[str]] = {"one": [], "two": []}
 
     def work(desk_):
@@ -99,7 +91,7 @@ def test_two_runtimes_claim_side_by_side_each_once(desk, other, engine):
         each.start()
     for each in threads:
         each.join()
-    assert sorted([*found["one"], *found["two"]]) == sorted(each.id for each in asked)
+    assert sorted([*found["one"], *found["two"]]) == sorted(each.id for each in submitted)
     assert desk.store.counts() == {Status.COMPLETED: count}
 
 
@@ -217,10 +209,7 @@ def test_a_look_says_what_there_is_to_do(desk):
 def test_thousands_of_suspended_invocations_are_only_rows(engine, watch):
     desk = Desk(engine, watch)
     count = 2_000 if engine.dialect.name == "sqlite" else 200
-    asked = [
-        op.Submit(id=ids.shown(ids.new_id()), service="Plain", handler="go") for _ in range(count)
-    ]
-    desk.store.run(asked)
+    desk.store.run([submission() for _ in range(count)])
     until = desk.now + 60_000
     sleep = pb.SleepEntryMessage(wake_up_time=until)
     sleep_frame = desk.frame(sleep)

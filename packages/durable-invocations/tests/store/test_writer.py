@@ -4,10 +4,9 @@ import asyncio
 import threading
 
 import pytest
-from desk import SERVICES, Desk, value
+from desk import SERVICES, Desk, submission, value
 
 from durable_invocations.errors import UnavailableError
-from durable_invocations.protocol import ids
 from durable_invocations.protocol.frames import frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.store import operations as op
@@ -43,10 +42,6 @@ def gate(desk):
     return Gate(desk.store)
 
 
-def submit():
-    return op.Submit(id=ids.shown(ids.new_id()), service="Plain", handler="go")
-
-
 def awaited(gate, asked, *, patience=5.0):
     """The outcomes of operations that are asked for while the writer is busy, and the changes."""
     told = []
@@ -65,7 +60,7 @@ def awaited(gate, asked, *, patience=5.0):
 
 
 def test_what_is_asked_for_meanwhile_shares_a_transaction(gate, desk):
-    asked = [submit() for _ in range(40)]
+    asked = [submission() for _ in range(40)]
     outcomes, told = awaited(gate, asked)
     assert outcomes == [Submitted(id=each.id, is_new=True) for each in asked]
     assert len(gate.groups) <= 2
@@ -83,7 +78,7 @@ def test_the_order_of_an_attempt_is_kept_in_a_transaction(gate, desk):
         for at, each in enumerate([*runs, output], start=1)
     ]
     finish = op.Finish(id=mine.id, fence=mine.fence)
-    outcomes, told = awaited(gate, [*asked, finish, submit(), op.Claim(owner="one", most=5)])
+    outcomes, told = awaited(gate, [*asked, finish, submission(), op.Claim(owner="one", most=5)])
     assert [each.index for each in outcomes[:4]] == [1, 2, 3, 4]
     assert outcomes[4] == Done()
     # What was submitted in the transaction is claimed in it.
@@ -93,7 +88,7 @@ def test_the_order_of_an_attempt_is_kept_in_a_transaction(gate, desk):
 
 
 def test_an_operation_that_fails_fails_alone(gate, desk):
-    good = [submit(), submit()]
+    good = [submission(), submission()]
     outcomes, _ = awaited(gate, [good[0], op.Cancel(id="poison"), op.Cancel(id="x"), good[1]])
     assert [outcomes[at].is_new for at in (0, 3)] == [True, True]
     assert isinstance(outcomes[1], ValueError)
@@ -103,7 +98,7 @@ def test_an_operation_that_fails_fails_alone(gate, desk):
 
 def test_a_database_that_was_away_is_tried_again(gate, desk):
     gate.failures = [UnavailableError("away"), UnavailableError("away")]
-    asked = submit()
+    asked = submission()
     outcomes, told = awaited(gate, [asked])
     assert outcomes == [Submitted(id=asked.id, is_new=True)]
     assert told[0].uncertain
@@ -112,7 +107,7 @@ def test_a_database_that_was_away_is_tried_again(gate, desk):
 
 def test_a_transaction_whose_commit_was_lost_is_done_once(gate, desk):
     """The database did it, and its answer did not arrive."""
-    asked = submit()
+    asked = submission()
     run = desk.store.run
 
     def lost(operations):
@@ -129,13 +124,13 @@ def test_a_transaction_whose_commit_was_lost_is_done_once(gate, desk):
 
 def test_a_database_that_stays_away_is_an_error(gate):
     gate.failures = [UnavailableError("away")] * 2
-    (error,), told = awaited(gate, [submit()], patience=0.0)
+    (error,), told = awaited(gate, [submission()], patience=0.0)
     assert isinstance(error, UnavailableError)
     assert told == []
 
 
 async def test_who_stops_waiting_does_not_undo_it(gate, desk):
-    asked = submit()
+    asked = submission()
 
     async with Writer(gate, lambda _: None) as writer:
         future = writer.do(asked)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import sqlalchemy as sa
 from watches import Watch
 
-from durable_invocations.protocol import ids
+from durable_invocations.protocol import awakeables, ids
 from durable_invocations.protocol.failures import ErrorReport, Failure
 from durable_invocations.protocol.frames import frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
@@ -38,6 +38,17 @@ ERROR = ErrorReport(code=500, message="broke", description="in line 1")
 
 def value(data):
     return Value(value=data)
+
+
+def awakeable_of(claimed, index):
+    return awakeables.awakeable_id(ids.parsed(claimed.id), index)
+
+
+def submission(path="Plain/go", **more):
+    """What submits by `Service/handler` or `Service/key/handler`."""
+    service, *key, handler = path.split("/")
+    named = {"id": ids.shown(ids.new_id()), "service": service, "handler": handler}
+    return op.Submit(key="".join(key), **(named | more))
 
 
 class DiedError(BaseException):
@@ -79,10 +90,8 @@ class Desk:
         return int(self.watch().timestamp() * 1_000)
 
     def submit(self, path="Plain/go", argument=b"", **more):
-        """Submit by `Service/handler` or `Service/key/handler`; the outcome."""
-        service, *key, handler = path.split("/")
-        asked = {"id": ids.shown(ids.new_id()), "service": service, "handler": handler} | more
-        return self.do(op.Submit(key="".join(key), argument=argument, **asked))
+        """Submit as `submission` says; the outcome."""
+        return self.do(submission(path, argument=argument, **more))
 
     def claim(self, most=10, owner=None, **more):
         return self.do(op.Claim(owner=owner or self.owner, most=most, **more))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from iscp_dagster.model.batch import BatchRecord, Case, Phase, Range, Step
+from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.moment import Moment
@@ -23,6 +24,8 @@ class Iteration:
     from_: Moment
     to: Moment
     priority: int = 0
+    waits_long: bool = False
+    """Whether all of its jobs may wait long for what they call: it takes no place of others."""
 
     def __post_init__(self) -> None:
         _ = self.range
@@ -46,6 +49,7 @@ class Iteration:
             from_=jobs[0].watermark,
             to=to,
             priority=max(job.priority for job in jobs),
+            waits_long=all(iterates_alone(job) for job in jobs),
         )
 
     @property
@@ -63,6 +67,11 @@ class Iteration:
         for key in self.jobs:
             found.setdefault(key.tenant, []).append(key)
         return found
+
+
+def iterates_alone(job: Job) -> bool:
+    """Whether its iterations may wait for others for long, and so share no scan."""
+    return consumer_kind(job.spec.detail.consumer.type).iterates_alone
 
 
 def waiting(jobs: Iterable[Job]) -> tuple[Iteration, ...]:

@@ -90,13 +90,14 @@ def _raised(outcomes: Mapping[JobKey, Any], claim: Claim) -> Any:
     return outcome
 
 
-def over(*keys: JobKey, start: int = -1, to: int = 5) -> Iteration:
+def over(*keys: JobKey, start: int = -1, to: int = 5, waits_long: bool = False) -> Iteration:
     return Iteration(
         table_id=keys[0].table_id,
         tenants=frozenset(k.tenant for k in keys),
         jobs=keys,
         from_=moment(start),
         to=moment(to),
+        waits_long=waits_long,
     )
 
 

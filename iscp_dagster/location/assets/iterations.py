@@ -13,7 +13,7 @@ from dagster import AssetExecutionContext, DagsterInstance, DagsterRun, Failure
 
 from iscp_dagster.delta.feed import Feed
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.joblog.iterations import Failed, Iteration
+from iscp_dagster.joblog.iterations import Failed, Iteration, iterates_alone
 from iscp_dagster.location.executor import nameless
 from iscp_dagster.location.internals import PARENT_RUN_ID_TAG, ROOT_RUN_ID_TAG
 from iscp_dagster.model.consumers.kinds import consumer_kind
@@ -27,7 +27,6 @@ from iscp_dagster.planning.effective import effective, flush_jobs
 from iscp_dagster.planning.joining import Due, bounded, joined, parts
 from iscp_dagster.planning.newcomers import begun_before, reached
 from iscp_dagster.planning.table_problems import check_sole
-from iscp_dagster.planning.triggers.plan import iterates_alone
 from iscp_dagster.runs.named import DISPATCH_TAG, is_first, names_of, runs_named
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import iterate

@@ -8,15 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 
-from dagster import (
-    DagsterInstance,
-    DefaultSensorStatus,
-    RunRequest,
-    SensorDefinition,
-    SensorEvaluationContext,
-    SensorResult,
-    sensor,
-)
+import dagster as dg
 
 from iscp_dagster.joblog.sql.statements import portions
 from iscp_dagster.location.assets.iteration_job import Startable
@@ -35,7 +27,6 @@ from iscp_dagster.location.names import (
 )
 from iscp_dagster.location.sensor.recovery import Ours, Recovery
 from iscp_dagster.location.sensor.trial import by_hand, is_trial, missing_partitions, trial_look
-from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.look import Dispatch, Look
 from iscp_dagster.planning.reporter import Reporter
@@ -74,7 +65,7 @@ class Lookout:
     _turn: int = 0
     """Counts the ticks; a newer tick ends the waiting of earlier ones."""
 
-    def looks(self, context: SensorEvaluationContext) -> Iterator[Look]:
+    def looks(self, context: dg.SensorEvaluationContext) -> Iterator[Look]:
         """Yield the looks of one tick until one finds something; only the last one counts.
 
         Only one look if the daemon gives sensors no threads: the other sensors would have to wait.
@@ -93,19 +84,19 @@ class Lookout:
                 return
 
     @contextmanager
-    def reporter(self, context: SensorEvaluationContext) -> Iterator[Reporter]:
+    def reporter(self, context: dg.SensorEvaluationContext) -> Iterator[Reporter]:
         """Yield a reporter of the looks so far; no look is taken meanwhile."""
         with self._lock:
             _, runner = self._kept(context)
             yield Reporter(runner)
 
-    def _look(self, context: SensorEvaluationContext, cursor: str | None) -> Look:
+    def _look(self, context: dg.SensorEvaluationContext, cursor: str | None) -> Look:
         with self._lock:
             recovery, runner = self._kept(context)
             recovery.look(context.instance)
             return runner.look(cursor)
 
-    def _kept(self, context: SensorEvaluationContext) -> tuple[Recovery, Runner]:
+    def _kept(self, context: dg.SensorEvaluationContext) -> tuple[Recovery, Runner]:
         if self._begun is None:
             deployment: Deployment = context.resources.iscp.deployment()
             origin = context.code_location_origin
@@ -143,19 +134,19 @@ class Lookout:
             return runner.has_new_commit() or (events and runner.has_new_event())
 
 
-def runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> SensorDefinition:
+def runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> dg.SensorDefinition:
     """The sensor that finds new commits and requests runs for what is due."""
 
-    @sensor(
+    @dg.sensor(
         name=RUNNER,
         jobs=jobs,
         # Every round of the daemon may begin a tick: a tick that finds nothing waits by itself.
         minimum_interval_seconds=max(1, min(int(lookout.scan_seconds), ROUND_SECONDS - 1)),
-        default_status=DefaultSensorStatus.RUNNING,
+        default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={"iscp"},
         description="Finds new commits in the source tables and brings their indexes in step.",
     )
-    def iscp_runner(context: SensorEvaluationContext) -> SensorResult:
+    def iscp_runner(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         if is_trial(context):
             return _tried(context, lookout.sources)
         for each in lookout.looks(context):
@@ -164,7 +155,7 @@ def runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> SensorDefiniti
         for line in _told(look):
             context.log.warning(line)
         add_partitions(context.instance, lookout.sources, _dispatched(look))
-        return SensorResult(
+        return dg.SensorResult(
             run_requests=[run_request(dispatch) for dispatch in look.dispatches],
             skip_reason=None if look.dispatches else _reason(look),
             cursor=look.cursor,
@@ -173,10 +164,10 @@ def runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> SensorDefiniti
     return iscp_runner
 
 
-def _tried(context: SensorEvaluationContext, sources: Sequence[SourceTable]) -> SensorResult:
+def _tried(context: dg.SensorEvaluationContext, sources: Sequence[SourceTable]) -> dg.SensorResult:
     """What a tick would request now; the cursor stays, since a trial changes nothing."""
     look = trial_look(context.resources.iscp.deployment(), sources, context.cursor)
-    return SensorResult(
+    return dg.SensorResult(
         run_requests=[by_hand(run_request(dispatch)) for dispatch in look.dispatches],
         skip_reason=None if look.dispatches else _reason(look),
         cursor=context.cursor,
@@ -184,14 +175,13 @@ def _tried(context: SensorEvaluationContext, sources: Sequence[SourceTable]) -> 
     )
 
 
-def run_request(dispatch: Dispatch) -> RunRequest:
+def run_request(dispatch: Dispatch) -> dg.RunRequest:
     """One run for the iteration; for a single tenant it selects what is declared as assets."""
     iteration, source = dispatch.iteration, dispatch.source
     tenant, *others = sorted(iteration.tenants)
     names = {key.job_name for key in iteration.jobs}
     of = {TENANTS_TAG: str(len(iteration.tenants))} if others else {TENANT_TAG: tenant}
-    alone = (each for each in source.consumers if consumer_kind(each.kind).iterates_alone)
-    if names <= {each.name for each in alone}:
+    if iteration.waits_long:
         of[SERVICES_TAG] = dispatch.name if others else tenant
     tags = {
         DISPATCH_TAG: dispatch.name,
@@ -203,8 +193,8 @@ def run_request(dispatch: Dispatch) -> RunRequest:
     }
     selected = [job_key(source, each.name) for each in source.consumers if each.name in names]
     if others or not selected:
-        return RunRequest(run_key=dispatch.name, job_name=tenants_job_name(source), tags=tags)
-    return RunRequest(
+        return dg.RunRequest(run_key=dispatch.name, job_name=tenants_job_name(source), tags=tags)
+    return dg.RunRequest(
         run_key=dispatch.name,
         job_name=sync_job_name(source),
         partition_key=tenant,
@@ -216,7 +206,9 @@ def run_request(dispatch: Dispatch) -> RunRequest:
 
 
 def add_partitions(
-    instance: DagsterInstance, sources: Sequence[SourceTable], present: Mapping[str, Sequence[str]]
+    instance: dg.DagsterInstance,
+    sources: Sequence[SourceTable],
+    present: Mapping[str, Sequence[str]],
 ) -> None:
     """Make every tenant a partition. Idempotent."""
     for source in sources:
@@ -251,7 +243,7 @@ def _reason(look: Look) -> str:
     return "\n".join(lines) or "Every index is in step, or its iteration is under way."
 
 
-def is_on(context: SensorEvaluationContext) -> bool:
+def is_on(context: dg.SensorEvaluationContext) -> bool:
     """Whether nobody switched the sensor off since its tick began."""
     origin = context.code_location_origin
     return all(

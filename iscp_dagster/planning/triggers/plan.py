@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from itertools import groupby
 
-from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.joblog.iterations import Iteration, iterates_alone
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.sharding import shard_of
 from iscp_dagster.model.errors import ConfigError
@@ -195,11 +195,6 @@ def _is_begun_at_a_commit(job: Job) -> bool:
     """Whether its watermark is where it begins, and its first iteration is still to come."""
     early = consumer_kind(job.spec.detail.consumer.type).begins_before_first_commit
     return early and job.status.start_at is None
-
-
-def iterates_alone(job: Job) -> bool:
-    """Whether its iterations may wait for others for long, and so share no scan."""
-    return consumer_kind(job.spec.detail.consumer.type).iterates_alone
 
 
 def version_of(job: Job) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -16,8 +16,10 @@ from places import DOCS
 from tables import Table
 
 from iscp_dagster import Mirror
-from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.joblog.iterations import Failed, Iteration
 from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.location.names import SERVICES_TAG
+from iscp_dagster.location.sensor.runner import run_request
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.model.errors import UnavailableError
@@ -25,6 +27,7 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
+from iscp_dagster.planning.look import Dispatch
 from iscp_dagster.upkeep.comparison import compared
 
 PAGE = DOCS / "custom-consumers.md"
@@ -355,6 +358,15 @@ def installed(tmp_path, monkeypatch):
     consumer_kind.cache_clear()
 
 
+def is_tagged_as_slow(table, job):
+    """Whether the job's run takes one of the few places of runs that wait for others."""
+    iteration = Iteration.of([job], replace(job.watermark, version=99))
+    return (
+        SERVICES_TAG
+        in run_request(Dispatch(source=table.source, iteration=iteration, name="d")).tags
+    )
+
+
 @pytest.mark.usefixtures("installed")
 def test_a_fifth_kind_reads_every_image_in_order(spark_deployment, tmp_path):
     table, root = Table.make(spark_deployment, Mirror()), tmp_path / "trail"
@@ -362,6 +374,8 @@ def test_a_fifth_kind_reads_every_image_in_order(spark_deployment, tmp_path):
     table.insert(1, 2)
     register(table, "audit", job="trail", folder=str(root))
     table.follow()
+    tagged = {job.key.job_name: is_tagged_as_slow(table, job) for job in table.jobs()}
+    assert tagged == {"trail": True, "mirror": False}
     table.sql("UPDATE {t} SET name = 'once' WHERE id = 1")
     table.sql("UPDATE {t} SET name = 'twice' WHERE id = 1")
     table.sql("DELETE FROM {t} WHERE id = 2")

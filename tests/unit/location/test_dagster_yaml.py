@@ -19,14 +19,12 @@ from dagster._daemon.daemon import SpanMarker
 from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import (
     QueuedRunCoordinatorDaemon,
 )
+from logs import key, over
 from places import ROOT
 
 from iscp_dagster import Mirror, ServiceConsumer, SourceTable
-from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.location.names import TABLE_TAG
 from iscp_dagster.location.sensor.runner import run_request
-from iscp_dagster.model.jobs import JobKey
-from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.planning.look import Dispatch
 
 pytestmark = pytest.mark.slow
@@ -61,11 +59,8 @@ def queue(tmp_path, monkeypatch):
 
 
 def dispatch(source, tenants, job):
-    keys = [JobKey(tenant=tenant, table_id="t", job_name=job) for tenant in tenants]
-    to = Moment(1)
-    iteration = Iteration(
-        table_id="t", tenants=frozenset(tenants), jobs=tuple(keys), from_=START, to=to
-    )
+    services = {each.name for each in source.services}
+    iteration = over(*(key(job, tenant) for tenant in tenants), waits_long=job in services)
     return Dispatch(source=source, iteration=iteration, name=f"{job} of {min(tenants)}")
 
 

@@ -9,17 +9,17 @@ from datetime import timedelta
 from typing import ClassVar
 
 import sqlalchemy as sa
-from events import event
+from events import event, result
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from watches import Watch
 
 from iscp_dagster.joblog.sql.engine import open_engine
-from iscp_dagster.webhooks.answers import Answer, Outcome, Verdict
+from iscp_dagster.webhooks.answers import Outcome, Verdict
 from iscp_dagster.webhooks.history import Chosen
 from iscp_dagster.webhooks.outbox import Outbox
-from iscp_dagster.webhooks.recording import EndpointState, Result
+from iscp_dagster.webhooks.recording import EndpointState
 from iscp_dagster.webhooks.tables import OUTBOX, State
 from sql_transactions.engine import transaction
 
@@ -109,13 +109,8 @@ class OutboxMachine(RuleBasedStateMachine):
                 self.states[each.event_id] = verdict.value
             elif again is not None:
                 self.due[each.event_id] = again
-        return Result(
-            message=message,
-            answer=Answer(status=200 if verdict is Verdict.DELIVERED else 500),
-            outcome=Outcome(verdict=verdict, next_at=again),
-            at=self.watch(),
-            seconds=0.0,
-        )
+        outcome = Outcome(verdict=verdict, next_at=again)
+        return result(self.outbox, message, outcome, 200 if verdict is Verdict.DELIVERED else 500)
 
     @rule(room=st.integers(1, 4))
     def die(self, room):

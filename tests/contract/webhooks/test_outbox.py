@@ -5,22 +5,14 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from events import event
+from events import DEAD, DELIVERED, again, event, put, result
 from watches import NOON
 
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.webhooks.answers import Answer, Change, Health, Outcome, Verdict
+from iscp_dagster.webhooks.answers import Change, Health
 from iscp_dagster.webhooks.history import Chosen
-from iscp_dagster.webhooks.recording import EndpointState, Result
+from iscp_dagster.webhooks.recording import EndpointState
 from sql_transactions.engine import transaction
-
-DELIVERED = Outcome(verdict=Verdict.DELIVERED)
-DEAD = Outcome(verdict=Verdict.DEAD)
-
-
-def put(outbox, *events):
-    with transaction(outbox.engine, writes=True) as connection:
-        outbox.put(connection, events)
 
 
 def claimed(outbox, *, room=10, busy=(), **batches):
@@ -40,22 +32,9 @@ def end(outbox, outcome, *ids, status=200, endpoint=None, **batches):
         for work in outbox.claim("alerts", room=100, busy=(), **batches)
         for message in work.messages
     }
-    results = [
-        Result(
-            message=messages[id_],
-            answer=Answer(status=status, text="said \0 so"),
-            outcome=outcome,
-            at=outbox.clock(),
-            seconds=0.25,
-        )
-        for id_ in ids
-    ]
+    results = [result(outbox, messages[id_], outcome, status, "said \0 so") for id_ in ids]
     known = outbox.endpoints().get("alerts", EndpointState(name="alerts"))
     outbox.record(endpoint or known, results)
-
-
-def again(outbox, seconds):
-    return Outcome(verdict=Verdict.AGAIN, next_at=outbox.clock() + timedelta(seconds=seconds))
 
 
 def test_a_failing_event_holds_back_its_own_key_alone(outbox, watch):
@@ -246,14 +225,7 @@ def test_who_puts_while_another_ends_the_event_before_leaves_no_key_without_a_ne
     def end_first():
         inserted.wait(30)
         work = outbox.claim("alerts", room=1, busy=())
-        result = Result(
-            message=work[0].messages[0],
-            answer=Answer(status=200),
-            outcome=DELIVERED,
-            at=outbox.clock(),
-            seconds=0.0,
-        )
-        outbox.record(EndpointState(name="alerts"), [result])
+        outbox.record(EndpointState(name="alerts"), [result(outbox, work[0].messages[0])])
         ended.set()
 
     threads = [threading.Thread(target=each) for each in (put_second, end_first)]

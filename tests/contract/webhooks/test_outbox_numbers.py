@@ -4,8 +4,8 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
-from events import event
-from test_outbox import DEAD, DELIVERED, again, claimed, end, put
+from events import DEAD, DELIVERED, again, event, put
+from test_outbox import claimed, end
 from watches import NOON
 
 from iscp_dagster import Changes, Endpoint, SourceTable, Trigger

@@ -1,14 +1,11 @@
 """What a sender asks for again and again goes through an index, whatever is pending."""
 
 import sqlalchemy as sa
-from events import event
+from events import event, put, result
 
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.joblog.sql.engine import open_engine
-from iscp_dagster.webhooks.answers import Answer, Outcome, Verdict
 from iscp_dagster.webhooks.outbox import Outbox
-from iscp_dagster.webhooks.recording import Result
-from sql_transactions.engine import transaction
 
 
 def test_no_statement_of_a_sender_or_a_trigger_goes_through_the_outbox(tmp_path):
@@ -22,22 +19,14 @@ def test_no_statement_of_a_sender_or_a_trigger_goes_through_the_outbox(tmp_path)
             asked[statement] = parameters
 
     for some in ([event(1), event(2)], [event(2), event(3, key="2")]):
-        with transaction(outbox.engine, writes=True) as connection:
-            outbox.put(connection, some)
+        put(outbox, *some)
     outbox.hold(["alerts"], "one", 60)
     outbox.look(["alerts"])
     outbox.claim("alerts", room=3, busy=["other"], size=2, batch_id=IdScheme().batch_id)
     (batch, *_) = outbox.claim("alerts", room=3, busy=(), size=2, batch_id=IdScheme().batch_id)
     (work, *_) = outbox.claim("alerts", room=3, busy=())
     for each in (*batch.messages, *work.messages):
-        result = Result(
-            message=each,
-            answer=Answer(status=200),
-            outcome=Outcome(verdict=Verdict.DELIVERED),
-            at=outbox.clock(),
-            seconds=0.0,
-        )
-        outbox.record(outbox.endpoints()["alerts"], [result])
+        outbox.record(outbox.endpoints()["alerts"], [result(outbox, each)])
     outbox.resend("alarm-1")
     outbox.prune(outbox.clock())
     assert len(asked) > 12

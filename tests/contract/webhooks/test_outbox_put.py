@@ -2,17 +2,12 @@
 
 import pytest
 import sqlalchemy as sa
-from events import event
+from events import event, put
 
 from iscp_dagster.webhooks import putting
 from iscp_dagster.webhooks.pending import OutboxFullError
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, State
 from sql_transactions.engine import transaction
-
-
-def put(outbox, *events, **bounds):
-    with transaction(outbox.engine, writes=True) as connection:
-        outbox.put(connection, events, bounds=bounds)
 
 
 def held(outbox):

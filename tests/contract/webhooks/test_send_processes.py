@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from contextlib import asynccontextmanager
 
-from events import event
+from events import event, put
 from receiver import receiving, reply, until
 from standardwebhooks.webhooks import Webhook
 
@@ -18,7 +18,6 @@ from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.clock import utc_now
 from iscp_dagster.webhooks.history import Chosen
 from iscp_dagster.webhooks.outbox import Outbox
-from sql_transactions.engine import transaction
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 DECLARED = """
@@ -56,8 +55,7 @@ async def sending(folder, url, **environ):
 async def test_a_killed_sender_sends_only_what_was_not_recorded_again(tmp_path, record_property):
     outbox = Outbox(open_engine(f"sqlite:///{tmp_path}/log.db"), clock=utc_now)
     outbox.ensure()
-    with transaction(outbox.engine, writes=True) as connection:
-        outbox.put(connection, [event(number, key=number % KEYS) for number in range(EVENTS)])
+    put(outbox, *(event(number, key=number % KEYS) for number in range(EVENTS)))
     recorded: set[str] = set()
 
     async def slow(_):

@@ -9,12 +9,11 @@ import time
 from collections import Counter
 
 import pytest
-from events import event
+from events import event, put
 
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.webhooks.outbox import Outbox
-from sql_transactions.engine import transaction
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 DECLARED = """
@@ -92,7 +91,7 @@ def test_every_event_arrives_while_sender_and_receiver_are_killed(
     outbox = Outbox(open_engine(url))
     outbox.ensure()
     running = {name: start(name) for name in commands}
-    kills, put, end = 0, 0, time.monotonic() + SECONDS
+    kills, sent, end = 0, 0, time.monotonic() + SECONDS
 
     def delivered():
         assert time.monotonic() < end, outbox.counts()
@@ -100,12 +99,11 @@ def test_every_event_arrives_while_sender_and_receiver_are_killed(
 
     try:
         while delivered() < EVENTS:
-            some = range(put, min(put + 500, EVENTS))
-            with transaction(outbox.engine, writes=True) as connection:
-                outbox.put(connection, [event(n, key=n % KEYS) for n in some])
-            put = some.stop
+            some = range(sent, min(sent + 500, EVENTS))
+            put(outbox, *(event(n, key=n % KEYS) for n in some))
+            sent = some.stop
             # Both have come up, and something is under way.
-            goal = min(delivered() + chance.randint(1, 400), put)
+            goal = min(delivered() + chance.randint(1, 400), sent)
             while delivered() < goal:
                 time.sleep(0.02)
             victim = ("sender", "receiver")[kills % 2]

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import pytest
-from events import event
+from events import event, put
 from receiver import receiving, reply, until
 
 from iscp_dagster import Endpoint
@@ -17,7 +17,6 @@ from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.sending.posting import Poster
 from iscp_dagster.webhooks.sending.resolving import Resolver
 from iscp_dagster.webhooks.sending.sender import Pace, Sender
-from sql_transactions.engine import transaction
 
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 QUICK = Pace(look=0.01, record=0.002, lease=30.0, beat=0.05, away=0.02)
@@ -35,11 +34,6 @@ class Failing(Outbox):
         if self.away:
             raise UnavailableError("away")
         return super().writing()
-
-
-def put(outbox, *events):
-    with transaction(outbox.engine, writes=True) as connection:
-        outbox.put(connection, events)
 
 
 def sender(outbox, receiver, *, owner="one", pace=QUICK, **options):

@@ -6,7 +6,12 @@ from datetime import timedelta
 from watches import NOON
 
 from iscp_dagster.events.timestamps import SourceTimestamp
+from iscp_dagster.webhooks.answers import Answer, Outcome, Verdict
 from iscp_dagster.webhooks.pending import PendingEvent
+from iscp_dagster.webhooks.recording import Result
+from sql_transactions.engine import transaction
+
+DELIVERED, DEAD = Outcome(verdict=Verdict.DELIVERED), Outcome(verdict=Verdict.DEAD)
 
 
 def event(number, *, key=None, to=("alerts",), trigger="alarm", tenant="acme", type_="MATCH"):
@@ -23,3 +28,18 @@ def event(number, *, key=None, to=("alerts",), trigger="alarm", tenant="acme", t
         body=json.dumps({"event_id": f"{trigger}-{number}", "text": "Füße \0"}).encode(),
         endpoints=tuple(to),
     )
+
+
+def put(outbox, *events, **bounds):
+    with transaction(outbox.engine, writes=True) as connection:
+        outbox.put(connection, events, bounds=bounds)
+
+
+def again(outbox, seconds):
+    return Outcome(verdict=Verdict.AGAIN, next_at=outbox.clock() + timedelta(seconds=seconds))
+
+
+def result(outbox, message, outcome=DELIVERED, status=200, text=""):
+    """Return what came of an attempt that took a quarter of a second."""
+    answer = Answer(status=status, text=text)
+    return Result(message=message, answer=answer, outcome=outcome, at=outbox.clock(), seconds=0.25)

@@ -9,8 +9,8 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from commands import found, printed, run_command
-from events import event
+from commands import found, printed, refused, run_command
+from events import DEAD, DELIVERED, again, event, put, result
 from watches import NOON, Watch
 
 from iscp_dagster.api.outbox import Deliveries
@@ -19,9 +19,8 @@ from iscp_dagster.cli.checkup import endpoints
 from iscp_dagster.demo.receiver import Receiver
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.variables import HOME, LOG_URL
-from iscp_dagster.webhooks.answers import Answer, Health, Outcome, Verdict
+from iscp_dagster.webhooks.answers import Answer, Health
 from iscp_dagster.webhooks.outbox import Outbox
-from iscp_dagster.webhooks.recording import Result
 
 SECRET = f"whsec_{'A' * 32}"
 DECLARED = """
@@ -84,34 +83,13 @@ def iscp(assets, outbox, tmp_path, capsys, monkeypatch):
     return run
 
 
-def put(outbox, *events):
-    with outbox.writing() as connection:
-        outbox.put(connection, events)
-
-
 def attempt(outbox, status, outcome, text=""):
     """Answer all that is due, as a sender does."""
     outbox.hold(["alerts"], "sender", 60)
     work = outbox.claim("alerts", room=100, busy=())
-    results = [
-        Result(
-            message=message,
-            answer=Answer(status=status, text=text),
-            outcome=outcome,
-            at=outbox.clock(),
-            seconds=0.25,
-        )
-        for each in work
-        for message in each.messages
-    ]
+    messages = [message for each in work for message in each.messages]
+    results = [result(outbox, message, outcome, status, text) for message in messages]
     outbox.record(outbox.endpoints()["alerts"], results)
-
-
-def again(outbox, seconds):
-    return Outcome(verdict=Verdict.AGAIN, next_at=outbox.clock() + timedelta(seconds=seconds))
-
-
-DELIVERED, DEAD = Outcome(verdict=Verdict.DELIVERED), Outcome(verdict=Verdict.DEAD)
 
 
 def ids(iscp, *options):
@@ -177,8 +155,7 @@ def test_events_are_counted_whatever_the_limit_and_one_line_each_when_piped(iscp
     ],
 )
 def test_a_wrong_choice_is_one_message(iscp, options, told):
-    code, said = iscp("events", "list", *options)
-    assert code == 1
+    said = refused(iscp, "events", "list", *options)
     assert told in said
     assert len(said.splitlines()) == 1
 
@@ -216,18 +193,15 @@ def test_an_argument_that_is_no_utf_8_finds_nothing(iscp, outbox):
     put(outbox, event(1))
     assert ids(iscp, "--tenant", "\udcff") == []
     for verb in ("show", "resend"):
-        code, said = iscp("events", verb, "\udcff")
-        assert (code, len(said.splitlines())) == (1, 1)
+        said = refused(iscp, "events", verb, "\udcff")
+        assert len(said.splitlines()) == 1
         assert "There is no event" in said
 
 
 @pytest.mark.parametrize("verb", ["show", "resend"])
 def test_an_unknown_event_is_one_message(iscp, verb):
-    code, said = iscp("events", verb, "nothing")
-    assert (code, said) == (
-        1,
-        "iscp: There is no event 'nothing'; `iscp events list` shows those kept.\n",
-    )
+    said = refused(iscp, "events", verb, "nothing")
+    assert said == "iscp: There is no event 'nothing'; `iscp events list` shows those kept.\n"
 
 
 def test_a_dead_letter_is_sent_again_under_its_id(iscp, outbox):
@@ -340,15 +314,13 @@ def test_health_names_an_endpoint_that_has_been_failing_for_long(outbox, watch):
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "ping"])
 def test_an_unknown_endpoint_is_one_message(iscp, verb):
-    code, said = iscp("endpoint", verb, "alert")
-    assert code == 1
+    said = refused(iscp, "endpoint", verb, "alert")
     assert said == "iscp: There is no endpoint 'alert'; there are: alerts, spare.\n"
 
 
 def test_a_ping_shows_the_answer_and_fails_unless_it_is_accepted(iscp, receiver, outbox):
     outbox.pause("alerts")
-    code, said = iscp("endpoint", "ping", "alerts")
-    assert code == 1
+    said = refused(iscp, "endpoint", "ping", "alerts")
     assert "environment variable S is not set" in said
     iscp.environ |= {"S": SECRET, "T": f"whsec_{'B' * 32}"}
     assert iscp("endpoint", "ping", "alerts") == (0, "alerts: answered 204\n")

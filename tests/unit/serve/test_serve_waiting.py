@@ -45,51 +45,43 @@ def code(answer):
     return answer.status_code, answer.json()["errors"][0]["extensions"]["code"]
 
 
-def test_a_query_that_takes_too_long_is_answered_all_the_same(blocked, monkeypatch):
+async def test_a_query_that_takes_too_long_is_answered_all_the_same(blocked, monkeypatch):
     monkeypatch.setattr(graphql_http, "_GRACE_SECONDS", 0)
-
-    async def run():
-        async with client_of(blocked, caps=Caps(seconds=0.05)) as client:
-            return await client.post("/graphql", json=ASKED)
-
-    assert code(anyio.run(run)) == (504, "TIMEOUT")
+    async with client_of(blocked, caps=Caps(seconds=0.05)) as client:
+        answer = await client.post("/graphql", json=ASKED)
+    assert code(answer) == (504, "TIMEOUT")
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(blocked, monkeypatch):
+async def test_a_body_that_does_not_come_is_not_waited_for(blocked, monkeypatch):
     monkeypatch.setattr(graphql_http, "_BODY_SECONDS", 0.05)
 
     async def never():
         yield b"{"
         await anyio.sleep_forever()
 
-    async def run():
-        headers = {"Content-Type": "application/json"}
-        async with client_of(blocked) as client:
-            return await client.post("/graphql", content=never(), headers=headers)
-
-    assert code(anyio.run(run)) == (408, "REQUEST_TIMEOUT")
+    headers = {"Content-Type": "application/json"}
+    async with client_of(blocked) as client:
+        answer = await client.post("/graphql", content=never(), headers=headers)
+    assert code(answer) == (408, "REQUEST_TIMEOUT")
 
 
 @pytest.mark.parametrize(("asked", "bound"), [(2, {"patience": 0.05}), (3, {"waiting": 1})])
-def test_so_many_requests_wait_for_a_place_and_only_so_long(blocked, asked, bound):
+async def test_so_many_requests_wait_for_a_place_and_only_so_long(blocked, asked, bound):
     """The time of a request itself begins with the place."""
     answers = []
 
     async def ask(client):
         answers.append(await client.post("/graphql", json=ASKED))
 
-    async def run():
-        client = client_of(blocked, together=1, **bound)
-        async with client, anyio.create_task_group() as tasks:
-            for _ in range(asked):
-                tasks.start_soon(ask, client)
-            while not answers:  # noqa: ASYNC110 - an answer is no event
-                await anyio.sleep(0.01)
-            blocked.go.set()
-        async with client_of(blocked, together=1) as client:
-            await ask(client)
-
-    anyio.run(run)
+    client = client_of(blocked, together=1, **bound)
+    async with client, anyio.create_task_group() as tasks:
+        for _ in range(asked):
+            tasks.start_soon(ask, client)
+        while not answers:  # noqa: ASYNC110 - an answer is no event
+            await anyio.sleep(0.01)
+        blocked.go.set()
+    async with client_of(blocked, together=1) as client:
+        await ask(client)
     sent_away, *others = answers
     assert code(sent_away) == (503, "OVERLOADED")
     assert sent_away.headers["retry-after"] == "1"
@@ -97,17 +89,14 @@ def test_so_many_requests_wait_for_a_place_and_only_so_long(blocked, asked, boun
     assert [each.json() for each in others] == [{"data": {"_tables": []}}] * asked
 
 
-def test_many_requests_at_once_are_answered_one_after_the_other(blocked):
+async def test_many_requests_at_once_are_answered_one_after_the_other(blocked):
     answers = []
 
     async def ask(client):
         answers.append((await client.post("/graphql", json=ASKED)).status_code)
 
-    async def run():
-        blocked.go.set()
-        async with client_of(blocked) as client, anyio.create_task_group() as tasks:
-            for _ in range(500):
-                tasks.start_soon(ask, client)
-
-    anyio.run(run)
+    blocked.go.set()
+    async with client_of(blocked) as client, anyio.create_task_group() as tasks:
+        for _ in range(500):
+            tasks.start_soon(ask, client)
     assert answers == [200] * 500

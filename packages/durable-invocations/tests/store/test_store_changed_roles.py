@@ -38,12 +38,11 @@ def test_what_waits_at_a_handler_that_becomes_exclusive_goes_one_by_one(desk, de
     assert in_turn(desk) == [[first, other], [looks[0]], [looks[1]], [last]]
 
 
-def test_what_is_delayed_arrives_as_its_handler_is_by_then(desk, watch):
+def test_what_is_delayed_arrives_as_its_handler_is_by_then(desk):
     later = [desk.submit("Cart/k/look", at=desk.now + LATER).id for _ in range(2)]
     become(desk, look=EXCLUSIVE)
     assert desk.claim() == ()
-    watch.move(LATER / 1_000)
-    desk.fire()
+    desk.fire(LATER / 1_000)
     assert in_turn(desk) == [[later[0]], [later[1]]]
 
 

@@ -139,12 +139,10 @@ def test_a_sleep_ends_at_its_time(desk):
     assert desk.suspend(mine, 1) == Done()
     assert desk.status(mine.id) == "suspended"
     assert desk.store.invocation(mine.id).waits == (1,)
-    desk.watch.move(59)
-    fired = desk.fire()
+    fired = desk.fire(59)
     assert (fired.count, fired.next_at) == (0, until)
     assert desk.claim() == ()
-    desk.watch.move(1)
-    assert desk.fire().count == 1
+    assert desk.fire(1).count == 1
     assert desk.fire().count == 0
     (again,) = desk.claim()
     assert [each.completed for each in again.journal] == [False, True, True, False]
@@ -217,8 +215,7 @@ def test_a_one_way_call_begins_now_or_at_its_time(desk):
     assert len(desk.claim()) == 2
     later = desk.store.journal(mine.id)[3].child
     assert (desk.status(later), desk.store.invocation(later).next_at) == ("scheduled", at)
-    desk.watch.move(5)
-    assert desk.fire().count == 1
+    assert desk.fire(5).count == 1
     assert [each.id for each in desk.claim()] == [later]
 
 

@@ -90,8 +90,7 @@ def test_exclusive_invocations_of_a_key_go_one_by_one_in_order(desk):
         desk.commit(mine, pb.SleepEntryMessage(wake_up_time=desk.now + 1_000))
         desk.suspend(mine, 1)
         assert desk.claim() == ()
-        desk.watch.move(1)
-        desk.fire()
+        desk.fire(1)
         (mine,) = desk.claim()
         desk.finish(mine)
     assert desk.claim() == ()
@@ -124,8 +123,7 @@ def test_a_delayed_invocation_takes_its_place_when_it_is_due(desk):
     now = desk.submit("Cart/k/add").id
     (mine,) = desk.claim()
     assert mine.id == now
-    desk.watch.move(10)
-    assert desk.fire(most=1).next_at <= desk.now
+    assert desk.fire(10, most=1).next_at <= desk.now
     assert desk.fire().count == 1
     assert [desk.status(each) for each in (late, soon)] == ["inbox", "inbox"]
     desk.finish(mine)
@@ -137,8 +135,7 @@ def test_a_delayed_invocation_takes_its_place_when_it_is_due(desk):
 
 def test_two_delayed_invocations_of_a_key_that_are_due_at_once(desk):
     ids_ = [desk.submit("Cart/k/add", at=desk.now + 1_000).id for _ in range(2)]
-    desk.watch.move(1)
-    assert desk.fire().count == 2
+    assert desk.fire(1).count == 2
     for expected in ids_:
         (mine,) = desk.claim()
         assert mine.id == expected
@@ -273,8 +270,7 @@ def test_a_failed_attempt_is_tried_again_later(desk):
     assert (shown.status.label, shown.next_at) == ("backing off", desk.now + 2_000)
     assert (shown.error, shown.error_at) == (error, desk.now)
     assert desk.claim() == ()
-    desk.watch.move(2)
-    assert desk.fire().count == 1
+    assert desk.fire(2).count == 1
     (again,) = desk.claim()
     assert (again.retries, again.fence) == (1, 2)
     desk.fail(again)
@@ -299,8 +295,7 @@ def test_an_entry_that_is_stored_ends_the_count_of_failures_however_its_attempt_
     desk.commit(mine, pb.SleepEntryMessage(wake_up_time=desk.now + 1_000))
     if ends == "suspended":
         desk.suspend(mine, 1)
-        desk.watch.move(1)
-        desk.fire()
+        desk.fire(1)
     else:
         desk.do(op.Release(owner="one"))
     (mine,) = desk.claim()
@@ -337,8 +332,7 @@ def test_a_person_pauses_what_has_begun_and_completions_wait(desk):
     desk.commit(mine, pb.SleepEntryMessage(wake_up_time=desk.now + 500))
     desk.suspend(mine, 1)
     assert desk.do(op.Pause(id=waiting)) == Done()
-    desk.watch.move(0.5)
-    assert desk.fire().count == 1
+    assert desk.fire(0.5).count == 1
     assert desk.claim() == ()
     desk.do(op.Resume(id=waiting))
     (again,) = desk.claim()
@@ -441,8 +435,7 @@ def test_what_was_not_begun_ends_when_it_is_stopped(desk, way):
         assert desk.do(way(id=each)) == Done()
         assert desk.do(way(id=each)) == Done(changed=False)
         assert desk.result(each).code == 409
-    desk.watch.move(1)
-    assert desk.fire().count == 0
+    assert desk.fire(1).count == 0
     (mine,) = desk.claim()
     assert mine.id == first
     desk.finish(mine)

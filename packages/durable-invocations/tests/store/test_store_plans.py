@@ -67,8 +67,7 @@ def test_every_operation_finds_its_rows_by_an_index(plans):
         assert not hasattr(desk.commit(mine, message), "code"), message
     desk.suspend(mine, 2, 4)
     desk.do(op.CompleteAwakeable(awakeable=awakeable_of(mine, 2), result=value(b"v")))
-    desk.watch.move(1)
-    desk.fire()
+    desk.fire(1)
     for operation in (
         *(op.Release(owner="one"), op.Beat(owner="one"), op.Recover(beats=(("one", 1),))),
         *(op.TakeNews(owner="one"), op.Prune(now=desk.now), op.Pause(id=first)),

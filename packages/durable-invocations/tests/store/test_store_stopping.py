@@ -37,8 +37,7 @@ def test_cancelling_fails_every_entry_that_waits_and_cancels_calls(desk):
     failures = [Failure.read(each.message().failure) for each in again.journal[1:]]
     assert failures == [CANCELED] * 5
     # Nothing of it completes them again.
-    desk.watch.move(1)
-    desk.fire()
+    desk.fire(1)
     desk.finish(target)
     assert desk.commit(again, sleep, index=1).result == CANCELED
     # Later steps, such as compensations, go on.
@@ -145,8 +144,7 @@ def test_cancelling_what_fails_ends_it_at_the_next_attempt_that_does(desk, waits
     assert desk.do(op.Cancel(id=mine.id)) == Done()
     assert desk.do(op.Cancel(id=mine.id)) == Done(changed=False)
     assert desk.status(mine.id) == "backing off"
-    desk.watch.move(60)
-    desk.fire()
+    desk.fire(60)
     (again,) = [each for each in desk.claim() if each.id == mine.id]
     assert desk.fail(again, 60) == Done()
     assert desk.result(mine.id) == CANCELED
@@ -167,8 +165,7 @@ def test_a_cancellation_of_what_failed_meets_what_it_waits_for_in_its_next_attem
     child = child_of(desk, mine, 1)
     desk.fail(mine, 60)
     desk.do(op.Cancel(id=mine.id))
-    desk.watch.move(60)
-    desk.fire()
+    desk.fire(60)
     (again,) = [each for each in desk.claim() if each.id == mine.id]
     assert desk.suspend(again, 1) == Done()
     (woken,) = [each for each in desk.claim() if each.id == mine.id]

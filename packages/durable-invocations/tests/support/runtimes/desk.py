@@ -129,5 +129,7 @@ class Desk:
     def status(self, id_):
         return self.store.invocation(id_).status.label
 
-    def fire(self, **more):
+    def fire(self, after=0, **more):
+        """Fire what is due so many seconds later."""
+        self.watch.move(after)
         return self.do(op.Fire(now=self.now, **more))

@@ -112,7 +112,6 @@ def test_a_terminal_failure_is_the_status_of_the_answer(http, hand):
 def test_many_who_ask_for_one_output_read_it_one_after_the_other(http, hand):
     """Else a large one takes up all threads that read, and much memory."""
     id_ = sent(http)
-    hand.claim()
     hand.finish(id_, LARGE)
     reading, together, read = [], threading.Event(), hand.store.invocation
 
@@ -187,7 +186,6 @@ def test_an_idempotency_key_makes_one_invocation(http, hand):
     assert again.status_code == 200
     assert again.json() == {"invocationId": id_, "status": "PreviouslyAccepted"}
     assert sent(http, "/Greeter/raw", **key) != id_
-    hand.claim()
     hand.finish(id_, b"7")
     # A call attaches to it, as do both forms of its name.
     answer = http.post("/Greeter/greet", content=b'"Eve"', headers={**JSON, **key})
@@ -201,7 +199,6 @@ def test_an_objects_idempotency_key_is_of_its_key(http, hand):
     key = {"idempotency-key": "k"}
     id_ = sent(http, "/Counter/a/add", b"1", **key)
     assert sent(http, "/Counter/b/add", b"1", **key) != id_
-    hand.claim()
     hand.finish(id_, b"1")
     assert http.get("/restate/invocation/Counter/a/add/k/output").json() == 1
     refused(http.get("/restate/invocation/Counter/b/add/k/output"), 470)
@@ -212,7 +209,6 @@ def test_a_workflows_run_is_one_for_its_key(http, hand):
     id_ = sent(http, "/Signup/ada/run", b"1")
     assert sent(http, "/Signup/ada/run", b"2") == id_
     refused(http.get("/restate/workflow/Signup/ada/output"), 470)
-    hand.claim()
     hand.finish(id_, b'"done"')
     for verb in ("attach", "output"):
         assert http.get(f"/restate/workflow/Signup/ada/{verb}").json() == "done"
@@ -225,14 +221,12 @@ def test_an_output_that_is_not_there_yet_is_470_and_attaching_waits_for_it(http,
     said = refused(http.get(f"/restate/invocation/{id_}/output"), 470)
     assert f"{id_} has not ended: it is ready" in said
     for future in in_background(http, hand, "GET", f"/restate/invocation/{id_}/attach"):
-        hand.claim()
         hand.finish(id_, b"7")
         assert future.result(20).json() == 7
 
 
 def test_an_output_has_the_content_type_of_its_handler(http, hand):
     id_ = sent(http, "/Greeter/raw", b"\x00")
-    hand.claim()
     hand.finish(id_, b"plain")
     answer = http.get(f"/restate/invocation/{id_}/output")
     assert (answer.text, answer.headers["content-type"]) == ("plain", "text/plain")
@@ -241,7 +235,6 @@ def test_an_output_has_the_content_type_of_its_handler(http, hand):
 def test_an_output_that_is_a_page_runs_nothing_in_the_runtimes_name(http, hand):
     """A person may open it by a link, and its scripts could invoke whatever they like."""
     id_ = sent(http, "/Greeter/raw", b"\x00")
-    hand.claim()
     hand.finish(id_, b"<script>")
     for path in (f"/restate/invocation/{id_}/output", f"/admin/invocations/{id_}", "/nowhere"):
         answer = http.get(path)
@@ -372,7 +365,6 @@ def test_no_more_requests_wait_than_the_server_takes(http, hand):
         before = len(hand.store.invocations())
         refused(http.post("/Greeter/greet", content=b"1", headers=JSON), 429)
         assert len(hand.store.invocations()) == before
-        hand.claim()
         hand.finish(id_, b"1")
         assert [each.result(20).json() for each in held] == [1, 1]
     assert http.get(path).json() == 1

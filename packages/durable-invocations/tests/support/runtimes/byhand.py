@@ -86,7 +86,9 @@ class ByHand:
         self.store.do(Suspend(id=id_, fence=self._driven[id_].fence, indexes=indexes))
 
     def finish(self, id_: str, output: bytes | Failure, index: int = 1) -> None:
-        """End an invocation that is claimed, with its output at `index`."""
+        """End an invocation, claimed now if it was not, with its output at `index`."""
+        if id_ not in self._driven:
+            self.claim()
         if isinstance(output, Failure):
             message = pb.OutputEntryMessage(failure=output.written())
         else:

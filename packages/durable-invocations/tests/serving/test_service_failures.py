@@ -9,7 +9,7 @@ import traceback
 from datetime import timedelta
 
 import pytest
-from asgistream import attempt, journal_of
+from asgistream import attempt, journal_of, output_of
 from growth import SLACK, time_growth
 
 from durable_invocations import (
@@ -260,8 +260,7 @@ def test_what_a_handler_awaits_may_fail():
     journal.complete(1, Failure(code=409, message="canceled"))
     assert attempt(journal) == ["Suspension"]
     journal.complete(2, Failure(code=410, message="second"))
-    attempt(journal)
-    assert journal.output.value == b'[409,"canceled"]'
+    assert output_of(journal) == b'[409,"canceled"]'
 
 
 def broken():
@@ -293,8 +292,7 @@ def test_a_run_fails_for_good_when_its_policy_is_exhausted(retries):
     assert attempt(journal) == ["Run", "Suspension"]
     assert journal.entries[1].message().failure.message == "OSError: unplugged"
     journal.retries = (0, 0)
-    attempt(journal)
-    assert journal.output.value == b'"500 OSError: unplugged"'
+    assert output_of(journal) == b'"500 OSError: unplugged"'
 
 
 def test_the_tries_of_an_entry_are_not_those_of_the_next():
@@ -332,8 +330,7 @@ def test_a_terminal_error_in_a_run_is_its_result():
 
     journal = journal_of(refuse)
     assert attempt(journal) == ["Run", "Suspension"]
-    attempt(journal)
-    assert journal.output.value == b"402"
+    assert output_of(journal) == b"402"
 
 
 def test_a_run_that_is_canceled_or_exits_fails_its_attempt():
@@ -604,8 +601,7 @@ def test_a_replay_takes_time_in_proportion_to_its_runs():
     def replay(count: int) -> None:
         journal = journal_of(steps, b"%d" % count)
         journal.entries += [frame(pb.RunEntryMessage(name="step", value=b"1"))] * count
-        attempt(journal)
-        assert journal.output.value == b"%d" % count
+        assert output_of(journal) == b"%d" % count
 
     assert time_growth(replay, 1_250, 10_000) < 8 * SLACK
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import asgistream
 import pytest
-from asgistream import ID, attempt
+from asgistream import ID, attempt, output_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,8 +44,7 @@ def test_a_context_tells_of_its_invocation():
 
     headers = [("x-by", "sea"), ("x-from", "afar"), ("x-by", "air")]
     journal = journal_of(told, kind=VirtualObject, key="k", headers=headers)
-    attempt(journal)
-    assert journal.output.value == b'["inv_1test","k","afar","sea, air"]'
+    assert output_of(journal) == b'["inv_1test","k","afar","sea, air"]'
 
 
 def test_a_run_is_stored_before_the_handler_goes_on():
@@ -145,8 +144,7 @@ def test_a_call_and_what_becomes_of_it():
     assert attempt(journal) == ["CancelInvocation", "Suspension"]
     assert journal.entries[3].message().call_entry_index == 1
     journal.complete(1, b"4")
-    attempt(journal)
-    assert journal.output.value == b"7"
+    assert output_of(journal) == b"7"
 
 
 def test_a_send_now_and_later():
@@ -179,8 +177,7 @@ def test_awakeables():
     assert awakeable_id(ID, 1) in resolved.value.decode()
     assert (rejected.id, rejected.failure) == ("prom_1b", pb.Failure(code=404, message="no"))
     journal.complete(1, b'"yes"')
-    attempt(journal)
-    assert journal.output.value == b'"yes"'
+    assert output_of(journal) == b'"yes"'
 
 
 @pytest.mark.parametrize("value", [b"yes", b"7", b"\xff", b'"'])
@@ -230,8 +227,7 @@ def test_promises_of_a_workflow():
     assert journal.entries[3].message().completion_failure.message == "late"
     journal.complete(4, b"1")
     journal.complete(3, Failure(code=409, message="kept before"))
-    attempt(journal)
-    assert journal.output.value == b'["none",1,"kept before"]'
+    assert output_of(journal) == b'["none",1,"kept before"]'
 
 
 def test_other_invocations_are_attached_to_canceled_and_asked():
@@ -254,8 +250,7 @@ def test_other_invocations_are_attached_to_canceled_and_asked():
     assert (target.service_key, target.idempotency_key) == ("k", "i")
     journal.complete(4, b"2")
     journal.complete(3, b"1")
-    attempt(journal)
-    assert journal.output.value == b'["going on",1,2]'
+    assert output_of(journal) == b'["going on",1,2]'
 
 
 async def counts(ctx: Context) -> list:
@@ -348,8 +343,7 @@ def test_a_result_may_be_awaited_twice_and_late():
     journal.complete(2, b"2")
     attempt(journal)
     journal.complete(1, b"1")
-    attempt(journal)
-    assert journal.output.value == b"[2,1,2]"
+    assert output_of(journal) == b"[2,1,2]"
 
 
 def test_chance_is_another_in_each_invocation():
@@ -394,5 +388,4 @@ def test_the_result_is_the_same_whatever_entries_are_lost(commits):
         for index, each in enumerate(journal.entries):
             if each.kind.completable and not each.completed:
                 journal.complete(index, b"5" if each.kind.name == "Call" else EMPTY)
-    attempt(journal)
-    assert journal.output.value == b'["one","call","two",5]'
+    assert output_of(journal) == b'["one","call","two",5]'

@@ -195,6 +195,12 @@ def attempt(journal, commit=None):
     return names(asyncio.run(journal.attempt(commit)))
 
 
+def output_of(journal):
+    """Drive one attempt, with which the invocation ends."""
+    attempt(journal)
+    return journal.output.value
+
+
 def names(frames):
     return [each.kind.name for each in frames]
 

@@ -33,7 +33,12 @@ class Shape(Protocol):
 
     @property
     def final(self) -> str:
-        """The FROM expression that gives the last row of each key."""
+        """The FROM expression that gives the last row of each key, and none of deleted keys."""
+        ...
+
+    @property
+    def every(self) -> str:
+        """The FROM expression that gives all rows, also those replaced and deleted since."""
         ...
 
     def column_types(self) -> Mapping[str, str]:

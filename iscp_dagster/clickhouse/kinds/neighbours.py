@@ -73,13 +73,13 @@ class NeighbourSelects:
         return (
             f"(SELECT * FROM (SELECT {columns} {self._by_graph()}) "
             f"WHERE {self._has_vector} AND {named} >= {COUNT} UNION ALL "
-            f"SELECT {columns} FROM {self._rows}"
+            f"SELECT {columns} FROM {self.shape.every}"
             f"{self._where(self._has_vector, f'{named} < {COUNT}')})"
         )
 
     def _live_candidates(self) -> str:
         row = f"({', '.join((*self._keys, ident(VERSION)))})"
-        small = f"(SELECT count() <= {self.exact_rows} FROM {self._rows}{self._where()})"
+        small = f"(SELECT count() <= {self.exact_rows} FROM {self.shape.every}{self._where()})"
         # ClickHouse computes both sides of an OR: a small tenant has no candidates, and no search.
         candidate = f"{row} IN (SELECT {row[1:-1]} {self._by_graph(f'NOT {small}')})"
         live = f"SELECT count() FROM {self.shape.final}{self._where(self._has_vector, candidate)}"
@@ -90,7 +90,7 @@ class NeighbourSelects:
         """Return what follows a SELECT list to get the rows that the graph names."""
         vector, query = ident(self.vector), self._scaled() if self._is_angle else QUERY
         return (
-            f"FROM {self._rows}{self._where(self._is_fit, *conditions)} "
+            f"FROM {self.shape.every}{self._where(self._is_fit, *conditions)} "
             f"ORDER BY {self.function}({vector}, {query}) LIMIT {CANDIDATES}"
         )
 
@@ -135,10 +135,6 @@ class NeighbourSelects:
     @property
     def _keys(self) -> tuple[str, ...]:
         return tuple(map(ident, self.shape.source.keys))
-
-    @property
-    def _rows(self) -> str:
-        return self.shape.final.removesuffix(" FINAL")
 
     def _where(self, *conditions: str) -> str:
         tenant = self.shape.source.tenant

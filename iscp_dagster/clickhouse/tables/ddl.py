@@ -21,14 +21,7 @@ from iscp_dagster.clickhouse.connect.engines import ALL_ROWS, last_rows
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.kinds.kind import IndexKind, settings
 from iscp_dagster.clickhouse.tables.parts import check_parts
-from iscp_dagster.clickhouse.types.nulls import (
-    FLAG,
-    check_null_columns,
-    flag_name,
-    has_parts,
-    null_rule,
-    null_rules,
-)
+from iscp_dagster.clickhouse.types import nulls
 from iscp_dagster.clickhouse.types.stored import Stored, stored_column
 from iscp_dagster.clickhouse.types.typetext import FLOATS
 from iscp_dagster.clickhouse.write.chunks import FEWEST_TASKS, MOST_CHUNKS
@@ -130,7 +123,7 @@ class IndexTable:
                 f"Index {self.source.name}.{self.index.name}: types names the column "
                 f"{unknown[0]!r}, which it does not carry; it carries: {', '.join(self.carried)}."
             )
-        check_null_columns(self.source, self.index, self.fields)
+        nulls.check_null_columns(self.source, self.index, self.fields)
 
     @property
     def view(self) -> str:
@@ -167,13 +160,13 @@ class IndexTable:
     def flags(self) -> Mapping[str, str]:
         """By name, the columns that tell whether a column of the source was null."""
         return {
-            flag_name(field.name): field.name
+            nulls.flag_name(field.name): field.name
             for field in self.fields
-            if has_parts(field.type) and self._null_rule(field) == FLAG
+            if nulls.has_parts(field.type) and self._null_rule(field) == nulls.FLAG
         }
 
     def _null_rule(self, field: DeltaField) -> str:
-        return null_rule(self.source, self.index, field.name)
+        return nulls.null_rule(self.source, self.index, field.name)
 
     @property
     def order_by(self) -> tuple[str, ...]:
@@ -247,7 +240,7 @@ class IndexTable:
         source = {"key": list(self.source.keys), "tenant": self.source.tenant}
         said = {**self.index.definition, **self.index.described(self.fields), **source}
         # Tables that were made before there were rules name none.
-        rules = null_rules(self.source, self.index)
+        rules = nulls.null_rules(self.source, self.index)
         said |= {"nulls": rules} if rules else {}
         return json.dumps(said | {OWNER: self.owner}, sort_keys=True)
 
@@ -312,7 +305,11 @@ class IndexTable:
     @property
     def final(self) -> str:
         """The FROM expression for readers: the last row of each key."""
-        return self.name(self.rows) if self.index.append else f"{self.name(self.rows)} FINAL"
+        return self.every if self.index.append else f"{self.every} FINAL"
+
+    @property
+    def every(self) -> str:
+        return self.name(self.rows)
 
     def _create(self, barrier: Barrier | None) -> str:
         types, comments = self.column_types(), {f.name: f.comment for f in self.fields}

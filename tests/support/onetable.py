@@ -74,6 +74,29 @@ def in_memory(clock: Clock) -> Deployment:
     )
 
 
+def name_deployment(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, str]:
+    """Name a deployment whose services do not answer in the environment; return the variables."""
+    environ = {
+        "ISCP_HOME": str(folder / "home"),
+        "CLICKHOUSE_URL": "http://127.0.0.1:9",
+        "SPARK_REMOTE": "sc://127.0.0.1:9",
+        "ISCP_LOG_URL": f"sqlite:///{folder / 'log.sqlite'}",
+        "ISCP_LAKE": str(folder / "lake"),
+    }
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    return environ
+
+
+def name_dead_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name an object store at a port that refuses every connection."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+
+
 def commit(source: SourceTable, *tenants: str, mode: str = "append", **more: str) -> None:
     """Commit one row for each tenant (column `region`), with the columns of `more`."""
     columns = {
@@ -88,13 +111,7 @@ def commit(source: SourceTable, *tenants: str, mode: str = "append", **more: str
 def due(jobs: Jobs, source: SourceTable, tenant: str, name: JobID) -> Iteration:
     """Return an iteration of that job alone, up to the table's latest version."""
     job = jobs.get_job(tenant, name)
-    return Iteration(
-        table_id=job.key.table_id,
-        tenants=frozenset({tenant}),
-        jobs=(job.key,),
-        from_=job.watermark,
-        to=jobs.deployment.delta_log(source).latest(),
-    )
+    return Iteration.of([job], jobs.deployment.delta_log(source).latest())
 
 
 def begin(

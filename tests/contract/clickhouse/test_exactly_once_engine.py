@@ -14,12 +14,11 @@ from faultproxy import LATE, FaultyClickHouse
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from logs import advance, complete, log_in_memory
-from shipping import check_staged, put_in_place
+from shipping import built, check_staged, put_in_place
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import OvertakenError
-from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.staging import new_attempt
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
@@ -75,9 +74,7 @@ class OneJob:
         name = JobID(db="once", table=f"t{next(NUMBERS)}", job="mirror")
         index = Mirror(append=append)
         source = SourceTable(f"once.{name.table}", key=key, tenant="tenant", indexes=[index])
-        shape = IndexTable(source=source, index=index, fields=FIELDS)
-        self.store = IndexStore(endpoint=endpoint, shape=shape)
-        self.store.ensure()
+        self.store = built(endpoint, source, index, FIELDS)
         self.log, self.written, self.runs = log_in_memory(), 0, itertools.count()
         info = ConsumerInfo(type="mirror", db=name.db, table=name.table, job=name.job)
         spec = JobSpec(detail=IterationDetail(consumer=info))

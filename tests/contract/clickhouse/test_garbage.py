@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from logs import log_in_memory
+from onetable import in_memory
 from shipping import ANYWAY
 
 from iscp_dagster import Mirror, SourceTable
@@ -18,7 +18,6 @@ from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.planning.declared import declared
-from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.maintenance import KEPT, collect, garbage
 
 NUMBERS = itertools.count()
@@ -39,13 +38,8 @@ class TwoTenants:
         self.name = JobID(db=self.database, table="t", job="mirror")
         rows = pa.table({"tenant": list(TENANTS), "id": [1, 1]})
         write_deltalake(path, rows, partition_by=["tenant"])
-        self.deployment = Deployment(
-            endpoint=Endpoint.parse(url),
-            log=log_in_memory(clock=lambda: self.now),
-            spark=lambda: pytest.fail("Spark was asked for"),
-            lake="/nowhere",
-            clock=lambda: self.now,
-        )
+        held = in_memory(lambda: self.now)
+        self.deployment = replace(held, endpoint=Endpoint.parse(url))
         self.register(*TENANTS)
         self.sql(f"CREATE DATABASE {self.database}")
         self.sql(

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from logs import complete
+from onetable import FEED, in_memory
 from processes import PROCESSES, at_once
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.clock import utc_now
 from iscp_dagster.model.errors import FenceError, NoSuchJobError, WaitError
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import Event, JobState
-from iscp_dagster.sync.deployment import Deployment
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +30,6 @@ NAME = JobID(db="shop", table="orders", job="mirror")
 EVERYONES = JobID(db="shop", table="orders", job="everyones")
 ROUNDS = 15
 TENANTS = ("eu", "us", "xx")
-FEED = {"delta.enableChangeDataFeed": "true"}
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -51,12 +51,7 @@ def jobs_of(url: str, orders: str) -> Jobs:
     source = SourceTable(
         "shop.orders", key="id", tenant="region", path=orders, indexes=[Mirror(auto_register=False)]
     )
-    deployment = Deployment(
-        endpoint=Endpoint.parse("http://127.0.0.1:9"),
-        log=SqlLog(url),
-        spark=lambda: pytest.fail("Spark was asked for"),
-        lake="/nowhere",
-    )
+    deployment = replace(in_memory(utc_now), log=SqlLog(url))
     return Jobs(deployment=deployment, sources=[source], cancel_runs=len)
 
 
@@ -129,14 +124,7 @@ def iterate(jobs: Jobs, number: int) -> bool:
     to = jobs.deployment.delta_log(jobs.sources[0]).latest()
     if job.watermark.version >= to.version:
         return False
-    iteration = Iteration(
-        table_id=job.key.table_id,
-        tenants=frozenset({"eu"}),
-        jobs=(job.key,),
-        from_=job.watermark,
-        to=to,
-    )
-    for claim in jobs.deployment.log.begin(iteration, f"run-{number}", {}):
+    for claim in jobs.deployment.log.begin(Iteration.of([job], to), f"run-{number}", {}):
         complete(jobs.deployment.log, claim, to, {})
     return True
 

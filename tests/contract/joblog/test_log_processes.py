@@ -5,26 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
+from logs import key, name, over, spec
 from processes import at_once
 
-from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import FenceError
-from iscp_dagster.model.jobs import JobID, JobKey
-from iscp_dagster.model.moment import START, Moment
-from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
-
-KEY = JobKey(tenant="acme", table_id="t-1", job_name="mirror")
-NAME = JobID(db="docs", table="symbols", job="mirror")
-SPEC = JobSpec(
-    detail=IterationDetail(
-        consumer=ConsumerInfo(type="mirror", table="symbols", db="docs", job="mirror")
-    )
-)
-ITERATION = Iteration(
-    table_id="t-1", tenants=frozenset({"acme"}), jobs=(KEY,), from_=START, to=Moment(5)
-)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -41,14 +27,14 @@ def contend(wait, number: int, url: str) -> tuple[bool, bool]:
     wait()
     log.ensure()
     wait()
-    registered = log.register("acme", NAME, "t-1", SPEC)
+    registered = log.register("acme", name(), "t-1", spec())
     wait()
     return registered, begun(log, number)
 
 
 def begun(log: SqlLog, number: int) -> bool:
     try:
-        log.begin(ITERATION, f"run-{number}", {})
+        log.begin(over(key()), f"run-{number}", {})
     except FenceError:
         return False
     return True
@@ -71,7 +57,7 @@ def test_a_forked_child_has_connections_of_its_own(url):
     if child == 0:
         code = 1
         try:
-            log.unregister("nobody", NAME)
+            log.unregister("nobody", name())
             code = 0 if log.jobs() == before else 2
         finally:
             os._exit(code)

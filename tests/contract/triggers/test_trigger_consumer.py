@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 from imagerows import GONE, Alerts, Trades
+from onetable import in_memory
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.eventtriggers.recording import Recorder
 from iscp_dagster.joblog.sql.active import keep
+from iscp_dagster.model.clock import utc_now
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.errors import FeedGoneError, FenceError, SchemaError
-from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.pending import OutboxFullError
 
@@ -184,9 +184,7 @@ def test_a_gap_is_noted_gives_no_event_and_leaves_the_active_rows_as_the_source_
 
 
 def test_the_jobs_status_says_after_which_commit_events_are_told_and_the_gap(alerts):
-    deployment = Deployment(
-        endpoint=Endpoint.parse("http://127.0.0.1:9"), log=alerts.log, spark=pytest.fail, lake="/"
-    )
+    deployment = replace(in_memory(utc_now), log=alerts.log)
 
     def told(tenant):
         (job,) = [each for each in alerts.log.jobs() if each.key.tenant == tenant]

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 from dagster import DagsterInstance, DagsterRun
+from logs import key, over
 
-from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.local.services import dagster_server
 from iscp_dagster.local.services.settings import CLICKHOUSE, StackSettings
 from iscp_dagster.local.stack.ending import cancel_iterations
-from iscp_dagster.model.jobs import JobID, JobKey
-from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import Event
 from iscp_dagster.runs.named import DISPATCH_TAG
@@ -40,10 +39,7 @@ def log_with_jobs(settings, prefix="", names=("run", "run")):
         consumer = ConsumerInfo(type="mirror", db="d", table="t", job=f"{prefix}{name}")
         spec = JobSpec(detail=IterationDetail(consumer=consumer))
         assert log.register("a", JobID(db="d", table="t", job=f"{prefix}{name}"), "id", spec)
-        key = JobKey(tenant="a", table_id="id", job_name=f"{prefix}{name}")
-        iteration = Iteration(
-            table_id="id", tenants=frozenset("a"), jobs=(key,), from_=START, to=Moment(1)
-        )
+        iteration = over(key(f"{prefix}{name}", "a", "id"))
         if begins is not None:
             log.enqueue(iteration, running if begins else queued)
         if begins:

@@ -8,22 +8,22 @@ import sys
 
 import pytest
 from dagster import AssetKey, Definitions, build_output_context, mem_io_manager
-from logs import add, key, log_in_memory, over
+from logs import add, key, over
+from onetable import in_memory
 from places import ROOT
 
 import assets
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.api.discovery import declared as declared_by
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
 from iscp_dagster.location.assets.maintenance import RUN_BY
 from iscp_dagster.location.assets.source_asset import source_spec
 from iscp_dagster.location.build import build_definitions, runner_definitions
 from iscp_dagster.location.names import clickhouse_pool
+from iscp_dagster.model.clock import utc_now
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.outcomes import Delivery, Written
 from iscp_dagster.sync.reading.readings import Reading
 
@@ -232,9 +232,7 @@ def test_a_type_that_is_none_is_told_where_it_is_declared(tmp_path, monkeypatch,
 def test_what_is_stored_is_told_of_when_clickhouse_has_gone_since():
     """A failure here would fail the run, and with it the indexes still to come."""
     source = SourceTable("docs.symbols", key="id", indexes=[Mirror()])
-    deployment = Deployment(
-        endpoint=Endpoint.parse("http://127.0.0.1:9"), log=log_in_memory(), spark=None, lake="/lake"
-    )
+    deployment = in_memory(utc_now)
     add(deployment.log, key())
     (claim,) = deployment.log.begin(over(key()), "run", {})
     fields = (DeltaField(name="id", type=Primitive("long")),)

@@ -4,18 +4,16 @@ from dataclasses import replace
 
 import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus
-from logs import log_in_memory
+from logs import key, log_in_memory, over
 from onetable import Clock, in_memory
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.renewal import kept
 from iscp_dagster.location.names import TABLE_TAG
 from iscp_dagster.location.sensor.recovery import Ours, Recovery
 from iscp_dagster.location.working import working
 from iscp_dagster.model.errors import FenceError, RunGoneError, SourceError, UnavailableError
-from iscp_dagster.model.jobs import JobID, JobKey
-from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.runs.named import DISPATCH_TAG, identity
 
@@ -65,10 +63,7 @@ class TwoInstances:
 
     @staticmethod
     def due(job):
-        key = JobKey(tenant="a", table_id="t", job_name=job)
-        return Iteration(
-            table_id="t", tenants=frozenset("a"), jobs=(key,), from_=START, to=Moment(1)
-        )
+        return over(key(job, "a", "t"))
 
     def states(self):
         return {job.key.job_name: job.state.label for job in self.log.jobs()}

@@ -1,13 +1,14 @@
 """Reports of the runner's looks, over real Delta logs and an ISCP log in memory."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 from deltalake import DeltaTable
 from logs import carry_out, complete
 from onetable import commit
 
-from iscp_dagster import Mirror, SourceTable
+from iscp_dagster import SourceTable
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.planning.look import Cursor
 from iscp_dagster.planning.reporter import Reporter
@@ -123,13 +124,7 @@ def test_what_is_left_to_tell_of_a_dropped_table_is_forgotten(deployment, source
 
 @pytest.mark.slow
 def test_news_of_one_table_do_not_keep_back_those_of_another(deployment, source, tmp_path):
-    other = SourceTable(
-        "shop.refunds",
-        key="id",
-        tenant="region",
-        path=str(tmp_path / "refunds"),
-        indexes=[Mirror()],
-    )
+    other = replace(source, name="shop.refunds", path=str(tmp_path / "refunds"))
     commit(source, *(f"t{number:04}" for number in range(1_500)))
     commit(other, "eu")
     looking = Looking(deployment, source, other)
@@ -148,14 +143,7 @@ def test_what_a_person_brought_in_step_before_is_no_news(deployment, source):
     commit(source, "eu", "us")
     log = deployment.delta_log(source)
     jobs = [job for job in deployment.log.jobs() if job.key.tenant == "eu"]
-    iteration = Iteration(
-        table_id=log.table_id(),
-        tenants=frozenset({"eu"}),
-        jobs=tuple(job.key for job in jobs),
-        from_=jobs[0].watermark,
-        to=log.latest(),
-    )
-    for claim in deployment.log.begin(iteration, "by hand", {}):
+    for claim in deployment.log.begin(Iteration.of(jobs, log.latest()), "by hand", {}):
         complete(deployment.log, claim, claim.range.to, {})
     looking.look()
     assert versions(looking.report()) == [{"us": 1}]

@@ -28,7 +28,8 @@ from iscp_dagster.serviceconsumers.errors import InvocationFailedError
 from iscp_dagster.serviceconsumers.runtime import RuntimeServices, runtime_at
 from iscp_dagster.serviceconsumers.services import InvocationGoingError
 
-CHANGES = [(desk, id_, None, 2, False) for desk in ("acme", "globex") for id_ in range(3)]
+DESKS = ("acme", "globex")
+CHANGES = [(desk, id_, None, 2, False) for desk in DESKS for id_ in range(3)]
 DONE: list[tuple[str, int]] = []
 STATE = {"fails": "", "pauses": ""}
 
@@ -83,15 +84,21 @@ def consumer(services, endpoint, handler="Trades/booked", table_id="t", repairs=
         generation=0,
         services=services,
         lost=lambda _: None,
-        repairs=dict.fromkeys(("acme", "globex"), repairs),
+        repairs=dict.fromkeys(DESKS, repairs),
     )
+
+
+def consumed(services, endpoint, tenants=DESKS, **options):
+    """Have a consumer take the changes of these tenants; return the retriever that gave them."""
+    retriever = retriever_of(CHANGES, tenants)
+    consumer(services, endpoint, **options).consume(retriever)
+    return retriever
 
 
 def test_the_job_registers_the_endpoint_and_each_row_is_booked_once(live, endpoint):
     for attached in (0, 2):
-        retriever = retriever_of(CHANGES, ["acme", "globex"])
         services = RuntimeServices(live.client)
-        consumer(services, endpoint, table_id="first").consume(retriever)
+        retriever = consumed(services, endpoint, table_id="first")
         assert not retriever.refused
         assert sorted(DONE) == [(desk, id_) for desk, id_, *_ in CHANGES]
         assert {each["attached"] for each in retriever.told.values()} == {attached}
@@ -109,25 +116,22 @@ def test_what_a_handler_returns_is_not_looked_at(live, output):
         await stream.output(output)
 
     served = live.serve(Scripted(script))
-    retriever = retriever_of(CHANGES, ["acme", "globex"])
     services = RuntimeServices(live.client)
-    consumer(services, served, "S/h", table_id=output.hex()[:9]).consume(retriever)
+    retriever = consumed(services, served, handler="S/h", table_id=output.hex()[:9])
     assert not retriever.refused
     assert {each["invocations"] for each in retriever.told.values()} == {2}
 
 
 def test_a_virtual_object_has_the_tenant_as_key(live, endpoint):
-    retriever = retriever_of(CHANGES, ["acme", "globex"])
     services = RuntimeServices(live.client)
-    consumer(services, endpoint, handler="Book/take").consume(retriever)
+    consumed(services, endpoint, handler="Book/take")
     assert sorted(DONE) == [("acme", 0), ("acme", 1), ("globex", 0), ("globex", 1)]
 
 
 def test_a_terminal_failure_is_permanent_until_a_repair_tries_it_anew(live, endpoint):
     STATE["fails"] = "globex"
-    retriever = retriever_of(CHANGES, ["acme", "globex"])
     services = RuntimeServices(live.client)
-    consumer(services, endpoint, table_id="fails").consume(retriever)
+    retriever = consumed(services, endpoint, table_id="fails")
     error = retriever.refused.pop("globex")
     assert not retriever.refused
     assert isinstance(error, InvocationFailedError)
@@ -136,11 +140,9 @@ def test_a_terminal_failure_is_permanent_until_a_repair_tries_it_anew(live, endp
     assert error.permanent
     assert sorted(DONE) == [("acme", 0), ("acme", 1), ("acme", 2)]
     STATE["fails"] = ""
-    again = retriever_of(CHANGES, ["acme", "globex"])
-    consumer(services, endpoint, table_id="fails").consume(again)
+    again = consumed(services, endpoint, table_id="fails")
     assert str(again.refused["globex"]) == str(error)
-    mended = retriever_of(CHANGES, ["acme", "globex"])
-    consumer(services, endpoint, table_id="fails", repairs=1).consume(mended)
+    mended = consumed(services, endpoint, table_id="fails", repairs=1)
     assert not mended.refused
     assert mended.told["acme"]["attached"] == 2
     assert sorted(DONE) == [(desk, id_) for desk, id_, *_ in CHANGES]
@@ -165,9 +167,8 @@ def test_whether_an_invocation_stands_is_asked_without_beginning_one(live, endpo
 
 def test_a_paused_invocation_is_temporary_and_attached_to_once_it_is_resumed(live, endpoint):
     STATE["pauses"] = "acme"
-    retriever = retriever_of(CHANGES, ["acme"])
     services = RuntimeServices(live.client)
-    consumer(services, endpoint, table_id="pauses").consume(retriever)
+    retriever = consumed(services, endpoint, ["acme"], table_id="pauses")
     error = retriever.refused["acme"]
     assert isinstance(error, InvocationGoingError)
     assert "is paused, last 500 " in str(error)
@@ -176,8 +177,7 @@ def test_a_paused_invocation_is_temporary_and_attached_to_once_it_is_resumed(liv
     assert paused["id"] in str(error)
     STATE["pauses"] = ""
     live.client.resume(paused["id"])
-    again = retriever_of(CHANGES, ["acme"])
-    consumer(services, endpoint, table_id="pauses").consume(again)
+    again = consumed(services, endpoint, ["acme"], table_id="pauses")
     assert not again.refused
     assert (again.told["acme"]["attached"], len(DONE)) == (1, 3)
 
@@ -197,8 +197,7 @@ def test_an_invocation_that_ends_well_after_it_was_tried_again_has_not_failed(
 ):
     monkeypatch.setattr(invoking, "LOOK_SECONDS", 0.01)
     STATE["pauses"] = "acme"
-    retriever = retriever_of(CHANGES, ["acme"])
-    consumer(Watching(live.client), endpoint, table_id="tried again").consume(retriever)
+    retriever = consumed(Watching(live.client), endpoint, ["acme"], table_id="tried again")
     assert STATE["pauses"] == "", "a look came between two attempts"
     assert not retriever.refused
     assert [("acme", id_) for id_ in range(3)] == DONE
@@ -210,8 +209,7 @@ def test_what_is_not_served_or_runs_once_cannot_be_invoked(live, endpoint):
         ("Trades/lost", rf"The service endpoint {endpoint} serves no handler Trades/lost"),
         ("Once/begin", r"Once/begin is a handler of a workflow, which runs once for a key"),
     ):
-        retriever = retriever_of(CHANGES, ["acme"])
-        consumer(services, endpoint, handler=handler).consume(retriever)
+        retriever = consumed(services, endpoint, ["acme"], handler=handler)
         error = retriever.refused["acme"]
         assert isinstance(error, ConfigError)
         with pytest.raises(ConfigError, match=why):
@@ -244,18 +242,16 @@ def test_an_address_that_a_person_registered_later_stands_until_another_is_decla
 
 
 def test_a_handler_that_the_runtime_forgot_is_looked_for_anew_by_the_next_iteration(live, endpoint):
-    services, tenants = RuntimeServices(live.client), ["acme", "globex"]
-    consumer(services, endpoint, table_id="before").consume(retriever_of(CHANGES, tenants))
+    services = RuntimeServices(live.client)
+    consumed(services, endpoint, table_id="before")
     for each in live.client.deployments():
         httpx.delete(f"{live.url}/admin/deployments/{each['id']}?force=true", trust_env=False)
-    forgotten = retriever_of(CHANGES, tenants)
-    consumer(services, endpoint, table_id="after").consume(forgotten)
+    forgotten = consumed(services, endpoint, table_id="after")
     # Whichever tenant comes first; the other one may look for it anew already.
     (first, *_) = forgotten.refused.values()
     assert "no longer knows Trades/booked as it did" in str(first)
     assert not any(each.permanent for each in forgotten.refused.values())
-    again = retriever_of(CHANGES, tenants)
-    consumer(services, endpoint, table_id="after").consume(again)
+    again = consumed(services, endpoint, table_id="after")
     assert not again.refused
 
 
@@ -275,7 +271,6 @@ def test_a_purged_invocation_is_invoked_anew_by_the_next_iteration(live, endpoin
 def test_a_runtime_that_is_not_there_is_temporary():
     services = runtime_at("http://127.0.0.1:9")
     assert services is runtime_at("http://127.0.0.1:9")
-    retriever = retriever_of(CHANGES, ["acme", "globex"])
-    consumer(services, "http://127.0.0.1:8").consume(retriever)
+    retriever = consumed(services, "http://127.0.0.1:8")
     assert {type(each) for each in retriever.refused.values()} == {UnavailableError}
     assert "does not answer" in str(retriever.refused["acme"])

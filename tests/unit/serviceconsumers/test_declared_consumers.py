@@ -108,26 +108,21 @@ def test_it_gets_the_columns_that_it_asks_for_with_key_and_tenant():
 
 def test_its_job_is_as_declared_or_none():
     table = replace(ORDERS, services=[service(priority=3)])
-    spec, name = job_spec(table, table.services[0]), JobID(db="shop", table="orders", job="nobody")
+    spec = job_spec(table, table.services[0])
+    nobody, changed = (
+        JobID(db="shop", table="orders", job=job) for job in ("nobody", "orders_changed")
+    )
     assert spec.detail.priority == 3
-    check_spec(table, JobID(db="shop", table="orders", job="orders_changed"), spec)
+    check_spec(table, changed, spec)
     info = ConsumerInfo(type="service", db="shop", table="orders", job="nobody")
     undeclared = replace(spec, detail=replace(spec.detail, consumer=info))
     with pytest.raises(ConfigError, match="no service consumer of that name is declared"):
-        check_spec(table, name, undeclared)
+        check_spec(table, nobody, undeclared)
     with pytest.raises(ConfigError, match="has no service consumer 'nobody'; it has: orders_cha"):
         table.service("nobody")
     other = replace(spec.detail.consumer, type="mirror")
     with pytest.raises(ConfigError, match="a service consumer of that name is declared, and the"):
-        check_spec(
-            table,
-            JobID(db="shop", table="orders", job="orders_changed"),
-            replace(spec, detail=replace(spec.detail, consumer=other)),
-        )
+        check_spec(table, changed, replace(spec, detail=replace(spec.detail, consumer=other)))
     more = replace(spec.detail.consumer, columns=("item",))
     with pytest.raises(ConfigError, match="a service consumer's columns and options are those of"):
-        check_spec(
-            table,
-            JobID(db="shop", table="orders", job="orders_changed"),
-            replace(spec, detail=replace(spec.detail, consumer=more)),
-        )
+        check_spec(table, changed, replace(spec, detail=replace(spec.detail, consumer=more)))

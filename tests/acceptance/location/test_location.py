@@ -265,6 +265,14 @@ def locate(clickhouse_url, near_spark, tmp_path, migrations_read):
 
 
 @pytest.fixture
+def location(locate):
+    """A location whose table others write; it is there, and empty."""
+    location = locate()
+    location.table.create()
+    return location
+
+
+@pytest.fixture
 def spark_locate(clickhouse_url, spark_remote, tmp_path, migrations_read):
     with locating(clickhouse_url, spark_remote, tmp_path) as build:
         yield build
@@ -422,9 +430,7 @@ def range_tags(first, last=None, **more):
     return dict(zip(tags, (first, last or first), strict=True)) | more
 
 
-def test_many_partitions_are_materialized_by_one_run_each_with_its_own(locate):
-    location = locate()
-    location.table.create()
+def test_many_partitions_are_materialized_by_one_run_each_with_its_own(location):
     for number, tenant in enumerate("abcd"):
         location.table.insert(*range(number + 1), tenant=tenant)
     location.follow()
@@ -452,9 +458,7 @@ def test_many_partitions_are_materialized_by_one_run_each_with_its_own(locate):
     location.table.check()
 
 
-def test_one_tenant_of_a_run_of_many_that_fails_leaves_the_others_materialized(locate):
-    location = locate()
-    location.table.create()
+def test_one_tenant_of_a_run_of_many_that_fails_leaves_the_others_materialized(location):
     for tenant in "abc":
         location.table.insert(1, tenant=tenant)
     location.table.sql("INSERT INTO {t} VALUES ('b', 3, 'x', array(1, 2, 3))")
@@ -470,10 +474,8 @@ def test_one_tenant_of_a_run_of_many_that_fails_leaves_the_others_materialized(l
 
 
 def test_the_runs_of_a_backfill_that_wait_are_one_with_a_run_that_begins_or_ends(
-    locate, monkeypatch
+    location, monkeypatch
 ):
-    location = locate()
-    location.table.create()
     for tenant in "abcdefg":
         location.table.insert(1, tenant=tenant)
     location.tick()
@@ -543,9 +545,7 @@ def test_the_runs_of_a_backfill_that_wait_are_one_with_a_run_that_begins_or_ends
     assert executed("b", "c", of="fourth")[1] == set("abcde")
 
 
-def test_what_is_in_step_is_materialized_again_as_it_stands(locate):
-    location = locate()
-    location.table.create()
+def test_what_is_in_step_is_materialized_again_as_it_stands(location):
     location.table.insert(1)
     location.table.insert(1, tenant="b")
     location.follow()
@@ -568,9 +568,7 @@ def test_what_is_in_step_is_materialized_again_as_it_stands(locate):
     location.table.check()
 
 
-def test_a_run_executed_again_does_what_materializing_by_hand_does(locate):
-    location = locate()
-    location.table.create()
+def test_a_run_executed_again_does_what_materializing_by_hand_does(location):
     location.table.sql("INSERT INTO {t} VALUES ('a', 3, 'x', array(1, 2, 3))")
     register(location, "copy", "mirror")
     (request,) = location.tick().run_requests
@@ -615,9 +613,7 @@ def test_a_run_that_names_no_tenant_says_how_to_name_one(locate):
         assert "names no tenant" in location.launched(job_name)
 
 
-def test_one_index_alone_can_be_materialized(locate):
-    location = locate()
-    location.table.create()
+def test_one_index_alone_can_be_materialized(location):
     location.table.insert(1)
     location.follow()
     location.table.insert(2)
@@ -628,9 +624,7 @@ def test_one_index_alone_can_be_materialized(locate):
     location.table.check()
 
 
-def test_a_job_in_error_is_repaired_by_hand(locate):
-    location = locate()
-    location.table.create()
+def test_a_job_in_error_is_repaired_by_hand(location):
     location.table.insert(1)
     location.follow()
     location.table.sql("INSERT INTO {t} VALUES ('a', 3, 'x', array(1, 2, 3))")
@@ -646,9 +640,7 @@ def test_a_job_in_error_is_repaired_by_hand(locate):
     location.table.check()
 
 
-def test_an_asset_downstream_gets_the_served_rows(locate):
-    location = locate()
-    location.table.create()
+def test_an_asset_downstream_gets_the_served_rows(location):
     location.table.insert(1, 2, tenant="a")
     location.table.insert(3, tenant="b")
     location.follow()
@@ -671,9 +663,7 @@ def test_an_asset_downstream_gets_the_served_rows(locate):
     assert seen == {"a": (columns, [1, 2]), "b": (columns, [3])}
 
 
-def test_the_asset_check_compares_the_tenants_of_its_run_and_finds_a_wrong_row(locate):
-    location = locate()
-    location.table.create()
+def test_the_asset_check_compares_the_tenants_of_its_run_and_finds_a_wrong_row(location):
     for tenant in ("a", "b"):
         location.table.insert(1, 2, tenant=tenant)
     location.follow()
@@ -717,9 +707,7 @@ def test_the_asset_check_compares_the_tenants_of_its_run_and_finds_a_wrong_row(l
     assert {each for each, passed in checks().items() if not passed} == {("people_text", "a")}
 
 
-def test_jobs_of_runs_that_are_gone_are_queued_again(locate):
-    location = locate()
-    location.table.create()
+def test_jobs_of_runs_that_are_gone_are_queued_again(location):
     location.table.insert(1)
     first = location.tick()
     assert location.tick().run_requests == [], "Dagster may still submit its run"
@@ -781,9 +769,7 @@ def test_who_tests_the_sensor_is_told_what_is_due_and_nothing_comes_of_it(locate
     assert log.jobs(state=JobState.PENDING) == pending
 
 
-def test_of_many_tenants_in_a_run_one_that_is_refused_fails_it_and_the_others_are_fresh(locate):
-    location = locate()
-    location.table.create()
+def test_of_many_tenants_in_a_run_one_that_is_refused_fails_it_and_the_others_are_fresh(location):
     for tenant in "abc":
         location.table.insert(1, tenant=tenant)
     location.table.sql("INSERT INTO {t} VALUES ('b', 2, 'x', array(1, 2, 3))")
@@ -861,9 +847,7 @@ def register(location, job, kind, **options):
     assert log.register("a", name_of(location, job), table_id, spec)
 
 
-def test_a_job_that_no_index_declares_runs_beside_those_that_one_does(locate):
-    location = locate()
-    location.table.create()
+def test_a_job_that_no_index_declares_runs_beside_those_that_one_does(location):
     location.table.insert(1)
     location.follow()
     register(location, "copy", "mirror")
@@ -885,9 +869,7 @@ def test_a_job_that_no_index_declares_runs_beside_those_that_one_does(locate):
     location.table.check()
 
 
-def test_the_flush_is_a_job_that_a_schedule_starts_and_a_person_may(locate):
-    location = locate()
-    location.table.create()
+def test_the_flush_is_a_job_that_a_schedule_starts_and_a_person_may(location):
     location.table.insert(1)
     location.table.insert(1, tenant="b")
     location.follow()
@@ -906,9 +888,7 @@ def test_the_flush_is_a_job_that_a_schedule_starts_and_a_person_may(locate):
     assert (schedule.cron_schedule, schedule.job_name) == ("17 * * * *", "iscp_collect_garbage")
 
 
-def test_runs_are_pruned_and_each_partition_keeps_its_latest_materialization(locate):
-    location = locate()
-    location.table.create()
+def test_runs_are_pruned_and_each_partition_keeps_its_latest_materialization(location):
     for tenant in "ab":
         location.table.insert(1, tenant=tenant)
     location.follow()
@@ -949,9 +929,7 @@ def test_events_that_ended_are_collected_after_their_days_and_none_by_a_dry_run(
         assert len(outbox.listed()) == left
 
 
-def test_garbage_is_collected_a_day_after_with_its_data(locate):
-    location = locate()
-    location.table.create()
+def test_garbage_is_collected_a_day_after_with_its_data(location):
     location.table.insert(1)
     location.table.insert(1, tenant="b")
     location.follow()

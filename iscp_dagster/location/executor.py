@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dagster import (
-    DagsterEvent,
-    Executor,
-    ExecutorDefinition,
-    Failure,
-    InitExecutorContext,
-    in_process_executor,
-)
+import dagster as dg
 
 from iscp_dagster.location.internals import ASSET_PARTITION_RANGE_START_TAG, PARTITION_NAME_TAG
 
@@ -25,13 +18,13 @@ def nameless(of: str) -> str:
     )
 
 
-class Named(Executor):
+class Named(dg.Executor):
     """Executes as `inner` does; a run of partitioned assets without a partition fails at once.
 
     Dagster itself would fail before a step's own code could say what is missing.
     """
 
-    def __init__(self, inner: Executor) -> None:
+    def __init__(self, inner: dg.Executor) -> None:
         self._inner = inner
 
     @property
@@ -42,9 +35,9 @@ class Named(Executor):
     def step_dependency_config(self) -> Any:
         return self._inner.step_dependency_config
 
-    def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[DagsterEvent]:
+    def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[dg.DagsterEvent]:
         if unnamed := _without_partition(plan_context):
-            raise Failure(nameless(", ".join(unnamed)), allow_retries=False)
+            raise dg.Failure(nameless(", ".join(unnamed)), allow_retries=False)
         yield from self._inner.execute(plan_context, execution_plan)
 
 
@@ -57,15 +50,15 @@ def _without_partition(context: Any) -> list[str]:
     return [key.to_user_string() for key in keys if layer.get(key).partitions_def is not None]
 
 
-def _named(context: InitExecutorContext) -> Executor:
-    make = in_process_executor.executor_creation_fn
+def _named(context: dg.InitExecutorContext) -> dg.Executor:
+    make = dg.in_process_executor.executor_creation_fn
     assert make is not None
     return Named(make(context))
 
 
 # One process per run: a run is one step, and a second process would cost two seconds.
-named_in_process = ExecutorDefinition(
-    name=in_process_executor.name,
-    config_schema=in_process_executor.config_schema.as_field(),
+named_in_process = dg.ExecutorDefinition(
+    name=dg.in_process_executor.name,
+    config_schema=dg.in_process_executor.config_schema.as_field(),
     executor_creation_fn=_named,
 )

@@ -8,14 +8,7 @@ import sys
 import threading
 from contextlib import suppress
 
-from dagster import (
-    DagsterError,
-    DagsterRun,
-    DagsterRunStatus,
-    DefaultRunLauncher,
-    RunsFilter,
-    serialize_value,
-)
+import dagster as dg
 
 from iscp_dagster.runs.internals import (
     CheckRunHealthResult,
@@ -26,13 +19,7 @@ from iscp_dagster.runs.internals import (
 )
 from iscp_dagster.runs.named import is_iteration
 from iscp_dagster.runs.place import SERVER_TAG, Place
-from iscp_dagster.runs.server import (
-    END,
-    PING,
-    SOCKET_VARIABLE,
-    START,
-    ask,
-)
+from iscp_dagster.runs.server import END, PING, SOCKET_VARIABLE, START, ask
 
 AWAY = (
     "The run server at {socket} does not answer ({error}), so the code server starts runs, which "
@@ -48,7 +35,7 @@ _SILENT: set[str] = set()
 _LOCK = threading.Lock()
 
 
-class WarmRunLauncher(DefaultRunLauncher):
+class WarmRunLauncher(dg.DefaultRunLauncher):
     """Has `iscp_dagster.runs.server` fork a run; if none answers, the code server starts it.
 
     The code server also starts runs for other Pythons, containers and machines.
@@ -92,7 +79,7 @@ class WarmRunLauncher(DefaultRunLauncher):
         # The process that ends the run may not have this one's environment.
         self._instance.add_run_tags(run.run_id, place.tags(run.run_id))
         try:
-            ask(socket, what=START, run=run.run_id, arguments=serialize_value(arguments))
+            ask(socket, what=START, run=run.run_id, arguments=dg.serialize_value(arguments))
         except (ConnectionRefusedError, FileNotFoundError) as error:
             return self._warned(socket, error, run)
         except OSError as error:
@@ -103,7 +90,7 @@ class WarmRunLauncher(DefaultRunLauncher):
             _SILENT.discard(socket)
         return True
 
-    def _warned(self, socket: str, error: OSError, run: DagsterRun) -> bool:
+    def _warned(self, socket: str, error: OSError, run: dg.DagsterRun) -> bool:
         """Warn, once until the server starts a run again; returns False."""
         with _LOCK:
             known = socket in _SILENT
@@ -128,12 +115,12 @@ class WarmRunLauncher(DefaultRunLauncher):
         """Interrupt the code server's iterations, if this is the process of Dagster's daemon."""
         if not self._in_daemon:
             return
-        begun = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED]
-        for run in self._instance.get_runs(RunsFilter(statuses=begun)):
+        begun = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
+        for run in self._instance.get_runs(dg.RunsFilter(statuses=begun)):
             if is_iteration(run) and Place.of(run) is None:
                 try:
                     self.terminate(run.run_id)
-                except DagsterError as error:
+                except dg.DagsterError as error:
                     LOGGER.warning(STAYS, run.run_id, error)
 
     @property
@@ -141,7 +128,7 @@ class WarmRunLauncher(DefaultRunLauncher):
         """True, so that a run whose process was killed frees its place in the queue at once."""
         return True
 
-    def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
+    def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
         """NOT_FOUND for a run whose process has ended; RUNNING also if that is unknown."""
         self._in_daemon = True
         if _is_gone(run):
@@ -149,14 +136,14 @@ class WarmRunLauncher(DefaultRunLauncher):
         return CheckRunHealthResult(WorkerStatus.RUNNING)
 
 
-def _is_known(place: Place, run: DagsterRun) -> bool:
+def _is_known(place: Place, run: dg.DagsterRun) -> bool:
     """Whether the server there has the run."""
     with suppress(OSError):
         return bool(ask(place.socket, what=PING, run=run.run_id)["known"])
     return False
 
 
-def _is_gone(run: DagsterRun) -> bool:
+def _is_gone(run: dg.DagsterRun) -> bool:
     """Whether the run's process is known to have ended."""
     place = Place.of(run)
     if place is None:
@@ -168,7 +155,7 @@ def _is_gone(run: DagsterRun) -> bool:
     return place.is_here and not known
 
 
-def _is_ours(run: DagsterRun) -> bool:
+def _is_ours(run: dg.DagsterRun) -> bool:
     """Whether the run's code is loaded by this same Python, outside containers."""
     origin = run.job_code_origin
     if origin is None or origin.repository_origin.container_image:

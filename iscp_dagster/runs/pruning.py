@@ -8,15 +8,7 @@ from datetime import datetime
 from itertools import islice
 from pathlib import Path
 
-from dagster import (
-    AssetKey,
-    AssetRecordsFilter,
-    DagsterEventType,
-    DagsterInstance,
-    DagsterRun,
-    DagsterRunStatus,
-    RunsFilter,
-)
+import dagster as dg
 
 from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.runs.internals import SqliteEventLogStorage
@@ -35,11 +27,11 @@ class Pruned:
 
 
 def prune_runs(
-    instance: DagsterInstance,
+    instance: dg.DagsterInstance,
     *,
     before: datetime,
     jobs: Collection[str],
-    assets: Mapping[AssetKey, DagsterEventType],
+    assets: Mapping[dg.AssetKey, dg.DagsterEventType],
     most: int,
     dry_run: bool = False,
 ) -> Pruned:
@@ -57,8 +49,10 @@ def prune_runs(
     return Pruned(runs=len(gone), kept=sum(run.run_id in held for run in old))
 
 
-def _ended(instance: DagsterInstance, job: str, before: datetime) -> Iterator[DagsterRun]:
-    wanted = RunsFilter(job_name=job, statuses=[DagsterRunStatus.SUCCESS], updated_before=before)
+def _ended(instance: dg.DagsterInstance, job: str, before: datetime) -> Iterator[dg.DagsterRun]:
+    wanted = dg.RunsFilter(
+        job_name=job, statuses=[dg.DagsterRunStatus.SUCCESS], updated_before=before
+    )
     cursor = None
     while runs := instance.get_runs(wanted, cursor=cursor, limit=PAGE, ascending=True):
         yield from (run for run in runs if DISPATCH_TAG in run.tags)
@@ -66,7 +60,7 @@ def _ended(instance: DagsterInstance, job: str, before: datetime) -> Iterator[Da
 
 
 def _holders(
-    instance: DagsterInstance, assets: Mapping[AssetKey, DagsterEventType]
+    instance: dg.DagsterInstance, assets: Mapping[dg.AssetKey, dg.DagsterEventType]
 ) -> frozenset[str]:
     """The runs that made the latest event of some partition."""
     return frozenset(
@@ -77,21 +71,23 @@ def _holders(
     )
 
 
-def _latest(instance: DagsterInstance, asset: AssetKey, kind: DagsterEventType) -> Sequence[int]:
+def _latest(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType
+) -> Sequence[int]:
     found = instance.event_log_storage.get_latest_storage_id_by_partition(asset, kind)
     return sorted(found.values())
 
 
 def _runs_of(
-    instance: DagsterInstance, asset: AssetKey, kind: DagsterEventType, ids: Sequence[int]
+    instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, ids: Sequence[int]
 ) -> Iterator[str]:
-    wanted = AssetRecordsFilter(asset_key=asset, storage_ids=ids)
-    observed = kind is DagsterEventType.ASSET_OBSERVATION
+    wanted = dg.AssetRecordsFilter(asset_key=asset, storage_ids=ids)
+    observed = kind is dg.DagsterEventType.ASSET_OBSERVATION
     fetch = instance.fetch_observations if observed else instance.fetch_materializations
     return (each.run_id for each in fetch(wanted, limit=PAGE).records)
 
 
-def _delete(instance: DagsterInstance, run_id: str) -> None:
+def _delete(instance: dg.DagsterInstance, run_id: str) -> None:
     """Delete the run, its events and what it printed; with SQLite also the file of its events."""
     instance.delete_run(run_id)
     instance.compute_log_manager.delete_logs(prefix=[run_id])

@@ -5,26 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
-from dagster import (
-    AssetExecutionContext,
-    AssetKey,
-    AssetsDefinition,
-    BackfillPolicy,
-    DataVersion,
-    Output,
-    multi_asset,
-)
+import dagster as dg
 
 from iscp_dagster.location.assets.backfills import take_over, taken
 from iscp_dagster.location.assets.data_versions import DataVersions
 from iscp_dagster.location.assets.io_manager import needed, writer_of
-from iscp_dagster.location.assets.iterations import (
-    InStep,
-    Iterations,
-    Outcome,
-    report,
-    tenants_of,
-)
+from iscp_dagster.location.assets.iterations import InStep, Iterations, Outcome, report, tenants_of
 from iscp_dagster.location.assets.metadata import events_if_known
 from iscp_dagster.location.assets.provenance import view_tags, views_of
 from iscp_dagster.location.assets.reporting import (
@@ -47,7 +33,9 @@ from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.outcomes import Delivery
 
 
-def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) -> AssetsDefinition:
+def index_assets(
+    source: SourceTable, pool: str, databases: Sequence[str] = ()
+) -> dg.AssetsDefinition:
     """All indexes and triggers of `source`; any subset can run, in `pool`, and shares one scan.
 
     Each is below the source, and a view or trigger of a view below that view's index too.
@@ -56,7 +44,7 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
     by_name = {each.name: each for each in source.consumers}
     views = views_of(source)
 
-    @multi_asset(
+    @dg.multi_asset(
         name=indexes_op_name(source),
         outs={name: asset_out(source, each, databases) for name, each in by_name.items()},
         deps=[source_key(source)],
@@ -65,11 +53,11 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
         },
         partitions_def=partitions_of(source),
         can_subset=True,
-        backfill_policy=BackfillPolicy.single_run(),
+        backfill_policy=dg.BackfillPolicy.single_run(),
         required_resource_keys=needed(source),
         pool=pool,
     )
-    def synchronize(context: AssetExecutionContext) -> Iterator[Output[Success]]:
+    def synchronize(context: dg.AssetExecutionContext) -> Iterator[dg.Output[Success]]:
         deployment: Deployment = context.resources.iscp.deployment()
         iterations = Iterations.of(
             context.run,
@@ -101,10 +89,10 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
 
 
 def _of_one(
-    context: AssetExecutionContext, its: Iterations
-) -> Generator[Output[Success], None, list[Outcome]]:
+    context: dg.AssetExecutionContext, its: Iterations
+) -> Generator[dg.Output[Success], None, list[Outcome]]:
     """Bring one tenant in step; yields the outputs of its jobs, and returns what failed."""
-    held = InOrder[Output[Success]](parents(its.source), {each.name for each in its.chosen})
+    held = InOrder[dg.Output[Success]](parents(its.source), {each.name for each in its.chosen})
     declared = {each.name for each in its.source.consumers}
     views, failed = views_of(its.source), list[Outcome]()
     with _reporting(context, its) as reported:
@@ -129,19 +117,19 @@ def _of_one(
     return failed
 
 
-def _output(its: Iterations, outcome: Success, view: AssetKey | None) -> Output[Success]:
-    return Output(
+def _output(its: Iterations, outcome: Success, view: dg.AssetKey | None) -> dg.Output[Success]:
+    return dg.Output(
         outcome,
         output_name=outcome.job_name,
         metadata={**events_if_known(its.deployment, its.source, outcome.job_name)},
-        data_version=DataVersion(str(outcome.data_version)),
+        data_version=dg.DataVersion(str(outcome.data_version)),
         # Dagster adds its own tags: of the source, and of a view those that these replace.
         tags=view_tags(view, agrees(outcome)),
     )
 
 
 @contextmanager
-def _reporting(context: AssetExecutionContext, its: Iterations) -> Iterator[Callable[[], None]]:
+def _reporting(context: dg.AssetExecutionContext, its: Iterations) -> Iterator[Callable[[], None]]:
     """Report, in parallel with the iteration, the versions that the runner has not reported.
 
     Yields a function that returns once Dagster has them: before that, Dagster would record wrongly
@@ -155,14 +143,14 @@ def _reporting(context: AssetExecutionContext, its: Iterations) -> Iterator[Call
         reported.result()
 
 
-def _report_versions(context: AssetExecutionContext, news: Sequence[Reported]) -> None:
+def _report_versions(context: dg.AssetExecutionContext, news: Sequence[Reported]) -> None:
     store_events(context, news)
     if news:
         context.get_step_execution_context().fetch_external_input_asset_version_info()
 
 
 def _tenants(
-    context: AssetExecutionContext, source: SourceTable, deployment: Deployment
+    context: dg.AssetExecutionContext, source: SourceTable, deployment: Deployment
 ) -> list[str]:
     """The tenants that the run names, and those that it takes over from its backfill."""
     named, partitions = tenants_of(context, source), partitions_of(source)

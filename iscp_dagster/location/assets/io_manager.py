@@ -8,27 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dagster import (
-    AssetExecutionContext,
-    InputContext,
-    IOManager,
-    MetadataValue,
-    OpExecutionContext,
-    OutputContext,
-    TableColumn,
-    TableSchema,
-)
+import dagster as dg
 
 from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.location.assets.iterations import InStep
 from iscp_dagster.location.assets.metadata import told_metadata
-from iscp_dagster.location.frames import (
-    Frame,
-    arrow_of,
-    frame_table,
-    table_of,
-)
+from iscp_dagster.location.frames import Frame, arrow_of, frame_table, table_of
 from iscp_dagster.location.names import CLICKHOUSE, SHARD, TENANT_COLUMN
 from iscp_dagster.model.consumers.kinds import ConsumerKind
 from iscp_dagster.model.declared.tables import SourceTable
@@ -40,16 +26,16 @@ from iscp_dagster.sync.writing.writer import IndexWriter
 
 
 @dataclass(frozen=True)
-class OutcomeIOManager(IOManager):
+class OutcomeIOManager(dg.IOManager):
     """Reports what iterations did for consumers of a kind that keeps no tables."""
 
     kind: ConsumerKind
 
-    def handle_output(self, context: OutputContext, obj: Delivery | InStep | Outcomes) -> None:
+    def handle_output(self, context: dg.OutputContext, obj: Delivery | InStep | Outcomes) -> None:
         """Show on the output what was done; the watermarks have moved already."""
         _show(context, obj)
 
-    def load_input(self, context: InputContext) -> Any:
+    def load_input(self, context: dg.InputContext) -> Any:
         """Raises ConfigError: there is no table."""
         name = context.asset_key.to_user_string()
         raise ConfigError(
@@ -58,7 +44,7 @@ class OutcomeIOManager(IOManager):
         )
 
 
-class ClickHouseIOManager(IOManager):
+class ClickHouseIOManager(dg.IOManager):
     """Writes index tables, and people's own frames, into ClickHouse; nothing else of a run does.
 
     An iteration calls its `writer` index by index, before Dagster has the outputs; when Dagster
@@ -74,7 +60,7 @@ class ClickHouseIOManager(IOManager):
         return IndexWriter(self._deployment())
 
     def handle_output(
-        self, context: OutputContext, obj: Delivery | InStep | Outcomes | Frame
+        self, context: dg.OutputContext, obj: Delivery | InStep | Outcomes | Frame
     ) -> None:
         """Put in place what is not yet, and show on the output what was stored. Idempotent.
 
@@ -89,7 +75,7 @@ class ClickHouseIOManager(IOManager):
             return context.add_output_metadata(self._store(context, obj))
         return _show(context, obj)
 
-    def _store(self, context: OutputContext, frame: Frame) -> dict[str, Any]:
+    def _store(self, context: dg.OutputContext, frame: Frame) -> dict[str, Any]:
         rows = arrow_of(frame, context.asset_key.to_user_string())
         table = frame_table(self._deployment().endpoint, context, context.definition_metadata)
         if table.partition is not None and not context.has_asset_partitions:
@@ -101,7 +87,7 @@ class ClickHouseIOManager(IOManager):
         table.replace(rows, partitions=partitions, run_id=context.run_id)
         return {"dagster/row_count": rows.num_rows, "dagster/table_name": table.shown}
 
-    def load_input(self, context: InputContext) -> Any:
+    def load_input(self, context: dg.InputContext) -> Any:
         """The rows of the input's partitions, as an Arrow table of the user's columns."""
         upstream = context.upstream_output
         metadata = upstream.definition_metadata if upstream else {}
@@ -120,7 +106,7 @@ class ClickHouseIOManager(IOManager):
             return client.query_arrow(f"SELECT * FROM {view}{where}", parameters=parameters)
 
 
-def _show(context: OutputContext, obj: Delivery | InStep | Outcomes) -> None:
+def _show(context: dg.OutputContext, obj: Delivery | InStep | Outcomes) -> None:
     shown_ = obj.summary() if isinstance(obj, Outcomes) else shown(obj, {})
     context.add_output_metadata(shown_)
 
@@ -131,7 +117,7 @@ def needed(source: SourceTable) -> set[str]:
 
 
 def writer_of(
-    context: AssetExecutionContext | OpExecutionContext, source: SourceTable
+    context: dg.AssetExecutionContext | dg.OpExecutionContext, source: SourceTable
 ) -> IndexWriter | None:
     """The writer of the run's IO manager; None where the table has no index."""
     return getattr(context.resources, CLICKHOUSE).writer if source.indexes else None
@@ -162,12 +148,12 @@ class Outcomes:
         }
 
 
-def clickhouse_schema(store: IndexStore) -> TableSchema:
+def clickhouse_schema(store: IndexStore) -> dg.TableSchema:
     """The index's columns with their ClickHouse types."""
     types = store.shape.column_types()
-    return TableSchema(
+    return dg.TableSchema(
         [
-            TableColumn(name=f.name, type=types[f.name], description=f.comment or None)
+            dg.TableColumn(name=f.name, type=types[f.name], description=f.comment or None)
             for f in store.shape.fields
         ]
     )
@@ -197,9 +183,9 @@ def _delivered(delivery: Delivery) -> dict[str, Any]:
     return {
         "from_version": delivery.range.from_.version,
         "to_version": delivery.to.version,
-        "source_time": MetadataValue.timestamp(delivery.to.at),
-        "read": MetadataValue.text(f"{delivery.plan.kind.value}: {delivery.plan.reason}"),
-        **({"gap": MetadataValue.text(delivery.gap)} if delivery.gap else {}),
+        "source_time": dg.MetadataValue.timestamp(delivery.to.at),
+        "read": dg.MetadataValue.text(f"{delivery.plan.kind.value}: {delivery.plan.reason}"),
+        **({"gap": dg.MetadataValue.text(delivery.gap)} if delivery.gap else {}),
         "rows_inserted": delivery.inserted,
         "rows_deleted": delivery.deleted,
         "lag_seconds": round(lag, 3),
@@ -219,8 +205,8 @@ def in_step(job: Job) -> Mapping[str, Any]:
     return {
         "from_version": at.version,
         "to_version": at.version,
-        "source_time": MetadataValue.timestamp(at.at),
-        "read": MetadataValue.text("nothing: already in step with the source"),
+        "source_time": dg.MetadataValue.timestamp(at.at),
+        "read": dg.MetadataValue.text("nothing: already in step with the source"),
         "rows_inserted": 0,
         "rows_deleted": 0,
         "registration": str(job.registration),

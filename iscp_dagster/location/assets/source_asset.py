@@ -4,16 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster import (
-    AssetCheckEvaluation,
-    AssetExecutionContext,
-    AssetsDefinition,
-    AssetSpec,
-    BackfillPolicy,
-    Config,
-    MetadataValue,
-    multi_asset,
-)
+import dagster as dg
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.files import spark_path
@@ -50,9 +41,9 @@ class Load:
     """Dagster's logger."""
 
 
-def source_spec(source: SourceTable) -> AssetSpec:
+def source_spec(source: SourceTable) -> dg.AssetSpec:
     """The asset's spec; for a table that others write, it is the whole asset."""
-    return AssetSpec(
+    return dg.AssetSpec(
         source_key(source),
         skippable=source.load is not None,
         kinds={"deltalake"},
@@ -67,23 +58,25 @@ def source_spec(source: SourceTable) -> AssetSpec:
             "primary_key": ", ".join(source.keys),
             "tenant_column": source.tenant or "none",
             "on_replace": ON_REPLACE_MEANS[source.on_replace],
-            **({"path": MetadataValue.path(source.path)} if source.path else {}),
+            **({"path": dg.MetadataValue.path(source.path)} if source.path else {}),
         },
     )
 
 
-def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsDefinition:
+def source_asset(source: SourceTable, load: Callable[[Load], object]) -> dg.AssetsDefinition:
     """The asset whose materialization calls `load` for the partitions asked for."""
     config = source.load_config
 
-    @multi_asset(
+    @dg.multi_asset(
         name=load_op_name(source),
         specs=[source_spec(source)],
-        backfill_policy=BackfillPolicy.single_run(),
+        backfill_policy=dg.BackfillPolicy.single_run(),
         config_schema=offered(config).to_fields_dict() if config else None,
         required_resource_keys={"iscp"},
     )
-    def load_source(context: AssetExecutionContext) -> Iterator[AssetEvent | AssetCheckEvaluation]:
+    def load_source(
+        context: dg.AssetExecutionContext,
+    ) -> Iterator[AssetEvent | dg.AssetCheckEvaluation]:
         deployment: Deployment = context.resources.iscp.deployment()
         tenants = tuple(tenants_of(context, source))
         with working(deployment, context.run):
@@ -110,12 +103,12 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
     return load_source
 
 
-def offered(model: type[Any]) -> type[Config]:
+def offered(model: type[Any]) -> type[dg.Config]:
     """The model as a Dagster Config, which the launchpad shows.
 
     A declaration may use a plain pydantic model, so that reading it does not import Dagster.
     """
-    return model if issubclass(model, Config) else type(model.__name__, (model, Config), {})
+    return model if issubclass(model, dg.Config) else type(model.__name__, (model, dg.Config), {})
 
 
 def table_facts(delta_log: DeltaLog) -> Mapping[str, Any]:

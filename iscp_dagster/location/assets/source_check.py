@@ -2,14 +2,7 @@
 
 from collections.abc import Sequence
 
-from dagster import (
-    AssetCheckEvaluation,
-    AssetCheckExecutionContext,
-    AssetCheckResult,
-    AssetChecksDefinition,
-    AssetCheckSeverity,
-    asset_check,
-)
+import dagster as dg
 
 from iscp_dagster.location.names import source_key
 from iscp_dagster.model.declared.tables import SourceTable
@@ -20,10 +13,10 @@ from iscp_dagster.sync.deployment import Deployment
 CHECK = "can_be_followed"
 
 
-def source_check(source: SourceTable) -> AssetChecksDefinition:
+def source_check(source: SourceTable) -> dg.AssetChecksDefinition:
     """A check that fails if the table is missing or unreadable, or has rows that no index takes."""
 
-    @asset_check(
+    @dg.asset_check(
         asset=source_key(source),
         name=CHECK,
         description=(
@@ -32,10 +25,10 @@ def source_check(source: SourceTable) -> AssetChecksDefinition:
         ),
         required_resource_keys={"iscp"},
     )
-    def can_be_followed(context: AssetCheckExecutionContext) -> AssetCheckResult:
+    def can_be_followed(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         deployment: Deployment = context.resources.iscp.deployment()
         found = problems_of(deployment, source)
-        return AssetCheckResult(
+        return dg.AssetCheckResult(
             passed=not found,
             severity=_severity(found),
             description=_description(found),
@@ -45,9 +38,9 @@ def source_check(source: SourceTable) -> AssetChecksDefinition:
     return can_be_followed
 
 
-def evaluation(source: SourceTable, found: Sequence[Problem]) -> AssetCheckEvaluation:
+def evaluation(source: SourceTable, found: Sequence[Problem]) -> dg.AssetCheckEvaluation:
     """The check's outcome for the problems that were found."""
-    return AssetCheckEvaluation(
+    return dg.AssetCheckEvaluation(
         asset_key=source_key(source),
         check_name=CHECK,
         passed=not found,
@@ -57,9 +50,9 @@ def evaluation(source: SourceTable, found: Sequence[Problem]) -> AssetCheckEvalu
     )
 
 
-def _severity(found: Sequence[Problem]) -> AssetCheckSeverity:
+def _severity(found: Sequence[Problem]) -> dg.AssetCheckSeverity:
     severe = any(each.severe for each in found)
-    return AssetCheckSeverity.ERROR if severe else AssetCheckSeverity.WARN
+    return dg.AssetCheckSeverity.ERROR if severe else dg.AssetCheckSeverity.WARN
 
 
 def _description(found: Sequence[Problem]) -> str | None:

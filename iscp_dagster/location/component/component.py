@@ -5,17 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from dagster import (
-    Component,
-    ComponentLoadContext,
-    ComponentTypeSpec,
-    Definitions,
-    ResolutionContext,
-    Resolvable,
-    scaffold_with,
-)
+import dagster as dg
+from pydantic import BaseModel
 
 from iscp_dagster.location.build import runner_definitions, standing, table_definitions
 from iscp_dagster.location.component.reading import declared_of, place
@@ -30,15 +23,11 @@ from iscp_dagster.model.declared.together.sound import Sound
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.errors import ConfigError
 
-if TYPE_CHECKING:
-    from dagster import Model
-    from pydantic import BaseModel
-
 _PRODUCES = ("asset", "asset_check", "job", "resource", "schedule", "sensor")
 
 
-@scaffold_with(SourceTableScaffolder)
-class SourceTableComponent(Component, Resolvable):
+@dg.scaffold_with(SourceTableScaffolder)
+class SourceTableComponent(dg.Component, dg.Resolvable):
     """A Delta table, the ClickHouse indexes that are kept in step with it, exactly once, and the
     views and triggers over it.
 
@@ -60,15 +49,15 @@ class SourceTableComponent(Component, Resolvable):
         self.declared_at = declared_at
 
     @classmethod
-    def get_spec(cls) -> ComponentTypeSpec:
-        return ComponentTypeSpec(produces=_PRODUCES)
+    def get_spec(cls) -> dg.ComponentTypeSpec:
+        return dg.ComponentTypeSpec(produces=_PRODUCES)
 
     @classmethod
     def model(cls) -> type[BaseModel]:
         return table_model()
 
     @classmethod
-    def load(cls, attributes: BaseModel | None, context: ComponentLoadContext) -> Any:
+    def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> Any:
         """Load as Dagster does. Raises ConfigError for attributes that declare no table."""
         if attributes is None:
             raise ConfigError(
@@ -78,9 +67,9 @@ class SourceTableComponent(Component, Resolvable):
         return super().load(attributes, context)
 
     @classmethod
-    def resolve_from_model(cls, context: ResolutionContext, model: BaseModel) -> Any:
+    def resolve_from_model(cls, context: dg.ResolutionContext, model: BaseModel) -> Any:
         """Make the component from the attributes of a `defs.yaml`. Raises ConfigError."""
-        found = declared_of(context, cast("Model", model))
+        found = declared_of(context, cast("dg.Model", model))
         return cls(
             found.tables[0],
             views=found.views,
@@ -89,7 +78,7 @@ class SourceTableComponent(Component, Resolvable):
             declared_at=place(context),
         )
 
-    def build_defs(self, context: ComponentLoadContext) -> Definitions:
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """The table's assets and checks; for the project's first table the runner as well.
 
         What cannot stand beside the others is left out, as by `build_definitions`.
@@ -105,7 +94,7 @@ class SourceTableComponent(Component, Resolvable):
         found = _standing(tuple(every))
         table = found.declared.get(id(self.table))
         own = [] if table is None else [table_definitions(table)]
-        return Definitions.merge(*own, *([_shared(every)] if every[0] is self else []))
+        return dg.Definitions.merge(*own, *([_shared(every)] if every[0] is self else []))
 
 
 def _declared(every: Sequence[SourceTableComponent]) -> Declared:
@@ -124,6 +113,6 @@ def _standing(every: tuple[SourceTableComponent, ...]) -> Sound:
     return standing(_declared(every), os.environ)
 
 
-def _shared(every: Sequence[SourceTableComponent]) -> Definitions:
+def _shared(every: Sequence[SourceTableComponent]) -> dg.Definitions:
     tables = _standing(tuple(every)).tables
     return runner_definitions(tables, resources_from_environment(), given=_declared(every))

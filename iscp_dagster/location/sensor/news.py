@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from dagster import (
-    AssetCheckEvaluation,
-    DefaultSensorStatus,
-    SensorDefinition,
-    SensorEvaluationContext,
-    SensorResult,
-    sensor,
-)
+import dagster as dg
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.location.assets.data_versions import AssetEvent, version_event
@@ -27,28 +20,28 @@ NOTHING = "There is nothing new to report."
 TRIAL = "A tick would report {count} changes."
 
 
-def news_sensor(lookout: Lookout) -> SensorDefinition:
+def news_sensor(lookout: Lookout) -> dg.SensorDefinition:
     """The sensor that reports changed tenants and the problems of tables.
 
     Dagster's daemon stores a tick's events one by one, some 10 ms each, before it submits the
     tick's runs: so the events come from a sensor that submits no runs.
     """
 
-    @sensor(
+    @dg.sensor(
         name=NEWS,
         minimum_interval_seconds=max(1, int(2 * lookout.scan_seconds)),
-        default_status=DefaultSensorStatus.RUNNING,
+        default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={"iscp"},
         description="Reports changed tenants and problems of the source tables; requests no runs.",
     )
-    def iscp_news(context: SensorEvaluationContext) -> SensorResult:
+    def iscp_news(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         with lookout.reporter(context) as reporter:
             report = reporter.report(context.cursor)
             changed = list(events(report.news, reporter.runner.delta_log_of))
         told = [*changed, *verdicts(report, lookout.sources)]
         if is_trial(context):
-            return SensorResult(skip_reason=TRIAL.format(count=len(told)), cursor=context.cursor)
-        return SensorResult(
+            return dg.SensorResult(skip_reason=TRIAL.format(count=len(told)), cursor=context.cursor)
+        return dg.SensorResult(
             skip_reason=None if told else NOTHING, cursor=report.cursor, asset_events=told
         )
 
@@ -65,7 +58,7 @@ def events(
             yield version_event(each.source, tenant, version, facts)
 
 
-def verdicts(report: Report, sources: Sequence[SourceTable]) -> Iterator[AssetCheckEvaluation]:
+def verdicts(report: Report, sources: Sequence[SourceTable]) -> Iterator[dg.AssetCheckEvaluation]:
     """The check results of tables whose problems appeared, changed or ended: reported once.
 
     If a table's news are materializations, the check is reported again with each, or Dagster would

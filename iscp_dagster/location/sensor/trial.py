@@ -11,12 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from tempfile import TemporaryDirectory
 
-from dagster import (
-    AddDynamicPartitionsRequest,
-    DagsterInstance,
-    RunRequest,
-    SensorEvaluationContext,
-)
+import dagster as dg
 
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.location.names import partitions_name
@@ -29,7 +24,7 @@ from iscp_dagster.sync.deployment import Deployment
 _NO_TICK = re.compile(r"\d{8}_\d{6}")
 
 
-def is_trial(context: SensorEvaluationContext) -> bool:
+def is_trial(context: dg.SensorEvaluationContext) -> bool:
     """Whether the evaluation is a test by a person, not a tick of Dagster's daemon.
 
     A tick's log key ends in the tick's id; without a tick Dagster puts the time there.
@@ -47,10 +42,10 @@ def trial_look(deployment: Deployment, sources: Sequence[SourceTable], cursor: s
         return Runner(replace(deployment, log=log), sources).look(cursor)
 
 
-def by_hand(request: RunRequest) -> RunRequest:
+def by_hand(request: dg.RunRequest) -> dg.RunRequest:
     """The same request without its dispatch tag, which names a dispatch that no log knows."""
     tags = {name: value for name, value in request.tags.items() if name != DISPATCH_TAG}
-    return RunRequest(
+    return dg.RunRequest(
         job_name=request.job_name,
         partition_key=request.partition_key,
         asset_selection=request.asset_selection,
@@ -60,8 +55,8 @@ def by_hand(request: RunRequest) -> RunRequest:
 
 
 def missing_partitions(
-    instance: DagsterInstance, dispatches: Sequence[Dispatch]
-) -> Iterator[AddDynamicPartitionsRequest]:
+    instance: dg.DagsterInstance, dispatches: Sequence[Dispatch]
+) -> Iterator[dg.AddDynamicPartitionsRequest]:
     """Requests for the partitions that a tick would have added before its runs."""
     wanted: dict[str, set[str]] = {}
     for each in dispatches:
@@ -69,4 +64,4 @@ def missing_partitions(
             wanted.setdefault(partitions_name(each.source), set()).update(each.iteration.tenants)
     for name, tenants in wanted.items():
         if missing := tenants - set(instance.get_dynamic_partitions(name)):
-            yield AddDynamicPartitionsRequest(name, sorted(missing))
+            yield dg.AddDynamicPartitionsRequest(name, sorted(missing))

@@ -13,32 +13,10 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from iscp_dagster.delta.checks import (
-    CHANGE_TYPE,
-    FRESH,
-    INSERT,
-    REPEATS,
-    TENANT_TYPES,
-    UPSERT,
-)
-from iscp_dagster.delta.filescan import (
-    ROWS_PER_BATCH,
-    Files,
-    NotPlainError,
-    Slice,
-    lies_elsewhere,
-    plain_files,
-)
+from iscp_dagster.delta import checks, filescan
 from iscp_dagster.delta.log.commit import FeedFile
 from iscp_dagster.delta.log.facts import TableFacts, Unheld
-from iscp_dagster.model.declared.schema import (
-    DELETED,
-    TIMESTAMP,
-    VERSION,
-    Decimal,
-    DeltaField,
-    Primitive,
-)
+from iscp_dagster.model.declared import schema
 from iscp_dagster.model.moment import Moment
 
 if TYPE_CHECKING:
@@ -63,14 +41,14 @@ class CommitFile:
     version: int
     micros: int
     kind: str
-    slice_: Slice
+    slice_: filescan.Slice
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeedRows:
     """The rows of a range of the feed; picklable."""
 
-    files: Files
+    files: filescan.Files
     parts: tuple[CommitFile, ...]
 
     def whole(self) -> pa.Table:
@@ -93,7 +71,7 @@ class FeedRows:
         try:
             rows = self.whole()
             rows.validate(full=True)
-        except (NotPlainError, pa.ArrowInvalid):
+        except (filescan.NotPlainError, pa.ArrowInvalid):
             return None
         return rows if rows.nbytes <= most else None
 
@@ -107,15 +85,15 @@ class FeedRows:
         rows = pa.Table.from_batches(files.read(part.slice_), schema=files.schema())
         count = rows.num_rows
         if said:
-            kinds = rows[CHANGE_TYPE].combine_chunks()
-            rows = rows.drop_columns([CHANGE_TYPE])
+            kinds = rows[checks.CHANGE_TYPE].combine_chunks()
+            rows = rows.drop_columns([checks.CHANGE_TYPE])
         else:
             kinds = pa.repeat(KINDS[part.kind], count)
         return (
-            rows.append_column(VERSION, pa.repeat(part.version, count))
-            .append_column(TIMESTAMP, pa.repeat(part.micros, count))
-            .append_column(UPSERT, pc.is_in(kinds, value_set=pa.array(UPSERTS)))
-            .append_column(INSERT, pc.equal(kinds, "insert"))
+            rows.append_column(schema.VERSION, pa.repeat(part.version, count))
+            .append_column(schema.TIMESTAMP, pa.repeat(part.micros, count))
+            .append_column(checks.UPSERT, pc.is_in(kinds, value_set=pa.array(UPSERTS)))
+            .append_column(checks.INSERT, pc.equal(kinds, "insert"))
         )
 
 
@@ -136,7 +114,7 @@ class FeedScan(FeedRows):
         """For `mapInArrow`: a batch of one number in, batches of rows out."""
         for batch in numbers if self.parts else ():
             for _ in range(batch.num_rows):
-                yield from self._changes().to_batches(max_chunksize=ROWS_PER_BATCH)
+                yield from self._changes().to_batches(max_chunksize=filescan.ROWS_PER_BATCH)
 
     def _changes(self) -> pa.Table:
         """Raises as `Files.read` does, before any row is handed on."""
@@ -144,7 +122,7 @@ class FeedScan(FeedRows):
         return _latest(whole, self) if self.keyed else _added(whole, self)
 
 
-_SAID = DeltaField(name=CHANGE_TYPE, type=Primitive("string"))
+_SAID = schema.DeltaField(name=checks.CHANGE_TYPE, type=schema.Primitive("string"))
 
 
 def plan_feed(
@@ -186,8 +164,8 @@ def plan_rows(
     tenant: str | None,
 ) -> FeedRows | None:
     """How to read these columns of these files of the feed; None where Spark must read them."""
-    files = plain_files(location, facts, list(dict.fromkeys(columns)))
-    if files is None or any(lies_elsewhere(file.path) for _, file in feed):
+    files = filescan.plain_files(location, facts, list(dict.fromkeys(columns)))
+    if files is None or any(filescan.lies_elsewhere(file.path) for _, file in feed):
         return None
     partitioned = [f for f in files.fields if f.name in facts.metadata.partition_columns]
     parts = tuple(_part(at, file, partitioned, tenant) for at, file in feed)
@@ -197,23 +175,23 @@ def plan_rows(
 
 
 def _is_sorted(type_: Any) -> bool:
-    return isinstance(type_, Decimal) or str(type_) in SORTED
+    return isinstance(type_, schema.Decimal) or str(type_) in SORTED
 
 
 def _part(
-    at: Moment, file: FeedFile, partitioned: Collection[DeltaField], tenant: str | None
+    at: Moment, file: FeedFile, partitioned: Collection[schema.DeltaField], tenant: str | None
 ) -> CommitFile:
     values = dict(file.place)
     known = {f.name: _typed(values.get(f.physical or f.name), str(f.type)) for f in partitioned}
     if tenant is not None and known.get(tenant) == Unheld(""):
         known[tenant] = None
-    slice_ = Slice(path=file.path, partition=known, bytes=file.bytes)
+    slice_ = filescan.Slice(path=file.path, partition=known, bytes=file.bytes)
     return CommitFile(version=at.version, micros=at.micros, kind=file.kind, slice_=slice_)
 
 
 def _typed(value: str | None, type_: str) -> Any:
     """A partition value (Delta protocol, "Partition Value Serialization"), of `TENANT_TYPES`."""
-    assert type_ in TENANT_TYPES, type_
+    assert type_ in checks.TENANT_TYPES, type_
     if value is None or type_ == "string":
         return Unheld("") if value == "" else value
     try:
@@ -234,13 +212,13 @@ def _latest(rows: pa.Table, scan: FeedScan) -> pa.Table:
     import pyarrow as pa
 
     by = [(name, "ascending") for name in scan.identity]
-    newest = [(VERSION, "descending"), (UPSERT, "descending")]
+    newest = [(schema.VERSION, "descending"), (checks.UPSERT, "descending")]
     rows = _sorted(rows, [*by, *newest])
     count = rows.num_rows
     first = _begins(rows, scan.identity)
     upsert, insert, version = (
         rows[name].to_numpy().astype(kind)
-        for name, kind in ((UPSERT, bool), (INSERT, bool), (VERSION, np.int64))
+        for name, kind in ((checks.UPSERT, bool), (checks.INSERT, bool), (schema.VERSION, np.int64))
     )
     twin = np.zeros(count, dtype=bool)
     if count:
@@ -249,11 +227,11 @@ def _latest(rows: pa.Table, scan: FeedScan) -> pa.Table:
     starts = np.flatnonzero(first)
     ends = np.append(starts[1:], count) - 1
     repeats = np.logical_or.reduceat(twin, starts) if count else twin
-    found = rows.take(pa.array(starts)).select([*scan.output, VERSION, TIMESTAMP])
+    found = rows.take(pa.array(starts)).select([*scan.output, schema.VERSION, schema.TIMESTAMP])
     return (
-        found.append_column(DELETED, pa.array(~upsert[starts]))
-        .append_column(REPEATS, pa.array(repeats))
-        .append_column(FRESH, pa.array(upsert[ends] if count else twin))
+        found.append_column(schema.DELETED, pa.array(~upsert[starts]))
+        .append_column(checks.REPEATS, pa.array(repeats))
+        .append_column(checks.FRESH, pa.array(upsert[ends] if count else twin))
     )
 
 
@@ -262,11 +240,11 @@ def _added(rows: pa.Table, scan: FeedScan) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    by = (*filter(None, [scan.tenant]), VERSION, *scan.identity)
+    by = (*filter(None, [scan.tenant]), schema.VERSION, *scan.identity)
     rows = _sorted(rows, [(name, "ascending") for name in by])
-    found = rows.select([*scan.output, VERSION, TIMESTAMP])
-    return found.append_column(DELETED, pa.repeat(False, rows.num_rows)).append_column(
-        REPEATS, pc.invert(rows[INSERT])
+    found = rows.select([*scan.output, schema.VERSION, schema.TIMESTAMP])
+    return found.append_column(schema.DELETED, pa.repeat(False, rows.num_rows)).append_column(
+        checks.REPEATS, pc.invert(rows[checks.INSERT])
     )
 
 

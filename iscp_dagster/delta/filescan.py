@@ -17,14 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from iscp_dagster.delta.arrow import (
-    arrow_type,
-    fitted,
-    has_times,
-    is_flat,
-    is_known,
-    is_stored_as,
-)
+from iscp_dagster.delta import arrow
 from iscp_dagster.delta.checks import TENANT_TYPES
 from iscp_dagster.delta.log.facts import VECTORS, DataFile, Places, TableFacts, Unheld
 from iscp_dagster.delta.log.files import STORES, local_path, opened, settings_of
@@ -83,12 +76,12 @@ class Files:
         """The schema of the batches read."""
         import pyarrow as pa
 
-        return pa.schema([(each.name, arrow_type(each.type)) for each in self.fields])
+        return pa.schema([(each.name, arrow.arrow_type(each.type)) for each in self.fields])
 
     @cached_property
     def plain(self) -> bool:
         """Whether Arrow's own scanner can build the columns from a file's."""
-        return all(is_flat(f.type) and _stored(f) == f.name for f in self.fields)
+        return all(arrow.is_flat(f.type) and _stored(f) == f.name for f in self.fields)
 
     def read(self, slice_: Slice) -> Iterator[pa.RecordBatch]:
         """Raises FeedGoneError for a file that VACUUM removed, SourceError for a broken one,
@@ -161,11 +154,11 @@ class Files:
         import pyarrow as pa
 
         if field.name in slice_.partition:
-            value = pa.scalar(slice_.partition[field.name], arrow_type(field.type))
+            value = pa.scalar(slice_.partition[field.name], arrow.arrow_type(field.type))
             return pa.repeat(value, batch.num_rows)
         if _stored(field) in batch.schema.names:
-            return fitted(batch.column(_stored(field)), field.type)
-        return pa.nulls(batch.num_rows, arrow_type(field.type))
+            return arrow.fitted(batch.column(_stored(field)), field.type)
+        return pa.nulls(batch.num_rows, arrow.arrow_type(field.type))
 
     def _refuse_unlike(self, piece: Any, slice_: Slice) -> None:
         """Raises NotPlainError for a file that Spark would read differently.
@@ -177,7 +170,9 @@ class Files:
         wrong = _unlike(self.fields, held)
         if wrong:
             raise NotPlainError(f"{self.location}: {slice_.path} {wrong}.")
-        timed = [_stored(f) for f in self.fields if has_times(f.type) and _stored(f) in held.names]
+        timed = [
+            _stored(f) for f in self.fields if arrow.has_times(f.type) and _stored(f) in held.names
+        ]
         if timed and _is_old(piece.metadata, timed):
             raise NotPlainError(f"{self.location}: {slice_.path} holds times of the old calendar.")
 
@@ -230,7 +225,7 @@ def is_plain(facts: TableFacts, fields: Sequence[DeltaField]) -> bool:
     return (
         facts.reader_features <= PLAIN_FEATURES
         and facts.metadata.configuration.get(MAPPING, "none") in {"none", "name"}
-        and all(is_known(f.type) and not f.padded for f in fields)
+        and all(arrow.is_known(f.type) and not f.padded for f in fields)
         and all(str(f.type) in TENANT_TYPES for f in fields if f.name in partitioned)
     )
 
@@ -293,7 +288,7 @@ def _unlike(fields: Iterable[DeltaField], held: Any) -> str:
 
 
 def _unlike_inside(type_: DeltaType, held: Any) -> str:
-    if not is_stored_as(type_, held):
+    if not arrow.is_stored_as(type_, held):
         return f"stores {type_} as {held}"
     if isinstance(type_, Array):
         return _unlike_inside(type_.element, held.value_type)

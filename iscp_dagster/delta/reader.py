@@ -11,29 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from iscp_dagster.delta.checks import (
-    CHANGE_TYPE,
-    COMMIT_TIMESTAMP,
-    COMMIT_VERSION,
-    FOLDED,
-    FRESH,
-    INSERT,
-    LOWER,
-    RANK,
-    REPEATS,
-    UPSERT,
-    check_names,
-)
+from iscp_dagster.delta import checks
 from iscp_dagster.delta.comparing import orderable
 from iscp_dagster.delta.log.files import spark_path
 from iscp_dagster.delta.variants import as_text, has_variant
-from iscp_dagster.model.declared.schema import (
-    DELETED,
-    TIMESTAMP,
-    VERSION,
-    DeltaType,
-    parse_schema,
-)
+from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION, DeltaType, parse_schema
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
@@ -63,7 +45,7 @@ class Selection:
     """Key columns that some index compares without regard to case."""
 
     def __post_init__(self) -> None:
-        check_names(self.path, self.output)
+        checks.check_names(self.path, self.output)
 
     @property
     def identity(self) -> list[str]:
@@ -125,22 +107,24 @@ def changes(
     if not selection.keys:
         return _added(rows, selection, partitions)
     rows, by = _gathered(rows, selection, partitions)
-    newest = [F.col(VERSION).desc(), F.col(UPSERT).desc()]
+    newest = [F.col(VERSION).desc(), F.col(checks.UPSERT).desc()]
     window = Window.partitionBy(*by).orderBy(*newest)
     whole = window.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-    twin = F.col(UPSERT) & F.lag(UPSERT).over(window)
-    twin = twin & ((F.lag(VERSION).over(window) == F.col(VERSION)) | F.lag(INSERT).over(window))
-    ranked = rows.withColumn(REPEATS, F.coalesce(twin, F.lit(False)) | F.col(FOLDED))
-    ranked = ranked.withColumn(REPEATS, F.max(REPEATS).over(whole))
-    ranked = ranked.withColumn(FRESH, F.last(UPSERT).over(whole))
-    ranked = ranked.withColumn(RANK, F.row_number().over(window))
-    return ranked.filter(F.col(RANK) == 1).select(
+    twin = F.col(checks.UPSERT) & F.lag(checks.UPSERT).over(window)
+    twin = twin & (
+        (F.lag(VERSION).over(window) == F.col(VERSION)) | F.lag(checks.INSERT).over(window)
+    )
+    ranked = rows.withColumn(checks.REPEATS, F.coalesce(twin, F.lit(False)) | F.col(checks.FOLDED))
+    ranked = ranked.withColumn(checks.REPEATS, F.max(checks.REPEATS).over(whole))
+    ranked = ranked.withColumn(checks.FRESH, F.last(checks.UPSERT).over(whole))
+    ranked = ranked.withColumn(checks.RANK, F.row_number().over(window))
+    return ranked.filter(F.col(checks.RANK) == 1).select(
         *columns(selection.output),
         VERSION,
         TIMESTAMP,
-        (~F.col(UPSERT)).alias(DELETED),
-        REPEATS,
-        FRESH,
+        (~F.col(checks.UPSERT)).alias(DELETED),
+        checks.REPEATS,
+        checks.FRESH,
     )
 
 
@@ -157,14 +141,14 @@ def _gathered(rows: Any, selection: Selection, partitions: int) -> tuple[Any, li
 
     identity, folded = columns(selection.identity), columns(selection.folded)
     if not folded:
-        return spread(rows, identity).withColumn(FOLDED, F.lit(False)), identity
-    rows = rows.withColumn(LOWER, F.array(*map(F.lower, folded)))
+        return spread(rows, identity).withColumn(checks.FOLDED, F.lit(False)), identity
+    rows = rows.withColumn(checks.LOWER, F.array(*map(F.lower, folded)))
     exact = [name for name in selection.identity if name not in selection.folded]
-    alike = [*columns(exact), F.col(LOWER)]
+    alike = [*columns(exact), F.col(checks.LOWER)]
     window, spelled = Window.partitionBy(*alike), F.array(*folded)
     several = F.min(spelled).over(window) != F.max(spelled).over(window)
     # Includes the columns that rows are spread by, or Spark would shuffle again.
-    return spread(rows, alike).withColumn(FOLDED, several), [*identity, F.col(LOWER)]
+    return spread(rows, alike).withColumn(checks.FOLDED, several), [*identity, F.col(checks.LOWER)]
 
 
 def _added(rows: Any, selection: Selection, partitions: int) -> Any:
@@ -184,7 +168,7 @@ def _added(rows: Any, selection: Selection, partitions: int) -> Any:
         VERSION,
         TIMESTAMP,
         F.lit(False).alias(DELETED),
-        (~F.col(INSERT)).alias(REPEATS),
+        (~F.col(checks.INSERT)).alias(checks.REPEATS),
     )
 
 
@@ -193,7 +177,7 @@ def _feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
 
     # The order may need columns that are not in the output.
     wide = replace(selection, columns=[*selection.output, *selection.order])
-    inserted = (F.col(CHANGE_TYPE) == "insert").alias(INSERT)
+    inserted = (F.col(checks.CHANGE_TYPE) == "insert").alias(checks.INSERT)
     return feed(spark, selection, after, upto).select(*_read(wide), *stamps(), inserted)
 
 
@@ -214,9 +198,9 @@ def stamps() -> list[Any]:
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     return [
-        F.col(COMMIT_VERSION).alias(VERSION),
-        F.unix_micros(COMMIT_TIMESTAMP).alias(TIMESTAMP),
-        F.col(CHANGE_TYPE).isin(*UPSERTS).alias(UPSERT),
+        F.col(checks.COMMIT_VERSION).alias(VERSION),
+        F.unix_micros(checks.COMMIT_TIMESTAMP).alias(TIMESTAMP),
+        F.col(checks.CHANGE_TYPE).isin(*UPSERTS).alias(checks.UPSERT),
     ]
 
 

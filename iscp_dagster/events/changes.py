@@ -10,23 +10,11 @@ from typing import Any, TypeAlias
 
 from iscp_dagster.events.keys import event_key
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.model.declared.images import (
-    AFTER,
-    BEFORE,
-    CHANGE,
-    CONDITION_COLUMNS,
-    FIELDS,
-    IMAGE,
-    IMAGE_COLUMNS,
-    MATCH,
-    ORDINAL,
-    UNMATCH,
-    ChangeKind,
-)
+from iscp_dagster.model.declared import images
 from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION
 from iscp_dagster.model.errors import IscpError
 
-SYSTEM = frozenset({*IMAGE_COLUMNS, *CONDITION_COLUMNS, VERSION, TIMESTAMP, DELETED})
+SYSTEM = frozenset({*images.IMAGE_COLUMNS, *images.CONDITION_COLUMNS, VERSION, TIMESTAMP, DELETED})
 """The columns of an image row that are no column of its view."""
 
 Row: TypeAlias = Mapping[str, Any]
@@ -61,7 +49,7 @@ class Change:
 
     tenant: str | None
     key: str
-    operation: ChangeKind
+    operation: images.ChangeKind
     before: Row | None
     after: Row | None
     fields: tuple[str, ...] = ()
@@ -89,15 +77,15 @@ def changes_of(
     """
     halves: dict[Hashable, Row] = {}
     for row in rows:
-        if row[CHANGE] != ChangeKind.UPDATE:
-            if row[CHANGE] != ChangeKind.BEGIN:
+        if row[images.CHANGE] != images.ChangeKind.UPDATE:
+            if row[images.CHANGE] != images.ChangeKind.BEGIN:
                 yield _single(row, keys, tenant)
             continue
-        place = (row[tenant] if tenant else None, row[VERSION], row[ORDINAL])
+        place = (row[tenant] if tenant else None, row[VERSION], row[images.ORDINAL])
         other = halves.pop(place, None)
         if other is None:
             halves[place] = row
-        elif other[IMAGE] == row[IMAGE]:
+        elif other[images.IMAGE] == row[images.IMAGE]:
             raise _half(row, keys, tenant)
         else:
             yield _update(other, row, keys, tenant)
@@ -112,13 +100,13 @@ def in_order(changes: Iterable[Stamped]) -> list[Stamped]:
 
 def _single(row: Row, keys: Sequence[str], tenant: str | None) -> Stamped:
     """A change of one image: which one it is follows from the operation."""
-    gone = row[CHANGE] == ChangeKind.DELETE
+    gone = row[images.CHANGE] == images.ChangeKind.DELETE
     before, after = (row, None) if gone else (None, row)
     return _change(before, after, row, keys, tenant), _timestamp(row)
 
 
 def _update(one: Row, other: Row, keys: Sequence[str], tenant: str | None) -> Stamped:
-    before, after = (one, other) if one[IMAGE] == BEFORE else (other, one)
+    before, after = (one, other) if one[images.IMAGE] == images.BEFORE else (other, one)
     return _change(before, after, after, keys, tenant), _timestamp(after)
 
 
@@ -129,10 +117,10 @@ def _change(
     return Change(
         tenant=owner,
         key=event_key(owner, [row[name] for name in keys]),
-        operation=ChangeKind(row[CHANGE]),
+        operation=images.ChangeKind(row[images.CHANGE]),
         before=_columns(before),
         after=_columns(after),
-        fields=tuple(row[FIELDS] or ()),
+        fields=tuple(row[images.FIELDS] or ()),
         was=_truth(before),
         becomes=_truth(after),
     )
@@ -145,13 +133,13 @@ def _columns(row: Row | None) -> Row | None:
 
 
 def _truth(row: Row | None) -> Truth:
-    if row is None or MATCH not in row:
+    if row is None or images.MATCH not in row:
         return NEITHER
-    return Truth(match=row[MATCH] is True, unmatch=row.get(UNMATCH) is True)
+    return Truth(match=row[images.MATCH] is True, unmatch=row.get(images.UNMATCH) is True)
 
 
 def _timestamp(row: Row) -> SourceTimestamp:
-    at, version, ordinal = row[TIMESTAMP], int(row[VERSION]), int(row[ORDINAL])
+    at, version, ordinal = row[TIMESTAMP], int(row[VERSION]), int(row[images.ORDINAL])
     if isinstance(at, datetime):
         return SourceTimestamp.of(at, version=version, ordinal=ordinal)
     return SourceTimestamp.of_micros(int(at), version=version, ordinal=ordinal)
@@ -159,7 +147,7 @@ def _timestamp(row: Row) -> SourceTimestamp:
 
 def _half(row: Row, keys: Sequence[str], tenant: str | None) -> HalfChangeError:
     change, timestamp = _single(row, keys, tenant)
-    lacking = "before" if row[IMAGE] == AFTER else "after"
+    lacking = "before" if row[images.IMAGE] == images.AFTER else "after"
     return HalfChangeError(
         f"The image {lacking} the update of {change.key!r} in commit {timestamp.version} did not "
         "come; the range is read again."

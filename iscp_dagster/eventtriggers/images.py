@@ -14,17 +14,7 @@ from iscp_dagster.events.changes import SYSTEM, Stamped, changes_of, in_order
 from iscp_dagster.events.hysteresis import Condition
 from iscp_dagster.eventtriggers.still import moving
 from iscp_dagster.model.consumers.protocol import DataRetriever
-from iscp_dagster.model.declared.images import (
-    AFTER,
-    BEFORE,
-    CHANGE,
-    FIELDS,
-    IMAGE,
-    MATCH,
-    ORDINAL,
-    UNMATCH,
-    ChangeKind,
-)
+from iscp_dagster.model.declared import images
 from iscp_dagster.model.declared.schema import VERSION
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
@@ -64,10 +54,10 @@ def gathered(
 
 def _may_be_active(rows: pa.Table, condition: Condition) -> pa.ChunkedArray:
     """All but the rows of a snapshot that are not active whatever they were before."""
-    kept = pc.not_equal(rows[CHANGE], int(ChangeKind.BASE))
-    active = _is(rows, MATCH)
+    kept = pc.not_equal(rows[images.CHANGE], int(images.ChangeKind.BASE))
+    active = _is(rows, images.MATCH)
     if condition.unmatch:
-        active = pc.or_(active, pc.invert(_is(rows, UNMATCH)))
+        active = pc.or_(active, pc.invert(_is(rows, images.UNMATCH)))
     return pc.or_(kept, active)
 
 
@@ -83,8 +73,8 @@ def stamped(
     for key in keys:
         refuse_nulls(name, rows, key, keys)
     rows = in_utf8(rows, keys, name)
-    if FIELDS not in rows.column_names:
-        rows = rows.append_column(FIELDS, pa.nulls(rows.num_rows))
+    if images.FIELDS not in rows.column_names:
+        rows = rows.append_column(images.FIELDS, pa.nulls(rows.num_rows))
     if tenant is not None:
         rows = rows.append_column(OWNER, pa.repeat(pa.scalar(tenant), rows.num_rows))
     owner = None if tenant is None else OWNER
@@ -145,18 +135,18 @@ def _has_bytes(values: pa.ChunkedArray) -> bool:
 
 def _transitions(rows: pa.Table) -> pa.Table:
     """The rows without changes that match neither before nor after, or both."""
-    updates = pc.equal(rows[CHANGE], int(ChangeKind.UPDATE))
-    single = rows.filter(pc.and_(pc.invert(updates), _is(rows, MATCH)))
-    before, after = (_ordered(rows, updates, image) for image in (BEFORE, AFTER))
+    updates = pc.equal(rows[images.CHANGE], int(images.ChangeKind.UPDATE))
+    single = rows.filter(pc.and_(pc.invert(updates), _is(rows, images.MATCH)))
+    before, after = (_ordered(rows, updates, image) for image in (images.BEFORE, images.AFTER))
     if before.num_rows != after.num_rows:
         return rows  # half of a change is missing, which is told where it is paired
-    crossing = pc.not_equal(_is(before, MATCH), _is(after, MATCH))
+    crossing = pc.not_equal(_is(before, images.MATCH), _is(after, images.MATCH))
     return pa.concat_tables([single, before.filter(crossing), after.filter(crossing)])
 
 
 def _ordered(rows: pa.Table, updates: pa.ChunkedArray, image: int) -> pa.Table:
-    found = rows.filter(pc.and_(updates, pc.equal(rows[IMAGE], image)))
-    return found.sort_by([(VERSION, "ascending"), (ORDINAL, "ascending")])
+    found = rows.filter(pc.and_(updates, pc.equal(rows[images.IMAGE], image)))
+    return found.sort_by([(VERSION, "ascending"), (images.ORDINAL, "ascending")])
 
 
 def _is(rows: pa.Table, column: str) -> pa.ChunkedArray:

@@ -10,16 +10,7 @@ import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.write.tenantwise import named
 from iscp_dagster.events.hysteresis import Condition
-from iscp_dagster.model.declared.images import (
-    AFTER,
-    BEFORE,
-    CHANGE,
-    IMAGE,
-    MATCH,
-    ORDINAL,
-    UNMATCH,
-    ChangeKind,
-)
+from iscp_dagster.model.declared import images
 from iscp_dagster.model.declared.schema import VERSION
 
 
@@ -32,10 +23,10 @@ def moving(rows: pa.Table, tenant: str | None, condition: Condition) -> pa.Table
     """
     if rows.num_rows < 2:  # noqa: PLR2004 - the images of an update
         return rows
-    change, image = (_numbers(rows, name) for name in (CHANGE, IMAGE))
-    updates = change == ChangeKind.UPDATE
-    pairs = updates[:-1] & updates[1:] & (image[:-1] == BEFORE) & (image[1:] == AFTER)
-    for name in (VERSION, ORDINAL):
+    change, image = (_numbers(rows, name) for name in (images.CHANGE, images.IMAGE))
+    updates = change == images.ChangeKind.UPDATE
+    pairs = updates[:-1] & updates[1:] & (image[:-1] == images.BEFORE) & (image[1:] == images.AFTER)
+    for name in (VERSION, images.ORDINAL):
         values = _numbers(rows, name)
         pairs &= values[:-1] == values[1:]
     if tenant is not None:
@@ -52,8 +43,8 @@ def moving(rows: pa.Table, tenant: str | None, condition: Condition) -> pa.Table
 
 def _standing(rows: pa.Table, condition: Condition) -> Any:
     """Where an image stands: it matches, it is not active, or it stays as it was."""
-    match = _flags(rows, MATCH)
-    return match * 2 + (_flags(rows, UNMATCH) & ~match if condition.unmatch else 0)
+    match = _flags(rows, images.MATCH)
+    return match * 2 + (_flags(rows, images.UNMATCH) & ~match if condition.unmatch else 0)
 
 
 def _numbers(rows: pa.Table, name: str) -> Any:

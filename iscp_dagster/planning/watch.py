@@ -22,19 +22,12 @@ from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
+from iscp_dagster.planning import table_problems
 from iscp_dagster.planning.declared import new_jobs, registering, terms
 from iscp_dagster.planning.effective import effective, flush_jobs, in_step
 from iscp_dagster.planning.joining import Due, bounded
 from iscp_dagster.planning.newcomers import begun_before, reached
 from iscp_dagster.planning.problems import Problem, problem_of
-from iscp_dagster.planning.table_problems import (
-    check_sole,
-    earlier_ids,
-    mistaken,
-    nameless,
-    stranded,
-    stranded_names,
-)
 from iscp_dagster.planning.triggers.plan import plan
 from iscp_dagster.sync.deployment import Deployment
 
@@ -92,7 +85,7 @@ class Watch:
         spared = not poll and self.mark is not None and self.mark == seen
         mark = self.mark if spared and self.mark else self.delta_log.poll(seen)
         self.found = None
-        self.problems = mistaken(self.source)
+        self.problems = table_problems.mistaken(self.source)
         taken_up = any(touched.get(LogMark.shortened(each)) for each in self.earlier)
         # What is remembered holds only if the cursor agrees with it.
         if taken_up or self.mark is None or self.mark != seen or not self._goes_on(self.mark, mark):
@@ -104,10 +97,10 @@ class Watch:
         # Tenants of another table with the same shortened id have no jobs in this one.
         self.open |= touched.get(mark.table, frozenset())
         self.mark = mark
-        self.problems += nameless(self.source, self.delta_log.location, self.unnamed)
+        self.problems += table_problems.nameless(self.source, self.delta_log.location, self.unnamed)
         if self.earlier:
             table_id = self.delta_log.table_id(mark.moment.version)
-            self.problems += stranded(self.deployment, self.source, table_id)
+            self.problems += table_problems.stranded(self.deployment, self.source, table_id)
         return mark
 
     def due(self) -> Iterator[Due]:
@@ -157,7 +150,7 @@ class Watch:
         table_id = self.delta_log.table_id(mark.moment.version)
         tenants = self.delta_log.tenants(mark.moment.version)
         self.unnamed = self.delta_log.unnamed(mark.moment.version)
-        check_sole(self.deployment, self.source, table_id)
+        table_problems.check_sole(self.deployment, self.source, table_id)
         self._take_over(table_id)
         there = self.deployment.log.registered(table_id)
         after = reached(self.deployment.log, self.delta_log, table_id)
@@ -181,7 +174,7 @@ class Watch:
         if after >= upto or self.delta_log.changed_unnamed(after, upto):
             self.unnamed = self.delta_log.unnamed(upto)
         found = sorted(self.delta_log.tenants() if changed is None else changed)
-        check_sole(self.deployment, self.source, table_id, found)
+        table_problems.check_sole(self.deployment, self.source, table_id, found)
         names = [name.job for name in registering(self.source, standing)]
         self._register(table_id, found, standing, dict.fromkeys(names, before.moment))
         if self.oldest_written is None:
@@ -249,7 +242,7 @@ class Watch:
         `after`, by job name, is the moment as of which tenants without the job had no rows.
         Skips indexes with stranded jobs: a person decides whether they go on.
         """
-        waiting = stranded_names(self.deployment, self.earlier)
+        waiting = table_problems.stranded_names(self.deployment, self.earlier)
         found = registering(self.source, standing)
         specs = {name: spec for name, spec in found.items() if name.job not in waiting}
         wanted = new_jobs(table_id, tenants, specs, but=but)
@@ -259,13 +252,13 @@ class Watch:
 
     def _take_over(self, table_id: str) -> None:
         """Carry over or strand the jobs of earlier tables of that name, as `on_replace` says."""
-        for earlier in sorted(earlier_ids(self.deployment, self.source, table_id)):
+        for earlier in sorted(table_problems.earlier_ids(self.deployment, self.source, table_id)):
             if self.source.on_replace == REBUILD:
                 self.deployment.log.carry_over(earlier, table_id)
             else:
                 message = GONE.format(name=self.source.name, old=earlier, new=table_id)
                 self.deployment.log.strand(earlier, TableGoneError.code, message)
-        self.earlier = earlier_ids(self.deployment, self.source, table_id)
+        self.earlier = table_problems.earlier_ids(self.deployment, self.source, table_id)
 
     def _rests(self, job: Job) -> bool:
         """Whether nothing comes due for the job before something happens to it or its tenant."""

@@ -8,23 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from dagster import (
-    DagsterInstance,
-    DagsterRun,
-    DagsterRunStatus,
-    PartitionsDefinition,
-    RunsFilter,
-)
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, PartitionsDefinition, RunsFilter
 
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.location.internals import (
-    ASSET_PARTITION_RANGE_END_TAG,
-    ASSET_PARTITION_RANGE_START_TAG,
-    BACKFILL_ID_TAG,
-    PARENT_RUN_ID_TAG,
-    PARTITION_NAME_TAG,
-    ROOT_RUN_ID_TAG,
-)
+from iscp_dagster.location import internals
 
 TAKEN_TAG = "iscp/taken_by"
 """On a canceled run: the run that processes its partitions instead."""
@@ -42,7 +29,7 @@ def take_over(
     A lease in the ISCP log keeps two runs from taking over the same one; if another run has it,
     nothing happens. A run whose partitions no longer exist is left alone: it reports that itself.
     """
-    backfill = run.tags.get(BACKFILL_ID_TAG)
+    backfill = run.tags.get(internals.BACKFILL_ID_TAG)
     if backfill is None or not _waiting(instance, run, backfill):
         return
     lease = f"backfill {backfill}"
@@ -64,13 +51,13 @@ def take_over(
 
 
 def _waiting(instance: DagsterInstance, run: DagsterRun, backfill: str) -> list[DagsterRun]:
-    wanted = RunsFilter(tags={BACKFILL_ID_TAG: backfill}, statuses=[QUEUED])
+    wanted = RunsFilter(tags={internals.BACKFILL_ID_TAG: backfill}, statuses=[QUEUED])
     return [each for each in instance.get_runs(wanted, ascending=True) if _alike(each, run)]
 
 
 def taken(instance: DagsterInstance, run: DagsterRun, of: PartitionsDefinition[str]) -> list[str]:
     """The partitions that this run, or the run that it executes again, took over from others."""
-    before = (run.tags.get(PARENT_RUN_ID_TAG), run.tags.get(ROOT_RUN_ID_TAG))
+    before = (run.tags.get(internals.PARENT_RUN_ID_TAG), run.tags.get(internals.ROOT_RUN_ID_TAG))
     names = [run.run_id, *filter(None, before)]
     runs = instance.get_runs(RunsFilter(tags={TAKEN_TAG: names}))
     if not runs:
@@ -81,9 +68,9 @@ def taken(instance: DagsterInstance, run: DagsterRun, of: PartitionsDefinition[s
 
 
 def _keys(run: DagsterRun, ordered: Sequence[str], places: Mapping[str, int]) -> Iterator[str]:
-    one = run.tags.get(PARTITION_NAME_TAG, "")
-    first = run.tags.get(ASSET_PARTITION_RANGE_START_TAG, one)
-    last = run.tags.get(ASSET_PARTITION_RANGE_END_TAG, one)
+    one = run.tags.get(internals.PARTITION_NAME_TAG, "")
+    first = run.tags.get(internals.ASSET_PARTITION_RANGE_START_TAG, one)
+    last = run.tags.get(internals.ASSET_PARTITION_RANGE_END_TAG, one)
     if first in places and last in places:
         yield from ordered[places[first] : places[last] + 1]
 

@@ -10,16 +10,11 @@ from typing import Any
 
 import dagster as dg
 
+from iscp_dagster.location import names
 from iscp_dagster.location.assets.io_manager import Outcomes, needed, writer_of
 from iscp_dagster.location.assets.iterations import InStep, Iterations, report
 from iscp_dagster.location.assets.reporting import Success, iterated, unreported
 from iscp_dagster.location.internals import UnresolvedAssetJobDefinition
-from iscp_dagster.location.names import (
-    TENANT_TAG,
-    job_key,
-    sync_job_name,
-    tenants_job_name,
-)
 from iscp_dagster.location.working import working
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.tables import SourceTable
@@ -38,9 +33,9 @@ FORGOTTEN = (
 
 def sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
     """The Dagster job of the declared indexes and triggers; a run selects those that take part."""
-    keys = [job_key(source, each.name) for each in source.consumers]
+    keys = [names.job_key(source, each.name) for each in source.consumers]
     return dg.define_asset_job(
-        sync_job_name(source),
+        names.sync_job_name(source),
         selection=dg.AssetSelection.assets(*keys).without_checks(),
         description=f"Brings indexes of `{source.name}` in step, one tenant per run.",
     )
@@ -53,7 +48,7 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
     """
 
     @dg.op(
-        name=f"{tenants_job_name(source)}_op",
+        name=f"{names.tenants_job_name(source)}_op",
         out={
             each.name: dg.Out(io_manager_key=consumer_kind(each.kind).io_manager, is_required=False)
             for each in source.consumers
@@ -80,7 +75,7 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
         report(failed)
 
     @dg.job(
-        name=tenants_job_name(source),
+        name=names.tenants_job_name(source),
         # Bound here, or Dagster copies the sensor to bind them, and warns about its own copy.
         resource_defs=resources,
         executor_def=dg.in_process_executor,
@@ -113,7 +108,7 @@ def _iterations(
     )
     if found.dispatch is not None:
         return found
-    if tenant := context.run.tags.get(TENANT_TAG):
+    if tenant := context.run.tags.get(names.TENANT_TAG):
         return replace(found, tenants=[tenant])
     dispatch = context.run.tags.get(DISPATCH_TAG)
     return replace(found, tenants=_repeated(found, dispatch) if dispatch else _everyone(found))

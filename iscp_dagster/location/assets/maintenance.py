@@ -18,15 +18,7 @@ from iscp_dagster.planning.problems import as_ours
 from iscp_dagster.runs.pruning import prune_runs
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.writing.serving import Served, serve_all
-from iscp_dagster.upkeep.maintenance import (
-    HISTORY,
-    KEPT,
-    clear_staging,
-    collect,
-    flush_watermarks,
-    garbage,
-    prune_history,
-)
+from iscp_dagster.upkeep import maintenance
 from iscp_dagster.upkeep.outbox import EVENTS, prune_events
 
 FLUSH, COLLECT = "iscp_flush_watermarks", "iscp_collect_garbage"
@@ -42,11 +34,12 @@ class CollectConfig(dg.Config):
 
     dry_run: bool = Field(default=False, description="List what would be deleted; delete nothing.")
     keep_hours: float = Field(
-        default=KEPT / timedelta(hours=1),
+        default=maintenance.KEPT / timedelta(hours=1),
         description="Hours to keep unregistered jobs and their data.",
     )
     history_days: float = Field(
-        default=HISTORY / timedelta(days=1), description="Days to keep the history of jobs."
+        default=maintenance.HISTORY / timedelta(days=1),
+        description="Days to keep the history of jobs.",
     )
     events_days: float = Field(
         default=EVENTS / timedelta(days=1),
@@ -75,7 +68,7 @@ def maintenance_jobs(
     def flush(context: dg.OpExecutionContext) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
         with working(deployment, context.run):
-            flushed = flush_watermarks(deployment, sources)
+            flushed = maintenance.flush_watermarks(deployment, sources)
         context.log.info("Moved %s.", flushed.moved)
         context.add_output_metadata({"moved": sum(flushed.moved.values())})
         if flushed.problems:
@@ -87,16 +80,18 @@ def maintenance_jobs(
         forgotten, pruned, events, served = 0, 0, 0, Served()
         problems: list[str] = []
         with working(deployment, context.run):
-            found = garbage(deployment, sources, timedelta(hours=config.keep_hours))
+            found = maintenance.garbage(deployment, sources, timedelta(hours=config.keep_hours))
             if not config.dry_run:
                 with _noted(problems):
-                    forgotten = collect(deployment, sources, found)
+                    forgotten = maintenance.collect(deployment, sources, found)
                 with _noted(problems):
-                    pruned = prune_history(deployment, timedelta(days=config.history_days))
+                    pruned = maintenance.prune_history(
+                        deployment, timedelta(days=config.history_days)
+                    )
                 with _noted(problems):
                     events = prune_events(deployment, timedelta(days=config.events_days))
                 served = serve_all(deployment, sources)
-                problems += [*served.problems, *clear_staging(deployment, sources)]
+                problems += [*served.problems, *maintenance.clear_staging(deployment, sources)]
         lines = [f"- {each.job.name} of {each.job.key.tenant}: {each.drops}" for each in found]
         context.add_output_metadata(
             {

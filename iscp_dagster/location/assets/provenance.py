@@ -11,15 +11,8 @@ from dataclasses import dataclass
 from dagster import AssetKey, DagsterInstance
 
 from iscp_dagster.joblog.sql.statements import portions
+from iscp_dagster.location import internals
 from iscp_dagster.location.assets.data_versions import event_type, reported
-from iscp_dagster.location.internals import (
-    CODE_VERSION_TAG,
-    DATA_VERSION_IS_USER_PROVIDED_TAG,
-    DEFAULT_DATA_VERSION,
-    NULL_EVENT_POINTER,
-    get_input_data_version_tag,
-    get_input_event_pointer_tag,
-)
 from iscp_dagster.location.names import job_key, source_key
 from iscp_dagster.model.declared.lineage import parents
 from iscp_dagster.model.declared.tables import SourceTable
@@ -63,15 +56,15 @@ class Provenance:
 
         If the source has changed since, they say that the rows are behind.
         """
-        version = self.versions.get(tenant) or DEFAULT_DATA_VERSION.value
-        pointer = str(self.pointers.get(tenant, NULL_EVENT_POINTER))
+        version = self.versions.get(tenant) or internals.DEFAULT_DATA_VERSION.value
+        pointer = str(self.pointers.get(tenant, internals.NULL_EVENT_POINTER))
         if version.isdigit() and int(version) > upto:
             version, pointer = str(upto), EARLIER
         return {
-            CODE_VERSION_TAG: self.run_id,
-            DATA_VERSION_IS_USER_PROVIDED_TAG: "true",
-            get_input_data_version_tag(self.key): version,
-            get_input_event_pointer_tag(self.key): pointer,
+            internals.CODE_VERSION_TAG: self.run_id,
+            internals.DATA_VERSION_IS_USER_PROVIDED_TAG: "true",
+            internals.get_input_data_version_tag(self.key): version,
+            internals.get_input_event_pointer_tag(self.key): pointer,
             **view_tags(self.views.get(name), upto),
         }
 
@@ -90,6 +83,6 @@ def view_tags(view: AssetKey | None, upto: int) -> dict[str, str]:
     if view is None:
         return {}
     return {
-        get_input_data_version_tag(view): str(upto),
-        get_input_event_pointer_tag(view): LATEST,
+        internals.get_input_data_version_tag(view): str(upto),
+        internals.get_input_event_pointer_tag(view): LATEST,
     }

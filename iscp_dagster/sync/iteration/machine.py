@@ -16,15 +16,7 @@ from iscp_dagster.model.consumers.protocol import Told, together
 from iscp_dagster.model.errors import BatchError, FeedGoneError, FenceError, IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.sync.iteration import commands
-from iscp_dagster.sync.iteration.narrowing import (
-    Known,
-    Trial,
-    learned,
-    narrowed,
-    tenants_of,
-    untried,
-)
+from iscp_dagster.sync.iteration import commands, narrowing
 from iscp_dagster.sync.iteration.outcomes import Delivery, Error, Outcome, Written, failed
 
 MISMATCH = (
@@ -47,11 +39,11 @@ class State:
     """The claims that have not ended, each with the step that it is at."""
     told: Mapping[JobKey, Told] = field(default_factory=dict)
     """What their consumers reported of earlier steps."""
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[narrowing.Trial, ...] = ()
     """The scans to make before other claims' turn, in order."""
     unclear: Mapping[JobKey, str] = field(default_factory=dict)
     """Why the changes of some cannot be read: they get a snapshot after the trials."""
-    known: Known = field(default_factory=dict)
+    known: narrowing.Known = field(default_factory=dict)
     """What the trials of this step have shown."""
     many: bool = False
     """Whether the iteration has several tenants."""
@@ -76,7 +68,9 @@ def step(state: State, event: commands.Event) -> Next:  # noqa: C901, PLR0911, P
         case commands.Recorded(lost):
             return state, _fail(_failed(state, key, error) for key, error in lost.items())
         case commands.Planned(readings):
-            trials = [Trial(reading=reading, claims=claims) for reading, claims in readings]
+            trials = [
+                narrowing.Trial(reading=reading, claims=claims) for reading, claims in readings
+            ]
             return replace(state, trials=(*trials, *state.trials)), ()
         case commands.Scanned(trial, parts):
             return _scanned(state, trial, parts)
@@ -108,7 +102,7 @@ def _begun(state: State, claims: commands.Claims) -> Next:
     state = replace(
         state,
         open={claim.key: claim for claim in claims},
-        many=len(tenants_of(claims)) > 1,
+        many=len(narrowing.tenants_of(claims)) > 1,
     )
     rejected = [claim for claim in claims if claim.step.action is Action.REJECT]
     wrong = [failed(each, BatchError(MISMATCH.format(claim=each))) for each in rejected]
@@ -128,7 +122,7 @@ def _continued(state: State) -> Next:
     if state.unclear:
         claims = state.of(state.unclear)
         plan = UNCLEAR
-        if len(tenants_of(claims)) == 1:
+        if len(narrowing.tenants_of(claims)) == 1:
             # A reason may name a key of one tenant, which the others must not see.
             plan = replace(UNCLEAR, reason=state.unclear[claims[0].key])
         return replace(state, unclear={}), (commands.Plan(claims, plan=plan),)
@@ -155,9 +149,9 @@ def _span(range_: Range) -> tuple[int, int]:
     return range_.from_.version, range_.to.version
 
 
-def _narrowed(state: State, trial: Trial) -> tuple[State, tuple[commands.Fail, ...]]:
+def _narrowed(state: State, trial: narrowing.Trial) -> tuple[State, tuple[commands.Fail, ...]]:
     """Smaller trials instead of a failed one; what is given up fails, or is read whole."""
-    smaller, given_up = narrowed(state.known, trial)
+    smaller, given_up = narrowing.narrowed(state.known, trial)
     wrong = [(claim, trial.failed[claim.key.job_name]) for claim in given_up]
     unclear = {
         claim.key: error.message
@@ -170,13 +164,13 @@ def _narrowed(state: State, trial: Trial) -> tuple[State, tuple[commands.Fail, .
         unclear={**state.unclear, **unclear},
     )
     return state, _fail(
-        _failed(state, claim.key, untried(claim, error))
+        _failed(state, claim.key, narrowing.untried(claim, error))
         for claim, error in wrong
         if claim.key not in unclear
     )
 
 
-def _scan_failed(state: State, trial: Trial, error: IscpError) -> Next:
+def _scan_failed(state: State, trial: narrowing.Trial, error: IscpError) -> Next:
     """Stop, unless the rows of one tenant, or the expression of one job, may be at fault."""
     told, reading = Error.of(error), trial.reading
     imaged = reading.transitions is not None
@@ -194,7 +188,7 @@ def _scan_failed(state: State, trial: Trial, error: IscpError) -> Next:
     return _scanned(state, trial, parts)
 
 
-def _scanned(state: State, trial: Trial, parts: Sequence[commands.Part]) -> Next:
+def _scanned(state: State, trial: narrowing.Trial, parts: Sequence[commands.Part]) -> Next:
     """Check what was written; those that failed together are tried again, in smaller sets."""
     together_: dict[str, Error] = {}
     again: list[Claim] = []
@@ -217,12 +211,12 @@ def _scanned(state: State, trial: Trial, parts: Sequence[commands.Part]) -> Next
     return replace(state, trials=trials), (*checks, commands.Discard())
 
 
-def _suspects(trial: Trial, part: commands.Part) -> list[Claim]:
+def _suspects(trial: narrowing.Trial, part: commands.Part) -> list[Claim]:
     """The claims that may have caused the error of all; empty if no single one can have.
 
     Even the only tenant of one index may fail by the rows of another's, which the scan reads too.
     """
-    alone = len(tenants_of(_writing(trial.claims))) == 1
+    alone = len(narrowing.tenants_of(_writing(trial.claims))) == 1
     if part.written.error is None or not part.written.unsure or alone:
         return []
     return [
@@ -237,11 +231,11 @@ def _lost_some(written: Written) -> bool:
     return lost and written.error is not None and written.error.code == code
 
 
-def _learned(state: State, trial: Trial, part: commands.Part) -> State:
+def _learned(state: State, trial: narrowing.Trial, part: commands.Part) -> State:
     """Remember how the scan ended for one tenant, or well for all."""
     number, well = len(_writing(part.claims)), part.written.error is None
     if number == 1 or (number and well):
-        return replace(state, known=learned(state.known, trial, part.job, served=well))
+        return replace(state, known=narrowing.learned(state.known, trial, part.job, served=well))
     return state
 
 

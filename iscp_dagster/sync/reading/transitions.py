@@ -8,6 +8,7 @@ from contextlib import suppress
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.files import spark_path
 from iscp_dagster.joblog.iterations import Claim
+from iscp_dagster.model import errors
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.images import (
@@ -17,13 +18,6 @@ from iscp_dagster.model.declared.images import (
     Transitions,
 )
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.model.errors import (
-    ConfigError,
-    IscpError,
-    SchemaError,
-    SourceError,
-    UntimedError,
-)
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.spark.quoting import ident
 
@@ -50,12 +44,12 @@ def columns_of_images(
     asked = [*needed, *(transitions.columns or ())]
     where = f"Job {source.name}/{info.job}"
     if missing := [name for name in asked if name not in available]:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{where}: the source has no column {missing[0]!r}; it has: {', '.join(available)}."
         )
     carried = transitions.carried(available, needed)
     if taken := [name for name in carried if name in {*IMAGE_COLUMNS, *CONDITION_COLUMNS}]:
-        raise SchemaError(
+        raise errors.SchemaError(
             f"{where}: the source has a column {taken[0]!r}, a name that every change has; rename "
             "it, or leave it out with columns=[...]."
         )
@@ -71,7 +65,7 @@ def by_view(
     for claim in claims:
         transitions = None
         # A consumer that cannot be made fails on its own.
-        with suppress(IscpError):
+        with suppress(errors.IscpError):
             transitions = transitions_of(source, claim.consumer)
         view = transitions and transitions.view
         found.setdefault(view, []).append(claim)
@@ -93,7 +87,7 @@ def check_timestamps(log: DeltaLog, range_: Range, *, staged: bool) -> None:
     table = f"delta.{ident(spark_path(log.location))}"
     alter = f"ALTER TABLE {table} SET TBLPROPERTIES ('{ENABLED}' = 'true')"
     if properties.get(ENABLED, "false").lower() != "true":
-        raise SourceError(
+        raise errors.SourceError(
             f"{log.location} has no in-commit timestamps, and changes are told apart by them: the "
             "time of a commit's file changes when the log is copied. If nothing but Spark writes "
             f"the table, turn them on: {alter}. delta-rs ({DELTA_RS}) cannot write such a table: "
@@ -102,7 +96,7 @@ def check_timestamps(log: DeltaLog, range_: Range, *, staged: bool) -> None:
     since = int(properties.get(SINCE, "-1"))
     first = range_.to.version if staged else range_.from_.version + 1
     if first < since:
-        raise UntimedError(
+        raise errors.UntimedError(
             f"{log.location} has in-commit timestamps since version {since} only ({alter}), and "
             f"version {first} is before it. Rebuild the job (`iscp job rebuild`): its history then "
             "begins anew."

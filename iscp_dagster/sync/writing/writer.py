@@ -9,14 +9,7 @@ from dataclasses import dataclass
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.commands import (
-    Checked,
-    Part,
-    Placed,
-    ScanFailed,
-    Scanned,
-    Served,
-)
+from iscp_dagster.sync.iteration import commands
 from iscp_dagster.sync.iteration.narrowing import Trial
 from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.sync.reading.reader import Reader
@@ -37,18 +30,18 @@ class IndexWriter:
 
     deployment: Deployment
 
-    def write(self, reader: Reader, trial: Trial) -> Scanned | ScanFailed:
+    def write(self, reader: Reader, trial: Trial) -> commands.Scanned | commands.ScanFailed:
         """Read what the claims of a trial share, once, and write it for each of them.
 
         A snapshot is staged until `discard`.
         """
         return scanned(reader, trial)
 
-    def check(self, reader: Reader, part: Part) -> Checked:
+    def check(self, reader: Reader, part: commands.Part) -> commands.Checked:
         """Compare what an index holds with what was sent; settle steps that write nothing."""
         return checked(reader, part)
 
-    def place(self, deliveries: Sequence[Delivery]) -> Placed:
+    def place(self, deliveries: Sequence[Delivery]) -> commands.Placed:
         """Put the rows of one index and one reading in place. Jobs are independent.
 
         A job that another writer took is left alone. Does nothing for what is published already.
@@ -60,9 +53,9 @@ class IndexWriter:
             wrong |= _put_in_place([each for each in left if each.claim.key not in wrong])
         except IscpError as error:
             wrong |= {each.claim.key: error for each in left if each.claim.key not in wrong}
-        return Placed(tuple(deliveries), wrong)
+        return commands.Placed(tuple(deliveries), wrong)
 
-    def serve(self, deliveries: Sequence[Delivery]) -> Served:
+    def serve(self, deliveries: Sequence[Delivery]) -> commands.Served:
         """Have readers see the index's generation if it is complete; if not, a later one does."""
         first = deliveries[0]
         if first.store is not None:
@@ -71,9 +64,9 @@ class IndexWriter:
             except IscpError as error:
                 later = "will be served by a later iteration"
                 LOGGER.warning("%s %s: %s", first.claim.name, later, error)
-        return Served(tuple(deliveries), self.deployment.clock())
+        return commands.Served(tuple(deliveries), self.deployment.clock())
 
-    def discard(self, written: Scanned) -> None:
+    def discard(self, written: commands.Scanned) -> None:
         """Drop what is still staged: it is in place, or never will be."""
         clear({part.job: part.written for part in written.parts})
 

@@ -17,12 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from iscp_dagster.local.services.dagster_health import (
-    LOCATION,
-    CodeHealth,
-    DagsterHealth,
-    RunsHealth,
-)
+from iscp_dagster.local.services import dagster_health
 from iscp_dagster.local.services.service import Service
 from iscp_dagster.local.services.settings import (
     CODE,
@@ -58,10 +53,10 @@ def services(settings: StackSettings) -> list[Service]:
     """The code server, the run server, the daemon and the webserver; call `prepare` first."""
     socket, runs = _socket(settings, "code.sock"), _socket(settings, "runs.sock")
     launching = {SOCKET_VARIABLE: runs}
-    forks = RunsHealth(runs)
+    forks = dagster_health.RunsHealth(runs)
     workspace = _write_workspace(settings, socket)
-    code = CodeHealth(socket)
-    health = DagsterHealth(settings.dagster_port, code)
+    code = dagster_health.CodeHealth(socket)
+    health = dagster_health.DagsterHealth(settings.dagster_port, code)
     python = (sys.executable, "-m")
     return [
         _service(
@@ -177,9 +172,9 @@ def _write_workspace(settings: StackSettings, socket: str) -> str:
     others = [
         entry
         for entry in named["load_from"]
-        if entry.get("python_module", {}).get("location_name") != LOCATION
+        if entry.get("python_module", {}).get("location_name") != dagster_health.LOCATION
     ]
-    own = {"grpc_server": {"socket": socket, "location_name": LOCATION}}
+    own = {"grpc_server": {"socket": socket, "location_name": dagster_health.LOCATION}}
     path = settings.dagster_home / "workspace.yaml"
     path.write_text(yaml.safe_dump({"load_from": [own, *others]}), encoding="utf-8")
     return str(path)
@@ -193,7 +188,7 @@ def main(socket: str) -> None:
         end_runs(lambda run: Place.of(run) is None)
     # The code server holds the code in a child process, so a reload replaces only the child.
     command = [sys.executable, "-m", "dagster", "code-server", "start", "--socket", socket]
-    command += ["--module-name", _MODULE, "--location-name", LOCATION]
+    command += ["--module-name", _MODULE, "--location-name", dagster_health.LOCATION]
     command += ["--inject-env-vars-from-instance", "--log-level", "warning"]
     os.execv(sys.executable, command)  # noqa: S606
 

@@ -4,38 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from iscp_dagster.local.services import credentials
-from iscp_dagster.local.services.settings import (
-    CLICKHOUSE,
-    DAGSTER,
-    GRAPHQL,
-    INVOCATIONS,
-    SPARK,
-    home_of,
-    with_password,
-)
+from iscp_dagster.local.services import credentials, settings
 from iscp_dagster.local.services.state import Condition, StackState, running_stack
+from iscp_dagster.model import variables
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.variables import (
-    CLICKHOUSE_URL,
-    CLICKHOUSE_URLS,
-    DAGSTER_HOME,
-    DAGSTER_URL,
-    GRAPHQL_URL,
-    INVOCATIONS_URL,
-    LAKE,
-    LOG_URL,
-    SPARK_REMOTE,
-    WEBHOOK_SECRET,
-)
 from iscp_dagster.spark.remote import with_token
 
 _VARIABLES = {
-    CLICKHOUSE: CLICKHOUSE_URL,
-    SPARK: SPARK_REMOTE,
-    DAGSTER: DAGSTER_URL,
-    GRAPHQL: GRAPHQL_URL,
-    INVOCATIONS: INVOCATIONS_URL,
+    settings.CLICKHOUSE: variables.CLICKHOUSE_URL,
+    settings.SPARK: variables.SPARK_REMOTE,
+    settings.DAGSTER: variables.DAGSTER_URL,
+    settings.GRAPHQL: variables.GRAPHQL_URL,
+    settings.INVOCATIONS: variables.INVOCATIONS_URL,
 }
 
 
@@ -44,7 +24,7 @@ def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
 
     Adds the stack's secrets to the addresses of its own services, including those in `environ`.
     """
-    home = home_of(environ)
+    home = settings.home_of(environ)
     state = running_stack(home)
     if state is None:
         return dict(environ)
@@ -53,15 +33,15 @@ def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
         for service in state.services
         if service.name in _VARIABLES
     }
-    found[LOG_URL] = state.log_url or f"sqlite:///{home / 'iscp_log.sqlite'}"
-    found[LAKE] = state.lake or str(home / "lake")
+    found[variables.LOG_URL] = state.log_url or f"sqlite:///{home / 'iscp_log.sqlite'}"
+    found[variables.LAKE] = state.lake or str(home / "lake")
     held = credentials.read(home)
     if held.webhook:
-        found[WEBHOOK_SECRET] = held.webhook
+        found[variables.WEBHOOK_SECRET] = held.webhook
     if state.clickhouse_urls:
-        found[CLICKHOUSE_URLS] = state.clickhouse_urls
-    if DAGSTER_URL in found:
-        found[DAGSTER_HOME] = str(home / "dagster")
+        found[variables.CLICKHOUSE_URLS] = state.clickhouse_urls
+    if variables.DAGSTER_URL in found:
+        found[variables.DAGSTER_HOME] = str(home / "dagster")
     found |= {name: value for name, value in environ.items() if value or name not in found}
     return found | _opened(found, state, held)
 
@@ -69,7 +49,7 @@ def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
 def addresses(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that a shell needs to use the running stack's services."""
     found = with_stack(environ)
-    names = (*_VARIABLES.values(), CLICKHOUSE_URLS, WEBHOOK_SECRET)
+    names = (*_VARIABLES.values(), variables.CLICKHOUSE_URLS, variables.WEBHOOK_SECRET)
     return {name: found[name] for name in names if name in found}
 
 
@@ -77,8 +57,8 @@ def _opened(
     found: Mapping[str, str], state: StackState, held: credentials.Secrets
 ) -> dict[str, str]:
     opened = {
-        CLICKHOUSE: lambda address: with_password(address, held.password),
-        SPARK: lambda address: with_token(address, held.spark_token),
+        settings.CLICKHOUSE: lambda address: settings.with_password(address, held.password),
+        settings.SPARK: lambda address: with_token(address, held.spark_token),
     }
     return {
         _VARIABLES[each.name]: opened[each.name](each.address)
@@ -95,9 +75,9 @@ def log_of(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
     Raises ConfigError if neither the environment nor a stack names one.
     """
     found = with_stack(environ)
-    if not found.get(LOG_URL):
+    if not found.get(variables.LOG_URL):
         raise ConfigError(
-            f"{LOG_URL} is not set, and no stack is up. Start one with `iscp up`, or name the "
-            "database of your deployment's ISCP log."
+            f"{variables.LOG_URL} is not set, and no stack is up. Start one with `iscp up`, or "
+            "name the database of your deployment's ISCP log."
         )
-    return found, found[LOG_URL]
+    return found, found[variables.LOG_URL]

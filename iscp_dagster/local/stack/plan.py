@@ -23,14 +23,8 @@ from iscp_dagster.local.services.settings import (
 from iscp_dagster.local.services.state import StackState
 from iscp_dagster.local.stack import show
 from iscp_dagster.local.stack.ports import USUAL, ChosenPort, choose
+from iscp_dagster.model import variables
 from iscp_dagster.model.errors import ConfigError, SetupError
-from iscp_dagster.model.variables import (
-    CLICKHOUSE_URL,
-    CLICKHOUSE_URLS,
-    LAKE,
-    LOG_URL,
-    SPARK_REMOTE,
-)
 
 
 def resolve(
@@ -57,9 +51,9 @@ def resolve(
         graphql_port=chosen[GRAPHQL].port,
         invocations_port=chosen[INVOCATIONS].port,
         clickhouse_url=_clickhouse_url(environ),
-        clickhouse_urls=environ.get(CLICKHOUSE_URLS, ""),
-        spark_remote=environ.get(SPARK_REMOTE) or None,
-        log_url=environ.get(LOG_URL) or None,
+        clickhouse_urls=environ.get(variables.CLICKHOUSE_URLS, ""),
+        spark_remote=environ.get(variables.SPARK_REMOTE) or None,
+        log_url=environ.get(variables.LOG_URL) or None,
         services=services,
         asked=frozenset(each.service for each in chosen.values() if each.asked),
     )
@@ -79,7 +73,7 @@ def moved(settings: StackSettings, now: StackState) -> list[str]:
 def _less_own(environ: Mapping[str, str], held: credentials.Secrets) -> dict[str, str]:
     """`environ` without the addresses of this very stack, which `iscp env` set."""
     kept = dict(environ)
-    own = {CLICKHOUSE_URL: held.password, SPARK_REMOTE: held.spark_token}
+    own = {variables.CLICKHOUSE_URL: held.password, variables.SPARK_REMOTE: held.spark_token}
     for variable, secret in own.items():
         if secret and secret in environ.get(variable, ""):
             del kept[variable]
@@ -92,8 +86,8 @@ def _clickhouse_url(environ: Mapping[str, str]) -> str | None:
     Raises ConfigError when the two variables contradict each other.
     """
     url, urls = (
-        environ.get(CLICKHOUSE_URL, ""),
-        environ.get(CLICKHOUSE_URLS, ""),
+        environ.get(variables.CLICKHOUSE_URL, ""),
+        environ.get(variables.CLICKHOUSE_URLS, ""),
     )
     if urls_of(urls):
         endpoints(url, urls)
@@ -157,7 +151,7 @@ def fetch(settings: StackSettings, paths: Callable[[], Iterable[str | None]]) ->
     if SPARK not in embedded(settings):
         return
     for name in spark_server.lacking(settings, os.environ):
-        lakes = [os.environ.get(LAKE)]
+        lakes = [os.environ.get(variables.LAKE)]
         if name == spark_server.DELTA or s3a.in_store(lakes) or s3a.in_store(paths()):
             with show.doing(f"Fetching the jars of {name}"):
                 spark_server.fetch(settings, name, os.environ)

@@ -13,21 +13,12 @@ from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.location.names import CLICKHOUSE
 from iscp_dagster.location.resources.iscp import ClickHouse, ClickHouseTables, Iscp, IscpLog, Lake
 from iscp_dagster.location.resources.spark import Spark
-from iscp_dagster.model.variables import (
-    CLICKHOUSE_URL,
-    CLICKHOUSE_URLS,
-    INVOCATIONS_TOKEN,
-    INVOCATIONS_URL,
-    LAKE,
-    LOG_URL,
-    SPARK_REMOTE,
-    STATE_STORE,
-)
+from iscp_dagster.model import variables
 
 _OPTIONAL = {
-    "state_store": STATE_STORE,
-    "invocations_url": INVOCATIONS_URL,
-    "invocations_token": INVOCATIONS_TOKEN,
+    "state_store": variables.STATE_STORE,
+    "invocations_url": variables.INVOCATIONS_URL,
+    "invocations_token": variables.INVOCATIONS_TOKEN,
 }
 """The fields of `Iscp` that the environment may leave out."""
 
@@ -41,11 +32,11 @@ def resources_from_environment(
     The timeouts are ClickHouse's, in seconds. Addresses may hold passwords: they stay in the
     environment and out of every run's config. Raises ConfigError for a setting that cannot be read.
     """
-    spark = Spark(remote=EnvVar(SPARK_REMOTE))
+    spark = Spark(remote=EnvVar(variables.SPARK_REMOTE))
     iscp = Iscp(
         clickhouse=_clickhouse(connect_timeout=connect_timeout, query_timeout=query_timeout),
-        lake=Lake(root=EnvVar(LAKE)),
-        log=IscpLog(url=EnvVar(LOG_URL)),
+        lake=Lake(root=EnvVar(variables.LAKE)),
+        log=IscpLog(url=EnvVar(variables.LOG_URL)),
         spark=spark,
         tolerate_state_mismatch=tolerates_mismatch(os.environ),
         max_versions=bounds_of(os.environ).versions,
@@ -57,13 +48,13 @@ def resources_from_environment(
 
 
 def _clickhouse(**seconds: Any) -> ClickHouse:
-    if os.environ.get(CLICKHOUSE_URLS):
-        if os.environ.get(CLICKHOUSE_URL):
+    if os.environ.get(variables.CLICKHOUSE_URLS):
+        if os.environ.get(variables.CLICKHOUSE_URL):
             # It must then be the first of CLICKHOUSE_URLS.
             return ClickHouse(
-                url=EnvVar(CLICKHOUSE_URL),
-                urls=EnvVar(CLICKHOUSE_URLS),
+                url=EnvVar(variables.CLICKHOUSE_URL),
+                urls=EnvVar(variables.CLICKHOUSE_URLS),
                 **seconds,
             )
-        return ClickHouse(urls=EnvVar(CLICKHOUSE_URLS), **seconds)
-    return ClickHouse(url=EnvVar(CLICKHOUSE_URL), **seconds)
+        return ClickHouse(urls=EnvVar(variables.CLICKHOUSE_URLS), **seconds)
+    return ClickHouse(url=EnvVar(variables.CLICKHOUSE_URL), **seconds)

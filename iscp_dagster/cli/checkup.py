@@ -15,14 +15,7 @@ from urllib.parse import urlsplit
 from durable_invocations.errors import DurableError
 from iscp_dagster.api.invocations import open_invocations_client
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import (
-    command,
-    command_for,
-    has_remedy,
-    listed,
-    mending_verb,
-    titled,
-)
+from iscp_dagster.api.names import command, command_for, has_remedy, listed, mending_verb, titled
 from iscp_dagster.cli.parts.counting import count_nouns
 from iscp_dagster.clickhouse.connect.endpoint import urls_of
 from iscp_dagster.local.services.clickhouse_health import problem as clickhouse_problem
@@ -36,12 +29,7 @@ from iscp_dagster.local.services.dagster_health import (
 from iscp_dagster.local.services.settings import without_password
 from iscp_dagster.local.services.spark_health import SparkHealth
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.model.errors import (
-    ConfigError,
-    IscpError,
-    NoTableError,
-    UnavailableError,
-)
+from iscp_dagster.model.errors import ConfigError, IscpError, NoTableError, UnavailableError
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState

@@ -18,12 +18,7 @@ from typing import Any
 
 from iscp_dagster.delta.failures import spoken, translated
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS, Condition, Stage, Transitions
-from iscp_dagster.model.declared.schema import (
-    SYSTEM_COLUMNS,
-    DeltaField,
-    parse_schema,
-    schema_json,
-)
+from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, DeltaField, parse_schema, schema_json
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 
 APART = re.compile(

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, Field
 
 from iscp_dagster.demo.embedding import embedded
-from iscp_dagster.demo.symbols import (
-    SourceFile,
-    Symbol,
-    noted,
-    source_files,
-    summarized,
-    symbols,
-)
+from iscp_dagster.demo.symbols import SourceFile, Symbol, noted, source_files, summarized, symbols
 from iscp_dagster.spark.quoting import ident, text
 
 if TYPE_CHECKING:

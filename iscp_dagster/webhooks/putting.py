@@ -10,14 +10,7 @@ import sqlalchemy as sa
 
 from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.webhooks.pending import OutboxFullError, PendingEvent
-from iscp_dagster.webhooks.tables import (
-    HAS_ENDED,
-    IS_NEXT,
-    IS_PENDING,
-    ISCP_OUTBOX,
-    OUTBOX,
-    State,
-)
+from iscp_dagster.webhooks.tables import HAS_ENDED, IS_NEXT, IS_PENDING, ISCP_OUTBOX, OUTBOX, State
 from sql_transactions.given import given, insert_into, without_nul
 
 Lane = tuple[str, str]

@@ -14,13 +14,7 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 from iscp_dagster.delta.log.columns import VisibleColumns, visible_columns
-from iscp_dagster.delta.log.commit import (
-    FEED_PROPERTY,
-    Commit,
-    FeedFile,
-    PartitionValues,
-    Volume,
-)
+from iscp_dagster.delta.log.commit import FEED_PROPERTY, Commit, FeedFile, PartitionValues, Volume
 from iscp_dagster.delta.log.commits import CommitLog, commit_name
 from iscp_dagster.delta.log.facts import (
     VECTORS,

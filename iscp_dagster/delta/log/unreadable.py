@@ -6,12 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from iscp_dagster.model.errors import (
-    IscpError,
-    SourceError,
-    UnavailableError,
-    UnreadableError,
-)
+from iscp_dagster.model.errors import IscpError, SourceError, UnavailableError, UnreadableError
 
 COLOUR = re.compile(r"\x1b\[\d*m")
 ATTEMPT = re.compile(r"Error performing |[\d.]+\w*,|[\d.]+\w*s\b")

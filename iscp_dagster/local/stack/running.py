@@ -11,13 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from iscp_dagster.clickhouse.connect.endpoint import urls_of
-from iscp_dagster.local.services import (
-    clickhouse_server,
-    dagster_server,
-    logs,
-    spark_server,
-    state,
-)
+from iscp_dagster.local.services import clickhouse_server, dagster_server, logs, spark_server, state
 from iscp_dagster.local.services.lock import HomeLocks
 from iscp_dagster.local.services.service import Service
 from iscp_dagster.local.services.settings import (

@@ -4,11 +4,7 @@ import asyncio
 
 import pytest
 from gql import Client, gql
-from gql.transport.exceptions import (
-    TransportClosed,
-    TransportConnectionFailed,
-    TransportQueryError,
-)
+from gql.transport.exceptions import TransportClosed, TransportConnectionFailed, TransportQueryError
 from gql.transport.httpx import HTTPXAsyncTransport
 from gql.transport.websockets import WebsocketsTransport
 from graphql import GraphQLError

@@ -6,21 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import faults
 import peer
 import pytest
-from faults import (
-    ERRAND_ENTRIES,
-    JOURNEY_ENTRIES,
-    NAMES,
-    PARALLEL_ENTRIES,
-    cuts,
-    errand,
-    journey,
-    many,
-    orders,
-    parallel,
-    plans,
-)
 from hypothesis import given, settings
 from peer import Peer
 from plans import Plan
@@ -53,13 +41,17 @@ async def test_megabytes_go_through_the_endpoint(endpoint, duplex):
 @VERSIONS
 async def test_the_journey_is_the_same_in_each_version(endpoint, tmp_path, version):
     async with Peer(endpoint.url, duplex=True, version=version) as peer:
-        await journey(peer, tmp_path, Plan())
+        await faults.journey(peer, tmp_path, Plan())
 
 
 @WAYS
 @pytest.mark.parametrize(
     ("drive", "entries"),
-    [(journey, JOURNEY_ENTRIES), (errand, ERRAND_ENTRIES), (parallel, PARALLEL_ENTRIES)],
+    [
+        (faults.journey, faults.JOURNEY_ENTRIES),
+        (faults.errand, faults.ERRAND_ENTRIES),
+        (faults.parallel, faults.PARALLEL_ENTRIES),
+    ],
 )
 async def test_an_invocation_survives_a_crash_at_each_entry(
     endpoint, tmp_path, drive, entries, duplex
@@ -67,17 +59,17 @@ async def test_an_invocation_survives_a_crash_at_each_entry(
     async with Peer(endpoint.url, duplex=duplex, version=3) as peer:
         of = await drive(peer, tmp_path, Plan())
         assert len(of.journal) == entries, [each.name for each in of.journal]
-        for plan in cuts(entries):
+        for plan in faults.cuts(entries):
             await drive(peer, tmp_path, plan)
             assert not plan.cuts, "the stream never came to the entry"
 
 
 @settings(max_examples=30)
 @given(
-    plan=plans(JOURNEY_ENTRIES),
-    of_errand=plans(ERRAND_ENTRIES),
-    of_parallel=plans(PARALLEL_ENTRIES),
-    of_calls=orders(len(NAMES) + 1),
+    plan=faults.plans(faults.JOURNEY_ENTRIES),
+    of_errand=faults.plans(faults.ERRAND_ENTRIES),
+    of_parallel=faults.plans(faults.PARALLEL_ENTRIES),
+    of_calls=faults.orders(len(faults.NAMES) + 1),
 )
 def test_invocations_end_the_same_whatever_goes_wrong(
     endpoint, tmp_path_factory, plan, of_errand, of_parallel, of_calls
@@ -85,10 +77,10 @@ def test_invocations_end_the_same_whatever_goes_wrong(
     async def scene():
         folder = tmp_path_factory.getbasetemp()
         async with Peer(endpoint.url, duplex=True, version=3) as peer:
-            await journey(peer, folder, plan)
-            await errand(peer, folder, of_errand)
-            await parallel(peer, folder, of_parallel)
-            await many(peer, folder, of_calls)
+            await faults.journey(peer, folder, plan)
+            await faults.errand(peer, folder, of_errand)
+            await faults.parallel(peer, folder, of_parallel)
+            await faults.many(peer, folder, of_calls)
 
     asyncio.run(scene())
 

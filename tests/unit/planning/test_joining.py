@@ -1,5 +1,6 @@
 """Due iterations of tenants are joined into as few as possible, with each job in one."""
 
+from dataclasses import replace
 from datetime import timedelta
 from itertools import combinations
 from types import SimpleNamespace
@@ -36,15 +37,8 @@ def due(tenant, since, start, *, to=END, names=("mirror",), priority=0, began=No
         )
         for each in names
     ]
-    iteration = Iteration(
-        table_id="t-1",
-        tenants=frozenset({tenant}),
-        jobs=tuple(job.key for job in jobs),
-        from_=Moment(start) if start >= 0 else START,
-        to=to,
-        priority=priority,
-    )
-    return Due(iteration=iteration, jobs=jobs, cut=cut)
+    from_ = Moment(start) if start >= 0 else START
+    return Due(iteration=replace(Iteration.of(jobs, to), from_=from_), jobs=jobs, cut=cut)
 
 
 def log_of(sizes, held=None, *, feed=True):

@@ -8,6 +8,7 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from onetable import name_deployment
 from places import ROOT
 
 from iscp_dagster import Mirror, SourceTable, build_definitions, resources_from_environment
@@ -21,14 +22,7 @@ EXAMPLE = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)[1]
 @pytest.fixture
 def environment(monkeypatch, tmp_path, near_spark):
     """Name a deployment whose Spark is a stand-in; return its lake."""
-    settings = {
-        "CLICKHOUSE_URL": "http://127.0.0.1:1",
-        "SPARK_REMOTE": "sc://127.0.0.1:1",
-        "ISCP_LOG_URL": f"sqlite:///{tmp_path / 'log.sqlite'}",
-        "ISCP_LAKE": str(tmp_path / "lake"),
-    }
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
+    name_deployment(monkeypatch, tmp_path)
     return tmp_path / "lake"
 
 

@@ -25,6 +25,13 @@ def printed(iscp, *arguments):
     return said
 
 
+def refused(iscp, *arguments, status=1):
+    """Return the output of a command that must fail with this exit code."""
+    code, said = iscp(*arguments)
+    assert code == status, said
+    return said
+
+
 def found(iscp, *arguments):
     """Return the JSON output of a command that must succeed."""
     code, said = iscp(*arguments, "--json")

@@ -16,10 +16,10 @@ import onetable
 import pyarrow as pa
 import pytest
 from answering import answering_server
-from commands import found, printed, run_command
+from commands import found, printed, refused, run_command
 from deltalake import write_deltalake
 from logs import complete, fail, log_in_memory
-from onetable import Clock, commit
+from onetable import Clock, commit, in_memory, name_dead_store, name_deployment
 from places import ROOT
 
 from iscp_dagster import FullText, Mirror, SourceTable, Trigger, View
@@ -29,7 +29,6 @@ from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import command_for, parsed
 from iscp_dagster.cli.jobs import show as job_show
 from iscp_dagster.cli.jobs.specs import moment_of
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.joblog.history import Usage
 from iscp_dagster.model.declared.together.attach import attached
@@ -40,7 +39,6 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import job_spec
 from iscp_dagster.serve import catalog
-from iscp_dagster.sync.deployment import Deployment
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=timezone.utc)
 MIRROR = JobID(db="warehouse", table="order_lines", job="mirror")
@@ -77,13 +75,8 @@ def canceled():
 
 @pytest.fixture
 def jobs(source, clock, canceled, monkeypatch):
-    deployment = Deployment(
-        endpoint=Endpoint.parse("http://127.0.0.1:9"),
-        log=log_in_memory(clock=clock, who="a person"),
-        spark=lambda: pytest.fail("Spark was asked for"),
-        lake="/nowhere",
-        clock=clock,
-    )
+    log = log_in_memory(clock=clock, who="a person")
+    deployment = replace(in_memory(clock), log=log)
     jobs = Jobs(deployment=deployment, sources=[source], cancel_runs=canceled.append)
     monkeypatch.setattr("iscp_dagster.api.jobs.open_jobs", lambda environ: jobs)
     return jobs
@@ -118,8 +111,7 @@ def test_registering_what_exists_with_another_specification_is_exit_code_1(iscp,
     place = ("job", "register", NAME, "--tenant", "eu")
     printed(iscp, *place)
     asked = (*place, "--trigger", "periodic", "--interval", "1m", "--priority", "5")
-    code, said = iscp(*asked)
-    assert code == 1
+    said = refused(iscp, *asked)
     assert (
         "tenant eu: already exists, with another specification (trigger: default, not periodic; "
         'schedule: {}, not {"interval": "1m"}; priority: 2, not 5); change it with '
@@ -136,16 +128,14 @@ def test_registering_for_all_tells_of_the_tenant_that_keeps_another_specificatio
     iscp, jobs, source
 ):
     printed(iscp, "job", "register", NAME, "--tenant", "eu", "--priority", "9")
-    code, said = iscp("job", "register", NAME, "--tenant", "*", "--priority", "5")
-    assert code == 1
+    said = refused(iscp, "job", "register", NAME, "--tenant", "*", "--priority", "5")
     assert "every tenant: registered; for tenant 'eu' it already exists, with another spec" in said
     assert "(priority: 9, not 5)" in said
     printed(iscp, "job", "update", NAME, "--tenant", "*", "--priority", "5")
     printed(iscp, "job", "register", NAME, "--tenant", "*", "--priority", "5")
     printed(iscp, "job", "unregister", NAME, "--tenant", "eu")
     printed(iscp, "job", "unregister", NAME, "--tenant", TENANT)
-    code, said = iscp("job", "register", NAME, "--tenant", "*", "--priority", "4")
-    assert code == 1
+    said = refused(iscp, "job", "register", NAME, "--tenant", "*", "--priority", "4")
     assert "for later tenants it already exists" in said
 
 
@@ -217,8 +207,8 @@ def test_a_trigger_without_a_schedule_is_given_none(iscp, jobs, trigger, asked):
 def test_an_interval_is_above_zero(iscp, jobs):
     printed(iscp, "job", "register", NAME, "--tenant", "eu", *PERIODIC, "1h")
     for verb in ("register", "update"):
-        code, said = iscp("job", verb, NAME, "--tenant", "eu", *PERIODIC, "0s")
-        assert (code, "interval '0s' is not above 0" in said) == (1, True)
+        said = refused(iscp, "job", verb, NAME, "--tenant", "eu", *PERIODIC, "0s")
+        assert "interval '0s' is not above 0" in said
     assert dict(jobs.get_job("eu", MIRROR).spec.trigger.schedule) == {"interval": "1h"}
 
 
@@ -265,8 +255,8 @@ def test_jobs_that_an_interval_would_leave_with_different_triggers_are_not_given
     iscp("job", "register", NAME, "--tenant", "eu", *PERIODIC, "1h", "--share")
     iscp("job", "register", NAME, "--tenant", TENANT)
     for options in (("--interval", "5m"), ("--trigger", "periodic", "--interval", "5m")):
-        code, said = iscp("job", "update", NAME, "--tenant", "*", *options)
-        assert (code, "have different triggers" in said) == (1, True)
+        said = refused(iscp, "job", "update", NAME, "--tenant", "*", *options)
+        assert "have different triggers" in said
     whole = (*PERIODIC, "5m", "--no-share")
     printed(iscp, "job", "update", NAME, "--tenant", "*", *whole)
     triggers = [each.spec.trigger for each in jobs.list_jobs()]
@@ -312,8 +302,7 @@ def test_a_file_with_a_job_that_its_siblings_contradict_registers_none(iscp, job
         "spec: {detail: {consumer: {type: mirror}}}}\n"
         f"- {{tenant: us, job: {NAME}, spec: {{detail: {{consumer: {{columns: [doc]}}}}}}}}\n"
     )
-    code, said = iscp("job", "register", "--file", file)
-    assert code == 1
+    said = refused(iscp, "job", "register", "--file", file)
     assert re.search("entry 2: Index .* has one table for all its tenants", said)
     assert len(jobs.list_jobs()) == 1
 
@@ -342,8 +331,7 @@ def test_a_file_with_a_job_that_its_siblings_contradict_registers_none(iscp, job
 def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, said):
     file = tmp_path / "jobs.yaml"
     file.write_text(text)
-    code, printed_ = iscp("job", "register", "--file", file)
-    assert code == 1
+    printed_ = refused(iscp, "job", "register", "--file", file)
     assert re.search(said, printed_)
     assert jobs.list_jobs() == []
 
@@ -421,8 +409,7 @@ def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, sa
     ],
 )
 def test_what_is_wrong_is_one_message_and_exit_code_1(iscp, jobs, arguments, said):
-    code, printed_ = iscp("job", *arguments)
-    assert code == 1
+    printed_ = refused(iscp, "job", *arguments)
     assert printed_.startswith("iscp: ")
     assert said in printed_
     assert jobs.list_jobs() == []
@@ -442,8 +429,7 @@ def test_what_is_wrong_is_one_message_and_exit_code_1(iscp, jobs, arguments, sai
     ],
 )
 def test_a_mistyped_command_or_value_is_shown_with_what_was_meant(iscp, arguments, said):
-    code, told = iscp(*arguments)
-    assert code == 2
+    told = refused(iscp, *arguments, status=2)
     assert said in " ".join(told.replace("│", " ").split())
 
 
@@ -455,17 +441,16 @@ def test_names_like_the_wrong_one_come_first_where_not_all_fit(iscp, jobs, sourc
             detail=IterationDetail(consumer=ConsumerInfo(type="m:N", **asdict(elsewhere)))
         )
         jobs.deployment.log.register(f"org-{200 + number}", elsewhere, "t2", spec)
-    code, said = iscp("job", "list", "--tenant", "org-198", "--table", source.name)
-    assert code == 1
+    said = refused(iscp, "job", "list", "--tenant", "org-198", "--table", source.name)
     among = f"There is no tenant 'org-198'; there are in {source.name}: org-98, org-19, c0, c1, "
     assert among in said
     assert "and 24 more." in said
-    code, said = iscp("job", "history", NAME, "--tenant", "org-198")
-    assert (code, among in said) == (1, True)
-    code, said = iscp("job", "list", "--tenant", "org-222")
-    assert (code, "'org-222'; there are: org-2" in said) == (1, True)
-    code, said = iscp("wait", source.name, "--tenant", "org-198")
-    assert (code, "its tenants are: org-98, org-19, c0" in said) == (1, True)
+    said = refused(iscp, "job", "history", NAME, "--tenant", "org-198")
+    assert among in said
+    said = refused(iscp, "job", "list", "--tenant", "org-222")
+    assert "'org-222'; there are: org-2" in said
+    said = refused(iscp, "wait", source.name, "--tenant", "org-198")
+    assert "its tenants are: org-98, org-19, c0" in said
 
 
 @pytest.mark.parametrize(
@@ -486,8 +471,8 @@ def test_a_dead_letter_s_index_is_called_an_index(iscp, monkeypatch):
         ),
         (f"{NAME}s", f"There is no index '{NAME}s'; there are: {NAME}, "),
     ]:
-        code, told = iscp("dlq", "list", "--index", index)
-        assert (code, said in told) == (1, True), told
+        told = refused(iscp, "dlq", "list", "--index", index)
+        assert said in told
 
 
 def test_unregistering_is_no_error_when_it_is_done(iscp, jobs):
@@ -715,8 +700,7 @@ def test_the_list_has_the_lag(iscp, jobs, source, clock):
 def test_a_job_s_status_is_that_of_all_tenants_unless_one_is_named(iscp, jobs):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
     assert [row["tenant"] for row in found(iscp, "job", "status", NAME)] == [TENANT, "eu"]
-    code, said = iscp("job", "pause", NAME)
-    assert code == 1
+    said = refused(iscp, "job", "pause", NAME)
     assert f"of tenant 'default'; its tenants are: {TENANT}, eu. Name one with --tenant" in said
 
 
@@ -774,10 +758,8 @@ def test_a_declared_trigger_is_registered_shown_and_listed_as_an_index_is(iscp, 
     for (verb, *options), told in said.items():
         code, out = iscp("job", verb, "warehouse.order_lines/large", "--tenant", TENANT, *options)
         assert (code, told in " ".join(out.split())) == (1, True), out
-    code, out = iscp(
-        *("job", "register", "warehouse.order_lines/other", "--tenant", "eu", "--type", "trigger")
-    )
-    assert code == 1
+    asked = ("register", "warehouse.order_lines/other", "--tenant", "eu", "--type", "trigger")
+    out = refused(iscp, "job", *asked)
     assert "no trigger of that name is declared on the table or its views (there are: large)" in out
 
 
@@ -912,15 +894,13 @@ def test_wait_says_which_version_is_searchable(iscp, jobs, source, clock):
 
 def test_wait_for_a_tenant_that_is_in_no_log_and_has_no_job_ends_at_once(iscp, jobs):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
-    code, said = iscp("wait", "warehouse.order_lines", "--tenant", "nobody", "--timeout", "60")
-    assert code == 1
+    said = refused(iscp, "wait", "warehouse.order_lines", "--tenant", "nobody", "--timeout", "60")
     assert f"neither rows nor a job of tenant 'nobody'; its tenants are: {TENANT}, eu" in said
 
 
 def test_wait_that_is_in_vain_is_exit_code_1(iscp, jobs):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
-    code, said = iscp("wait", "warehouse.order_lines", "--timeout", "0")
-    assert code == 1
+    said = refused(iscp, "wait", "warehouse.order_lines", "--timeout", "0")
     assert f"'mirror' of tenants '{TENANT}', 'eu' are not built yet" in said
 
 
@@ -969,21 +949,10 @@ def test_a_job_is_named_as_it_is_shown(text):
 @pytest.fixture
 def lake(tmp_path, source, monkeypatch):
     """Set up a deployment without services: three declared tables, one of them in the lake."""
-    addresses = {
-        "ISCP_HOME": str(tmp_path / "home"),
-        "ISCP_LAKE": str(tmp_path / "lake"),
-        "ISCP_LOG_URL": f"sqlite:///{tmp_path / 'log.sqlite'}",
-        "CLICKHOUSE_URL": "http://127.0.0.1:9",
-        "SPARK_REMOTE": "sc://127.0.0.1:9",
-    }
-    for name, value in addresses.items():
-        monkeypatch.setenv(name, value)
+    addresses = name_deployment(monkeypatch, tmp_path)
     missing = SourceTable("warehouse.to_come", key="id", indexes=[Mirror()])
     refused = replace(missing, name="warehouse.refused", path="s3://bucket/refused")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    name_dead_store(monkeypatch)
     tables = [missing, refused, source]
     monkeypatch.setattr("iscp_dagster.api.discovery.declared", lambda environ: tables)
     return deployment_of(addresses)
@@ -992,8 +961,7 @@ def lake(tmp_path, source, monkeypatch):
 def test_verify_goes_on_with_the_tables_that_are_there(iscp, lake, source):
     spec = job_spec(source, source.indexes[0])
     lake.log.register("eu", MIRROR, lake.delta_log(source).table_id(), spec)
-    code, said = iscp("verify")
-    assert code == 2
+    said = refused(iscp, "verify", status=2)
     assert "warehouse.to_come: no table yet" in said
     assert "warehouse.refused: s3://bucket/refused cannot be read now" in said
     assert f"{NAME}, tenant eu: not built yet" in said
@@ -1007,8 +975,7 @@ def test_verify_says_which_jobs_are_in_error(iscp, lake, source):
     lake.log.register("eu", MIRROR, lake.delta_log(source).table_id(), spec)
     asked = Jobs(deployment=lake, sources=[source], cancel_runs=pytest.fail)
     fail(lake.log, begin(asked, source), 10_300, "it is broken")
-    code, said = iscp("verify", "--index", NAME)
-    assert code == 2
+    said = refused(iscp, "verify", "--index", NAME, status=2)
     assert f"{NAME}, tenant eu: in error 10300: it is broken" in _joined(said)
     assert "not built yet" not in said
 
@@ -1020,8 +987,7 @@ def test_verify_says_what_still_has_the_rows_of_a_table_that_was_recreated(iscp,
         lake.log.register(tenant, MIRROR, "the table before", spec)
     lake.log.strand("the table before", TableGoneError.code, "it was recreated")
     for whose, arguments in (("tenants eu, us", []), ("tenant us", ["--tenant", "us"])):
-        code, said = iscp("verify", "--index", NAME, *arguments)
-        assert code == 2
+        said = refused(iscp, "verify", "--index", NAME, *arguments, status=2)
         assert "nothing to verify" not in said
         assert f"{NAME}, {whose}: in error 10220: it was recreated" in _joined(said)
     asked = Jobs(deployment=lake, sources=[source], cancel_runs=pytest.fail)
@@ -1032,22 +998,19 @@ def test_verify_says_what_still_has_the_rows_of_a_table_that_was_recreated(iscp,
 
 
 def test_verify_of_what_nobody_registered_is_exit_code_2(iscp, lake):
-    code, said = iscp("verify", "--tenant", "nobody", "--index", "warehouse.order_lines")
-    assert code == 2
+    whose = ("--tenant", "nobody", "--index", "warehouse.order_lines")
+    said = refused(iscp, "verify", *whose, status=2)
     assert said == f"iscp: There is no tenant 'nobody'; there are: {TENANT}, eu.\n"
-    code, said = iscp("verify", "--index", "no_such")
-    assert code == 2
+    said = refused(iscp, "verify", "--index", "no_such", status=2)
     assert "No index 'no_such' is declared" in said
 
 
 def test_verify_of_a_tenant_that_is_in_no_table_says_so_beside_what_else_is_wrong(iscp, lake):
-    code, said = iscp("verify", "--tenant", "nobody")
-    assert code == 2
+    said = refused(iscp, "verify", "--tenant", "nobody", status=2)
     assert "warehouse.to_come: no table yet" in said
     assert f"There is no tenant 'nobody'; there are: {TENANT}, eu." in said
     # A commit has added the tenant, and the runner has not looked since.
-    code, said = iscp("verify", "--tenant", "eu")
-    assert code == 2
+    said = refused(iscp, "verify", "--tenant", "eu", status=2)
     assert "There is no tenant" not in said
     assert said.count("nothing to verify for tenant 'eu'") == 1
 
@@ -1057,8 +1020,7 @@ def test_verify_of_what_a_person_unregistered_says_how_to_have_it_again(iscp, la
     lake.log.register("eu", MIRROR, lake.delta_log(source).table_id(), spec)
     lake.log.unregister("eu", MIRROR)
     for arguments in (["--tenant", "eu"], []):
-        code, said = iscp("verify", "--index", NAME, *arguments)
-        assert code == 2
+        said = refused(iscp, "verify", "--index", NAME, *arguments, status=2)
         assert f"to register it again, run `iscp job register {NAME} --tenant eu`." in _joined(said)
         assert "next look" not in said
 
@@ -1147,8 +1109,7 @@ def dagster(monkeypatch, tmp_path):
 
 def problems(iscp, *options):
     """Return the problems that `iscp health` finds, by service; Spark does not run."""
-    code, said = iscp("health", "--json", *options)
-    assert code == 1
+    said = refused(iscp, "health", "--json", *options)
     found = {each["what"].split()[0]: each["problem"] for each in json.loads(said)}
     assert found.pop("spark").startswith("does not answer")
     return {name: problem for name, problem in found.items() if problem}

@@ -30,10 +30,16 @@ def verdict(**changes):
     return Verdict(**(values | changes))
 
 
+def compared(capsys, found, *, as_json=False, differs=False):
+    """Return what is printed of a comparison, or the rows of its JSON."""
+    show.comparison(found, as_json=as_json, differs=differs)
+    said = capsys.readouterr().out
+    return json.loads(said) if as_json else said
+
+
 def test_a_verdict_is_one_line(capsys):
     found = Comparison(verdicts=[(symbols, verdict(tenant="matplotlib"))])
-    show.comparison(found, as_json=False)
-    counts, heading, line = capsys.readouterr().out.splitlines()
+    counts, heading, line = compared(capsys, found).splitlines()
     assert counts == "1 comparison: 1 agree, 11,049 rows in all"
     assert heading.split() == [
         *("index", "tenant", "version", "rows", "missing", "extra", "differ", "agrees")
@@ -45,8 +51,7 @@ def test_a_verdict_is_one_line(capsys):
 
 def test_what_differs_is_named(capsys):
     wrong = verdict(extra=3, samples=("the row with id = 1 is not in the source",))
-    show.comparison(Comparison(verdicts=[(symbols, wrong)]), as_json=False)
-    said = capsys.readouterr().out
+    said = compared(capsys, Comparison(verdicts=[(symbols, wrong)]))
     assert "docs.symbols/mirror, tenant clickhouse-connect: the row with id = 1" in said
     assert said.endswith("is not in the source; and 2 more\n")
     assert max(map(len, said.splitlines()[:-1])) <= 80
@@ -57,8 +62,7 @@ def test_what_differs_comes_first_of_many_and_can_be_chosen(capsys):
     unbuilt = [(symbols, Unbuilt(index="mirror", tenant=f"u{number}")) for number in range(20)]
     odd = (symbols, verdict(tenant="odd", extra=1, samples=("a.b",)))
     found = Comparison(verdicts=[*agreeing, odd], unbuilt=unbuilt)
-    show.comparison(found, as_json=False)
-    counts, _, first, *lines = capsys.readouterr().out.splitlines()
+    counts, _, first, *lines = compared(capsys, found).splitlines()
     assert counts == (
         "901 comparisons: 1 differ, 900 agree, 20 not built yet, 9,955,149 rows in all"
     )
@@ -67,19 +71,16 @@ def test_what_differs_comes_first_of_many_and_can_be_chosen(capsys):
     assert lines[-2].startswith("100 of 901 are shown; see --limit, --differs")
     assert lines[-1].startswith("docs.symbols/mirror, tenants u0, u1, u10")
     assert lines[-1].endswith("and 10 more: not built yet")
-    show.comparison(found, as_json=False, differs=True)
-    _, _, row, sample, not_built = capsys.readouterr().out.splitlines()
+    _, _, row, sample, not_built = compared(capsys, found, differs=True).splitlines()
     assert (row.split()[1], sample[-3:], not_built) == ("odd", "a.b", lines[-1])
-    show.comparison(found, as_json=True)
-    assert len(json.loads(capsys.readouterr().out)) == 921
-    show.comparison(found, as_json=True, differs=True)
-    assert len(json.loads(capsys.readouterr().out)) == 21
+    assert len(compared(capsys, found, as_json=True)) == 921
+    assert len(compared(capsys, found, as_json=True, differs=True)) == 21
 
 
 def test_a_row_is_one_whole_line_for_whoever_is_no_terminal(capsys, piped):
     long = "t" * 200 + "\nx"
-    show.comparison(Comparison(verdicts=[(symbols, verdict(tenant=long))]), as_json=False)
-    _, heads, row = capsys.readouterr().out.splitlines()
+    found = Comparison(verdicts=[(symbols, verdict(tenant=long))])
+    _, heads, row = compared(capsys, found).splitlines()
     assert row.split("\t")[1] == "t" * 200 + "\\nx"
     assert heads.split("\t").index("agrees") == row.split("\t").index("yes")
     job_show.usage([used(failed=1, canceled=2, tenant=long)])
@@ -229,14 +230,14 @@ def test_what_turns_the_direction_of_text_is_written_out():
 
 
 def test_json_has_every_count(capsys):
-    show.comparison(Comparison(verdicts=[(symbols, verdict(extra=1))]), as_json=True)
-    (row,) = json.loads(capsys.readouterr().out)
+    found = Comparison(verdicts=[(symbols, verdict(extra=1))])
+    (row,) = compared(capsys, found, as_json=True)
     assert (row["index"], row["extra"], row["agrees"]) == ("docs.symbols/mirror", 1, False)
 
 
 def test_what_is_not_built_has_the_keys_that_what_is_has(capsys):
-    show.comparison(Comparison(verdicts=[(symbols, verdict())], unbuilt=[UNBUILT]), as_json=True)
-    built, not_built = json.loads(capsys.readouterr().out)
+    found = Comparison(verdicts=[(symbols, verdict())], unbuilt=[UNBUILT])
+    built, not_built = compared(capsys, found, as_json=True)
     assert not_built == {
         "index": "docs.symbols/mirror",
         "tenant": "c",
@@ -252,14 +253,12 @@ def test_what_is_in_error_is_told_from_what_is_not_built_yet(capsys):
     failed = [(symbols, Unbuilt(index="mirror", tenant=of, error=FAILED)) for of in ("a", "b")]
     built = verdict(tenant="rich")
     found = Comparison(verdicts=[(symbols, built)], unbuilt=[UNBUILT, *failed])
-    show.comparison(found, as_json=False)
-    counts, _, _, *lines = capsys.readouterr().out.splitlines()
+    counts, _, _, *lines = compared(capsys, found).splitlines()
     assert counts == "1 comparison: 1 agree, 1 not built yet, 2 in error, 11,049 rows in all"
     assert lines[0] == "docs.symbols/mirror, tenant c: not built yet"
     said = " ".join(lines[1:])
     assert said == "docs.symbols/mirror, tenants a, b: in error 10300: column 'x' has no type"
-    show.comparison(found, as_json=True)
-    told = [(each["code"], each["message"]) for each in json.loads(capsys.readouterr().out)]
+    told = [(each["code"], each["message"]) for each in compared(capsys, found, as_json=True)]
     assert told == [(0, ""), (0, ""), *[(10_300, "column 'x' has no type")] * 2]
 
 

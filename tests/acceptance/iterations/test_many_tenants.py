@@ -21,17 +21,7 @@ from iscp_dagster.delta.log.files import LocalFiles
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.errors import (
-    ConfigError,
-    FeedGoneError,
-    FenceError,
-    KeyColumnError,
-    ReadError,
-    SchemaError,
-    SourceError,
-    UnavailableError,
-    UnreadableError,
-)
+from iscp_dagster.model import errors
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
@@ -49,6 +39,14 @@ SOME = [f"t{number}" for number in range(9)]
 def fill(table, tenants, *ids, values="'some words', array(1.0, 2.0)"):
     rows = ", ".join(f"('{tenant}', {id_}, {values})" for tenant in tenants for id_ in ids)
     table.sql(f"INSERT INTO {{t}} VALUES {rows}")
+
+
+@pytest.fixture
+def table(deployment):
+    """A table of two indexes with a row of each of some tenants, which no iteration has seen."""
+    table = Table.make(deployment, Mirror(), FullText("name"))
+    fill(table, SOME, 1)
+    return table
 
 
 @contextmanager
@@ -134,14 +132,14 @@ FAULTS = {
     "a vector of the wrong length": (
         Vector("v", dimension=2),
         "'x', array(1.0)",
-        SchemaError.code,
+        errors.SchemaError.code,
     ),
     "a vector that leads nowhere": (
         Vector("v", dimension=2),
         "'x', array('NaN', 1.0)",
-        SchemaError.code,
+        errors.SchemaError.code,
     ),
-    "a null key": (Mirror(), None, KeyColumnError.code),
+    "a null key": (Mirror(), None, errors.KeyColumnError.code),
 }
 
 
@@ -209,10 +207,10 @@ def test_rows_of_some_tenants_are_set_aside_and_everybody_goes_on(deployment, re
     table.check()
 
 
-def test_what_clickhouse_refuses_without_saying_whose_it_is_stops_that_tenant_alone(deployment):
+def test_what_clickhouse_refuses_without_saying_whose_it_is_stops_that_tenant_alone(
+    deployment, table
+):
     """The error code is not among those known to concern a row."""
-    table = Table.make(deployment, Mirror(), FullText("name"))
-    fill(table, SOME, 1)
     table.run(table.iteration(*SOME))
     rows = table.view(table.source.indexes[0], "__rows")
     deployment.endpoint.client().command(
@@ -224,9 +222,7 @@ def test_what_clickhouse_refuses_without_saying_whose_it_is_stops_that_tenant_al
     assert ended(table, outcomes) == {(BAD, "mirror"): ClickHouseError.code}
 
 
-def test_a_twin_makes_its_tenant_alone_be_read_whole(deployment):
-    table = Table.make(deployment, Mirror(), FullText("name"))
-    fill(table, SOME, 1)
+def test_a_twin_makes_its_tenant_alone_be_read_whole(deployment, table):
     table.run(table.iteration(*SOME))
     fill(table, SOME, 2)
     fill(table, [BAD], 1)
@@ -240,8 +236,8 @@ def test_a_twin_makes_its_tenant_alone_be_read_whole(deployment):
     assert whole == set()
     assert plans(outcomes) == {tenant: {ReadKind.TAIL} for tenant in SOME if tenant != BAD}
     assert ended(table, outcomes) == {
-        (BAD, "mirror"): KeyColumnError.code,
-        (BAD, "text"): KeyColumnError.code,
+        (BAD, "mirror"): errors.KeyColumnError.code,
+        (BAD, "text"): errors.KeyColumnError.code,
     }
     table.sql("DELETE FROM {t} WHERE tenant = 't4' AND id = 1")
     fill(table, [BAD], 1)
@@ -251,9 +247,7 @@ def test_a_twin_makes_its_tenant_alone_be_read_whole(deployment):
     table.check()
 
 
-def test_a_job_that_is_taken_meanwhile_is_not_served_and_the_others_are(deployment):
-    table = Table.make(deployment, Mirror(), FullText("name"))
-    fill(table, SOME, 1)
+def test_a_job_that_is_taken_meanwhile_is_not_served_and_the_others_are(deployment, table):
     with_mirror = {}
     for each in one_by_one(deployment, table.source, table.iteration(*SOME), run_id="slow"):
         if not with_mirror:
@@ -261,7 +255,7 @@ def test_a_job_that_is_taken_meanwhile_is_not_served_and_the_others_are(deployme
             deployment.log.cancel(taken)
         with_mirror[each.claim.key] = each
         if each.claim.key.tenant == BAD:
-            with pytest.raises(FenceError):
+            with pytest.raises(errors.FenceError):
                 publish_one(deployment, each)
         else:
             publish_one(deployment, each)
@@ -271,23 +265,19 @@ def test_a_job_that_is_taken_meanwhile_is_not_served_and_the_others_are(deployme
     table.check()
 
 
-def test_a_run_one_of_whose_jobs_a_change_interrupts_goes_on_with_the_others(deployment):
-    table = Table.make(deployment, Mirror(), FullText("name"))
-    fill(table, SOME, 1)
+def test_a_run_one_of_whose_jobs_a_change_interrupts_goes_on_with_the_others(deployment, table):
     found = iterate(deployment, table.source, table.iteration(*SOME), run_id="run")
     first = next(found)
     other = next(j for j in table.jobs() if j.key.job_name != first.claim.key.job_name).name
     deployment.log.update(BAD, other, SpecUpdate(priority=9), interrupt=True)
     done = [first, *found]
-    assert ended(table, done) == {(BAD, other.job): FenceError.code}
+    assert ended(table, done) == {(BAD, other.job): errors.FenceError.code}
     assert {job.name for job in table.jobs() if job.state is JobState.CANCELED} == {other}
     table.follow()
     table.check()
 
 
-def test_rows_of_a_tenant_that_one_index_has_not_claimed_go_to_the_other_alone(deployment):
-    table = Table.make(deployment, Mirror(), FullText("name"))
-    fill(table, SOME, 1)
+def test_rows_of_a_tenant_that_one_index_has_not_claimed_go_to_the_other_alone(table):
     table.run(table.iteration(*SOME))
     fill(table, SOME, 2)
     iteration = table.iteration(*SOME)
@@ -322,12 +312,12 @@ def unreadable(monkeypatch):
     return make
 
 
-def test_a_tenant_that_cannot_be_read_stops_alone(deployment, unreadable):
-    table = Table.make(deployment, Mirror(), FullText("name"))
-    fill(table, SOME, 1)
-    unreadable({BAD}, ReadError)
+def test_a_tenant_that_cannot_be_read_stops_alone(table, unreadable):
+    unreadable({BAD}, errors.ReadError)
     outcomes = table.run(table.iteration(*SOME))
-    assert ended(table, outcomes) == dict.fromkeys([(BAD, "mirror"), (BAD, "text")], ReadError.code)
+    assert ended(table, outcomes) == dict.fromkeys(
+        [(BAD, "mirror"), (BAD, "text")], errors.ReadError.code
+    )
 
 
 def test_a_tenant_that_cannot_be_read_stops_no_other_where_each_has_an_index_alone(
@@ -339,7 +329,7 @@ def test_a_tenant_that_cannot_be_read_stops_no_other_where_each_has_an_index_alo
     iteration = table.iteration(BAD, good)
     only = {(BAD, "mirror"), (good, "text")}
     keys = [key for key in iteration.jobs if (key.tenant, key.job_name) in only]
-    unreadable({BAD}, ReadError)
+    unreadable({BAD}, errors.ReadError)
     outcomes = table.run(iteration.only(keys))
     wrong = {each.claim.key.tenant for each in outcomes if isinstance(each, Failed)}
     assert (wrong, len(outcomes)) == ({BAD}, 2)
@@ -350,12 +340,12 @@ def test_healthy_tenants_among_many_that_cannot_be_read_are_in_step(deployment, 
     table = Table.make(deployment, Mirror())
     fill(table, tenants, 1)
     bad = {*tenants[:9], tenants[15], tenants[25]}
-    unreadable(bad, ReadError)
+    unreadable(bad, errors.ReadError)
     wrong = ended(table, table.run(table.iteration(*tenants)))
-    assert wrong == {(tenant, "mirror"): ReadError.code for tenant in bad}
+    assert wrong == {(tenant, "mirror"): errors.ReadError.code for tenant in bad}
 
 
-@pytest.mark.parametrize("error", [ReadError, UnreadableError])
+@pytest.mark.parametrize("error", [errors.ReadError, errors.UnreadableError])
 def test_where_no_tenant_can_be_read_only_those_tried_alone_are_blamed(
     deployment, unreadable, error
 ):
@@ -370,17 +360,17 @@ def test_where_no_tenant_can_be_read_only_those_tried_alone_are_blamed(
     codes = {tenant: error.code if tenant in alone else UntriedError.code for tenant in tenants}
     assert wrong == {(t, name): codes[t] for t in tenants for name in ("mirror", "text")}
     states = {job.key.tenant for job in table.jobs() if job.state is JobState.ERROR}
-    assert states == (alone if error is ReadError else set())
+    assert states == (alone if error is errors.ReadError else set())
 
 
 def test_a_service_that_is_down_is_not_asked_for_each_tenant(deployment, unreadable):
     table = Table.make(deployment, Mirror())
     fill(table, SOME, 1)
-    scans = unreadable(set(SOME), UnavailableError)
-    with pytest.raises(UnavailableError):
+    scans = unreadable(set(SOME), errors.UnavailableError)
+    with pytest.raises(errors.UnavailableError):
         table.run(table.iteration(*SOME))
     assert len(scans) == 1
-    assert {job.status.code for job in table.jobs()} == {UnavailableError.code}
+    assert {job.status.code for job in table.jobs()} == {errors.UnavailableError.code}
 
 
 def test_a_tenant_that_is_taken_while_it_is_tried_alone_stops_alone(deployment, monkeypatch):
@@ -391,14 +381,14 @@ def test_a_tenant_that_is_taken_while_it_is_tried_alone_stops_alone(deployment, 
     def rows(reader, *args, **named):
         if reader.tenants == {BAD}:
             deployment.log.cancel([job.key for job in table.jobs() if job.key.tenant == BAD])
-            raise FenceError("taken")
+            raise errors.FenceError("taken")
         if BAD in reader.tenants:
-            raise ReadError("a file is broken")
+            raise errors.ReadError("a file is broken")
         return read(reader, *args, **named)
 
     monkeypatch.setattr(Reader, "rows", rows)
     outcomes = table.run(table.iteration(*SOME))
-    assert ended(table, outcomes) == {(BAD, "mirror"): FenceError.code}
+    assert ended(table, outcomes) == {(BAD, "mirror"): errors.FenceError.code}
 
 
 def made_unreadable(file):
@@ -408,9 +398,9 @@ def made_unreadable(file):
 
 
 FILES = {
-    "gone": (lambda file: file.unlink(), FeedGoneError.code),
-    "not readable now": (made_unreadable, UnreadableError.code),
-    "broken": (lambda file: file.write_bytes(b"no Parquet"), SourceError.code),
+    "gone": (lambda file: file.unlink(), errors.FeedGoneError.code),
+    "not readable now": (made_unreadable, errors.UnreadableError.code),
+    "broken": (lambda file: file.write_bytes(b"no Parquet"), errors.SourceError.code),
 }
 
 
@@ -427,11 +417,9 @@ def test_a_data_file_at_fault_stops_its_tenant_alone(deployment, fault):
 
 
 def test_a_feed_file_that_turns_out_to_be_gone_makes_its_tenant_alone_be_read_whole(
-    deployment, monkeypatch
+    table, monkeypatch
 ):
     """In an object store the planner does not look whether the files are there."""
-    table = Table.make(deployment, Mirror(), FullText("name"))
-    fill(table, SOME, 1)
     table.run(table.iteration(*SOME))
     for tenant in SOME:
         fill(table, [tenant], 2)
@@ -485,7 +473,7 @@ class Particular:
                     error = self.error(f"no rows of {tenant}, please")
                     if not self.says:
                         raise error
-                    retriever.refuse(tenant, SchemaError(str(error)))
+                    retriever.refuse(tenant, errors.SchemaError(str(error)))
                 found[tenant] += rows.num_rows
         self.held.update({tenant: n for tenant, n in found.items() if tenant in retriever.tenants})
 
@@ -516,7 +504,7 @@ def particular(deployment, monkeypatch):
 
 
 @pytest.mark.parametrize("says", [False, True], ids=["raises", "says whose it is"])
-@pytest.mark.parametrize("error", [ValueError, UnavailableError])
+@pytest.mark.parametrize("error", [ValueError, errors.UnavailableError])
 def test_a_consumer_of_the_user_s_that_refuses_a_tenant_serves_the_others(particular, says, error):
     table = particular(SOME, says=says, error=error)
     outcomes = list(iterate(table.deployment, table.source, table.iteration(*SOME), run_id="run"))
@@ -528,7 +516,7 @@ def test_a_consumer_of_the_user_s_that_refuses_a_tenant_serves_the_others(partic
     assert set(ended(table, outcomes)) == {(BAD, "own")}
 
 
-@pytest.mark.parametrize("error", [ValueError, UnavailableError])
+@pytest.mark.parametrize("error", [ValueError, errors.UnavailableError])
 def test_a_consumer_that_fails_for_all_is_tried_with_few(particular, error):
     tenants = MANY[:60]
     table = particular(tenants, dislikes="*", error=error)
@@ -549,7 +537,7 @@ def test_a_consumer_that_cannot_be_made_fails_for_each_tenant(particular, monkey
 
     monkeypatch.setattr(Particular, "__init__", refuses)
     wrong = ended(table, table.run(table.iteration(*SOME)))
-    assert wrong == {(tenant, "own"): ConfigError.code for tenant in SOME}
+    assert wrong == {(tenant, "own"): errors.ConfigError.code for tenant in SOME}
 
 
 def test_beside_a_consumer_of_the_user_s_a_twin_makes_its_tenant_alone_be_read_whole(particular):
@@ -559,7 +547,7 @@ def test_beside_a_consumer_of_the_user_s_a_twin_makes_its_tenant_alone_be_read_w
     fill(table, [BAD], 1)
     outcomes = table.run(table.iteration(*SOME))
     # The snapshot has one key twice, which only the mirror refuses.
-    assert ended(table, outcomes) == {(BAD, "mirror"): KeyColumnError.code}
+    assert ended(table, outcomes) == {(BAD, "mirror"): errors.KeyColumnError.code}
     kinds = {tenant: {ReadKind.TAIL} for tenant in SOME} | {BAD: {ReadKind.SNAPSHOT}}
     assert plans(outcomes) == kinds
 
@@ -594,7 +582,7 @@ def test_a_job_lost_at_the_watermark_stops_alone(particular, monkeypatch, tmp_pa
     monkeypatch.setattr(InOneTransaction, "url", f"sqlite:///{tmp_path / 'iscp_log.sqlite'}")
     monkeypatch.setattr(InOneTransaction, "lose", staticmethod(lambda: log.cancel(own)))
     outcomes = table.run(table.iteration(*SOME))
-    assert ended(table, outcomes) == {(BAD, "own"): FenceError.code}
+    assert ended(table, outcomes) == {(BAD, "own"): errors.FenceError.code}
     with sa.create_engine(InOneTransaction.url).connect() as connection:
         held = connection.exec_driver_sql("SELECT tenant, n FROM mine ORDER BY 1").all()
     assert held == [(tenant, 2) for tenant in SOME if tenant != BAD]
@@ -612,13 +600,13 @@ def test_a_tenant_that_has_values_of_an_earlier_column_stops_alone(deployment, m
     def kept(*_):
         for found in answers:
             return found
-        raise UnavailableError("no answer")
+        raise errors.UnavailableError("no answer")
 
     with monkeypatch.context() as patched:
         patched.setattr(Reader, "_given_again", lambda *_: {})
         patched.setattr(IndexStore, "kept", kept)
         outcomes = table.run(table.iteration(*SOME))
-    assert ended(table, outcomes) == {(BAD, "mirror"): UnavailableError.code}
+    assert ended(table, outcomes) == {(BAD, "mirror"): errors.UnavailableError.code}
     (told,) = [each.message for each in outcomes if isinstance(each, Failed)]
     assert "earlier column 'w'" in told
     # In truth it has none, so it goes on.

@@ -14,14 +14,7 @@ from iscp_dagster.api.facts import job as job_facts
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import EVERY, job_of
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.jobservices.arguments import (
-    Awaited,
-    Compared,
-    Named,
-    Specified,
-    SpecOfKey,
-    Updated,
-)
+from iscp_dagster.jobservices import arguments
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.errors import ConfigError, IscpError, NoSuchJobError, WaitError
 from iscp_dagster.model.jobs import Job
@@ -41,7 +34,7 @@ class Steps:
 
     jobs: Callable[[], Jobs]
 
-    def register(self, asked: Specified) -> dict[str, Any]:
+    def register(self, asked: arguments.Specified) -> dict[str, Any]:
         """Register a job, or those of every tenant; it is the same whoever did it before."""
         with _told():
             jobs, job = self.jobs(), job_of(asked.job)
@@ -50,7 +43,7 @@ class Steps:
             jobs.register_job(asked.tenant, job, spec)
         return {"tenant": asked.tenant, "job": str(job), "registered": True}
 
-    def update(self, asked: Updated) -> dict[str, Any]:
+    def update(self, asked: arguments.Updated) -> dict[str, Any]:
         """Change a job's spec."""
         with _told():
             change = _change(asked)
@@ -59,19 +52,19 @@ class Steps:
             )
         return {**_named(asked), "changed": done}
 
-    def pause(self, asked: Named) -> dict[str, Any]:
+    def pause(self, asked: arguments.Named) -> dict[str, Any]:
         """Plan no more iterations."""
         with _told():
             done = self.jobs().pause_job(asked.tenant, asked.job)
         return {**_named(asked), "changed": done}
 
-    def resume(self, asked: Named) -> dict[str, Any]:
+    def resume(self, asked: arguments.Named) -> dict[str, Any]:
         """Plan a paused job again."""
         with _told():
             done = self.jobs().resume_job(asked.tenant, asked.job)
         return {**_named(asked), "changed": done}
 
-    def status(self, asked: Named) -> list[dict[str, Any]]:
+    def status(self, asked: arguments.Named) -> list[dict[str, Any]]:
         """Everything about the job of one tenant, or of each."""
         with _told():
             return [job_facts(each) for each in self._held(asked)]
@@ -82,7 +75,7 @@ class Steps:
             jobs = self.jobs()
             return jobs.deployment.delta_log(jobs.source(table)).latest().version
 
-    def lacking(self, asked: Awaited) -> tuple[str | None, float]:
+    def lacking(self, asked: arguments.Awaited) -> tuple[str | None, float]:
         """What lacks the commit that is waited for, or None; and when that was, in Unix time.
 
         TerminalError (409) if waiting cannot help: a job is in error or paused.
@@ -98,7 +91,7 @@ class Steps:
                 return str(error), now
         return None, now
 
-    def verifiable(self, asked: Compared) -> list[tuple[str, list[str] | None]]:
+    def verifiable(self, asked: arguments.Compared) -> list[tuple[str, list[str] | None]]:
         """The tables to compare, each with the names of some of its indexes; None: all."""
         with _told():
             jobs = self.jobs()
@@ -116,7 +109,7 @@ class Steps:
             found = compared(jobs.deployment, [(jobs.source(table), indexes)], tenant)
             return compared_facts(found)
 
-    def _held(self, asked: Named) -> list[Job]:
+    def _held(self, asked: arguments.Named) -> list[Job]:
         jobs = self.jobs()
         if asked.tenant != EVERY:
             return [jobs.get_job(asked.tenant, asked.job)]
@@ -124,7 +117,7 @@ class Steps:
         return [each for each in jobs.list_jobs(EVERY) if each.name == name]
 
 
-def _change(asked: SpecOfKey) -> SpecUpdate:
+def _change(asked: arguments.SpecOfKey) -> SpecUpdate:
     """The change that is asked for. Raises ConfigError, also for code by its import path."""
     change = SpecUpdate.from_json(dict(asked.spec))
     for what, named in (("consumer", change.type), ("trigger", change.job_type)):
@@ -143,7 +136,7 @@ def _first(spec: JobSpec) -> JobSpec:
     return replace(spec, detail=replace(detail, consumer=replace(detail.consumer, generation=0)))
 
 
-def _named(asked: Named) -> dict[str, Any]:
+def _named(asked: arguments.Named) -> dict[str, Any]:
     return {"tenant": asked.tenant, "job": str(job_of(asked.job))}
 
 

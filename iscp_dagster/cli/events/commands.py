@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from iscp_dagster.cli.events.options import (
-    EventId,
-    EventState,
-    From,
-    FromWhen,
-    Limit,
-    OneEndpoint,
-    OneTrigger,
-    TriggerName,
-    Until,
-)
+from iscp_dagster.cli.events import options
 from iscp_dagster.cli.jobs.options import AsJson, MaybeTenant
 from iscp_dagster.cli.parts.group import Group
 
@@ -38,13 +28,13 @@ events = typer.Typer(
 @events.command("list")
 def list_events(
     *,
-    trigger: OneTrigger = None,
-    endpoint: OneEndpoint = None,
+    trigger: options.OneTrigger = None,
+    endpoint: options.OneEndpoint = None,
     tenant: MaybeTenant = None,
-    state: EventState = None,
-    from_: From = None,
-    to: Until = None,
-    limit: Limit = 100,
+    state: options.EventState = None,
+    from_: options.From = None,
+    to: options.Until = None,
+    limit: options.Limit = 100,
     as_json: AsJson = False,
 ) -> None:
     """Count events by state, and list them with attempts and next try, the latest first."""
@@ -63,7 +53,9 @@ def list_events(
 
 
 @events.command()
-def show(id_: EventId, *, endpoint: OneEndpoint = None, as_json: AsJson = False) -> None:
+def show(
+    id_: options.EventId, *, endpoint: options.OneEndpoint = None, as_json: AsJson = False
+) -> None:
     """Show an event: its body, where it is delivered, each attempt and its answer."""
     from iscp_dagster.cli.events import json as event_json
     from iscp_dagster.cli.events import show as event_show
@@ -79,7 +71,9 @@ def show(id_: EventId, *, endpoint: OneEndpoint = None, as_json: AsJson = False)
 
 
 @events.command()
-def resend(id_: EventId, *, endpoint: OneEndpoint = None, as_json: AsJson = False) -> None:
+def resend(
+    id_: options.EventId, *, endpoint: options.OneEndpoint = None, as_json: AsJson = False
+) -> None:
     """Send an event again, under the same id, whether it was delivered or is a dead letter."""
     from iscp_dagster.cli.parts.results import print_result
 
@@ -92,13 +86,13 @@ def resend(id_: EventId, *, endpoint: OneEndpoint = None, as_json: AsJson = Fals
 
 @events.command()
 def replay(
-    trigger: TriggerName,
+    trigger: options.TriggerName,
     *,
-    from_: FromWhen,
-    to: Until = None,
-    endpoint: OneEndpoint = None,
+    from_: options.FromWhen,
+    to: options.Until = None,
+    endpoint: options.OneEndpoint = None,
     tenant: MaybeTenant = None,
-    state: EventState = None,
+    state: options.EventState = None,
     as_json: AsJson = False,
 ) -> None:
     """Send a trigger's events of a time range again, in order, under the same ids."""

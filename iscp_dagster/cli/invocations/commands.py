@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iscp_dagster.cli.invocations.options import (
-    InvocationId,
-    Limit,
-    OneHandler,
-    OneKey,
-    OneService,
-    OneStatus,
-)
+from iscp_dagster.cli.invocations import options
 from iscp_dagster.cli.invocations.serve import serve
 from iscp_dagster.cli.jobs.options import AsJson
 from iscp_dagster.cli.parts.group import Group
@@ -34,11 +27,11 @@ invocations.command()(serve)
 @invocations.command("list")
 def list_invocations(
     *,
-    status: OneStatus = None,
-    service: OneService = None,
-    handler: OneHandler = None,
-    key: OneKey = None,
-    limit: Limit = 100,
+    status: options.OneStatus = None,
+    service: options.OneService = None,
+    handler: options.OneHandler = None,
+    key: options.OneKey = None,
+    limit: options.Limit = 100,
     as_json: AsJson = False,
 ) -> None:
     """Count invocations by status, and list them, the latest first."""
@@ -58,7 +51,7 @@ def list_invocations(
 
 
 @invocations.command()
-def show(id_: InvocationId, *, as_json: AsJson = False) -> None:
+def show(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
     """Show an invocation, and its journal entry by entry."""
     from iscp_dagster.api.invocations import open_invocations, whole
     from iscp_dagster.cli.invocations import show as shown
@@ -72,31 +65,31 @@ def show(id_: InvocationId, *, as_json: AsJson = False) -> None:
 
 
 @invocations.command()
-def cancel(id_: InvocationId, *, as_json: AsJson = False) -> None:
+def cancel(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
     """Cancel an invocation: what it waits for fails with 409, and its handler may clean up."""
     _changed(id_, "cancel", "is canceled", as_json=as_json)
 
 
 @invocations.command()
-def kill(id_: InvocationId, *, as_json: AsJson = False) -> None:
+def kill(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
     """End an invocation at once, and the calls that it waits for; its handler learns nothing."""
     _changed(id_, "kill", "is killed", as_json=as_json)
 
 
 @invocations.command()
-def pause(id_: InvocationId, *, as_json: AsJson = False) -> None:
+def pause(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
     """Have nobody drive an invocation until it is resumed."""
     _changed(id_, "pause", "is paused", as_json=as_json)
 
 
 @invocations.command()
-def resume(id_: InvocationId, *, as_json: AsJson = False) -> None:
+def resume(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
     """Drive a paused invocation again, or one that backs off, at once."""
     _changed(id_, "resume", "goes on", as_json=as_json)
 
 
 @invocations.command()
-def purge(id_: InvocationId, *, as_json: AsJson = False) -> None:
+def purge(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
     """Forget an invocation that has ended: its journal, output and idempotency key."""
     _changed(id_, "purge", "is forgotten", as_json=as_json)
 

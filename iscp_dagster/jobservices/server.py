@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Mount
+from starlette.types import ASGIApp
 
 from asgi_guards.admission import Admission, is_loopback, names_in
 from asgi_guards.connections import options
@@ -35,9 +35,6 @@ from iscp_dagster.model.variables import ALLOWED_HOSTS, INVOCATIONS_TOKEN, LOG_U
 from iscp_dagster.serve.web.following import end_when_changed
 from iscp_dagster.serve.web.server import listening
 from iscp_dagster.serviceconsumers.errors import as_job_errors
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
 
 HOST = "127.0.0.1"
 OWN = "dp_iscp"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from datetime import timedelta
+from typing import Annotated
 
 import typer
 
 from durable_invocations.runtime.retries import RetryPolicy
 from iscp_dagster.model.clock import DURATION, duration
-
-if TYPE_CHECKING:
-    from datetime import timedelta
 
 PORT = 4080
 

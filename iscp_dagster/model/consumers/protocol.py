@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-if TYPE_CHECKING:
-    from iscp_dagster.model.batch import Range
-    from iscp_dagster.model.errors import IscpError
-    from iscp_dagster.model.jobs import JobID
-
+from iscp_dagster.model.batch import Range
+from iscp_dagster.model.errors import IscpError
+from iscp_dagster.model.jobs import JobID
 
 Told = Mapping[str, Any]
 """What a consumer reports besides rows, see `DataRetriever.tell`."""

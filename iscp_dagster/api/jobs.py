@@ -31,18 +31,11 @@ from iscp_dagster.joblog.history import Entry, Usage
 from iscp_dagster.joblog.protocol import Interrupted
 from iscp_dagster.joblog.sharing import joined
 from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model import errors
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.kinds import kind_names
 from iscp_dagster.model.declared.sharding import SHARD
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, SourceTable
-from iscp_dagster.model.errors import (
-    ConfigError,
-    KeyColumnError,
-    NoSuchJobError,
-    SourceError,
-    TableGoneError,
-    UnavailableError,
-)
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus, NewJob, checked_tenant
 from iscp_dagster.model.moment import Beginning
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
@@ -212,7 +205,7 @@ class Jobs:
         stranded = [each for each in broken if self._is_stranded(each)]
         repaired = self.deployment.log.repair([each.key for each in broken if each not in stranded])
         if stranded and not repaired:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"Job {job} of {whose(tenant)}: its table was dropped or recreated, "
                 f"which a repair cannot undo. Register it again "
                 f"({command('register', tenant, job)})."
@@ -326,7 +319,7 @@ class Jobs:
                 return each
         check_table(table)
         known = ", ".join(sorted(each.name for each in self.sources)) or "none"
-        raise ConfigError(
+        raise errors.ConfigError(
             f"Table {table!r} is not declared; there are: {known}. Declare it in "
             f"{self.declared_in}."
         )
@@ -342,7 +335,7 @@ class Jobs:
                 return job_spec(source, each)
         if type_ is None:
             known = ", ".join(each.name for each in source.consumers) or "none"
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{source.name} declares no index or trigger {job.job!r} (declared: {known}); name "
                 "the consumer with --type."
             )
@@ -362,7 +355,7 @@ class Jobs:
         delta_log = self._check_columns(job, spec)
         checked_tenant(tenant)
         if source.tenant is None and tenant not in {EVERY, DEFAULT_TENANT}:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"Job {job}: table {source.name} has no tenants, so no tenant {tenant!r}; "
                 f"register it for {DEFAULT_TENANT!r}."
             )
@@ -380,18 +373,14 @@ class Jobs:
 
     def checked(self, job: JobID, spec: JobSpec) -> SourceTable:
         """The job's table. Raises ConfigError, naming the job, for a spec that could never run."""
-        try:
+        with about(job):
             source = self.source(f"{job.db}.{job.table}")
             check_spec(source, job, spec)
-        except ConfigError as error:
-            raise about(job, error) from error
         return source
 
     def _check_applied(self, job: JobID, wanted: SpecUpdate, spec: JobSpec) -> None:
-        try:
+        with about(job):
             new = wanted.applied(spec)
-        except ConfigError as error:
-            raise about(job, error) from error
         self.checked(job, new)
         if wanted.schedule or new.detail.consumer.type != spec.detail.consumer.type:
             self._check_new(job, new)
@@ -400,19 +389,15 @@ class Jobs:
 
     def _check_new(self, job: JobID, spec: JobSpec) -> None:
         """Check the rules that existing jobs may break but new ones may not. Raises ConfigError."""
-        try:
+        with about(job):
             check_scheduled(spec.trigger)
             consumer = spec.detail.consumer
             consumer_kind(consumer.type).check_importable(consumer)
-        except ConfigError as error:
-            raise about(job, error) from error
 
     def _check_view(self, job: JobID, spec: JobSpec) -> None:
         source = self.source(f"{job.db}.{job.table}")
-        try:
+        with about(job):
             check_view_free(self.deployment, self.sources, source, spec.detail.consumer)
-        except ConfigError as error:
-            raise about(job, error) from error
 
     def _check_columns(self, job: JobID, spec: JobSpec) -> DeltaLog:
         """The table's log. Raises ConfigError for a missing column or an invalid key.
@@ -421,15 +406,13 @@ class Jobs:
         """
         source = self.source(f"{job.db}.{job.table}")
         delta_log = self.deployment.delta_log(source)
-        with suppress(SourceError, UnavailableError):
+        with suppress(errors.SourceError, errors.UnavailableError):
             columns = delta_log.facts().fields
-            try:
+            with about(job):
                 consumer = spec.detail.consumer
                 names = [field.name for field in columns]
                 consumer_kind(consumer.type).columns(source, consumer, names)
                 check_keys(delta_log.location, columns, source.keys)
-            except (ConfigError, KeyColumnError) as error:
-                raise about(job, error) from error
         return delta_log
 
     def _told(self, tenant: str, job: JobID, changed: Collection[JobKey]) -> bool:
@@ -488,23 +471,23 @@ class Jobs:
                 self.deployment.log.unregister(each.key.tenant, job, each.key.table_id)
 
     def _is_stranded(self, job: Job) -> bool:
-        if job.status.code != TableGoneError.code:
+        if job.status.code != errors.TableGoneError.code:
             return False
         source = self.source(f"{job.name.db}.{job.name.table}")
         return job.key.table_id != self.deployment.delta_log(source).table_id()
 
-    def _unknown(self, tenant: str, job: JobID) -> NoSuchJobError:
+    def _unknown(self, tenant: str, job: JobID) -> errors.NoSuchJobError:
         table = f"{job.db}.{job.table}"
         tables = self.known_tables()
         if table not in tables:
             return no_such("table", table, tables)
         known = sorted({each.name.job for each in self.list_jobs(tenant, table)})
         if others := {each.key.tenant for each in self._rows(EVERY, job)}:
-            return NoSuchJobError(
+            return errors.NoSuchJobError(
                 f"There is no job {job} of {whose(tenant)}; its tenants are: "
                 f"{listed(others, tenant)}. Name one with --tenant, or all with --tenant '*'."
             )
-        return NoSuchJobError(
+        return errors.NoSuchJobError(
             f"There is no job {job} of {whose(tenant)}; its jobs on that table: "
             f"{', '.join(known) or 'none'}. Correct the name (`iscp job list`), or register it "
             f"({command('register', tenant, job)})."

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from shlex import quote
 
-from iscp_dagster.model.errors import (
-    ConfigError,
-    IscpError,
-    NoSuchJobError,
-    TableGoneError,
-    UntimedError,
-)
+from iscp_dagster.model import errors
 from iscp_dagster.model.jobs import JobID, JobStatus
 
 EVERY = "*"
@@ -22,7 +17,7 @@ MOST, LONGEST = 10, 60
 """The most names that a message lists, and the most characters of one."""
 PLAIN = re.compile(rf"[^\W_][\w.:@/%+-]{{0,{LONGEST - 1}}}")
 """Names that need no quotes among others."""
-_VERBS = {TableGoneError.code: "register", UntimedError.code: "rebuild"}
+_VERBS = {errors.TableGoneError.code: "register", errors.UntimedError.code: "rebuild"}
 """What mends a job in error, by its code; others are repaired."""
 _TOLD = re.compile(r"`iscp job (register|repair|rebuild)\b([^`]*)`")
 
@@ -32,7 +27,7 @@ def parsed(text: str, what: str = "job") -> JobID:
     place, slash, job = text.partition("/")
     db, dot, table = place.partition(".")
     if not (slash and dot and db and table and job):
-        raise ConfigError(
+        raise errors.ConfigError(
             f"The {what} {text!r} is not written database.table/{what}, such as "
             "docs.symbols/mirror."
         )
@@ -43,7 +38,7 @@ def check_table(name: str) -> None:
     """Raises ConfigError for a name that is not written database.table."""
     db, dot, table = name.partition(".")
     if not (db and dot and table) or "/" in table:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"The table {name!r} is not written database.table, such as docs.symbols."
         )
 
@@ -70,10 +65,10 @@ def _quote_odd(name: str) -> str:
     return repr(name if len(name) <= LONGEST else f"{name[:LONGEST]}...")
 
 
-def no_such(what: str, name: str, known: Collection[str], where: str = "") -> NoSuchJobError:
+def no_such(what: str, name: str, known: Collection[str], where: str = "") -> errors.NoSuchJobError:
     """The error for an unknown `what`, such as a table; lists the known ones (in `where`)."""
     there = f"there are in {where}" if where else "there are"
-    return NoSuchJobError(f"There is no {what} {name!r}; {there}: {listed(known, name)}.")
+    return errors.NoSuchJobError(f"There is no {what} {name!r}; {there}: {listed(known, name)}.")
 
 
 def narrowed(tenant: str | None) -> str | None:
@@ -91,10 +86,14 @@ def titled(name: str, tenant: str) -> str:
     return f"{name}, {'every tenant' if tenant == EVERY else f'tenant {tenant}'}"
 
 
-def about(job: JobID, error: IscpError) -> ConfigError:
-    """The error with the job's name before it, unless it is there already."""
+@contextmanager
+def about(job: JobID) -> Iterator[None]:
+    """Put the job's name before what a ConfigError says, unless it is there already."""
     head = f"Job {job}: "
-    return ConfigError(head + str(error).removeprefix(head))
+    try:
+        yield
+    except (errors.ConfigError, errors.KeyColumnError) as error:
+        raise errors.ConfigError(head + str(error).removeprefix(head)) from error
 
 
 def mending_verb(status: JobStatus) -> str:

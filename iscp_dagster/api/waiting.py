@@ -13,15 +13,9 @@ from iscp_dagster.api.names import command_for, has_remedy, listed, mending_verb
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.model import errors
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.tables import REBUILD, SourceTable
-from iscp_dagster.model.errors import (
-    ConfigError,
-    NoSuchJobError,
-    TableGoneError,
-    UnavailableError,
-    WaitError,
-)
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
@@ -112,7 +106,7 @@ class Wait:
         check_sole(self.deployment, self.source, table_id)
         goal = self.delta_log.latest().version if version is None else version
         if goal < 0:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"There is no version {goal} of {self.source.name}; versions begin at 0."
             )
         pauses = self._pauses(deadline)
@@ -221,7 +215,9 @@ class Wait:
         serves rows of an earlier table.
         """
         stranded = {
-            job.key.job_name: job for job in earlier if job.status.code == TableGoneError.code
+            job.key.job_name: job
+            for job in earlier
+            if job.status.code == errors.TableGoneError.code
         }
         return [
             *(Lag(tenant=a, index=i, job=stranded.get(i)) for a, i in missing),
@@ -237,7 +233,7 @@ class Wait:
     def _unserved(self, jobs: Collection[Job]) -> list[Lag]:
         try:
             waiting = unserved(self.deployment, jobs)
-        except UnavailableError:
+        except errors.UnavailableError:
             # A server that does not answer serves nothing; wait for it.
             waiting = frozenset(job.name for job in jobs)
         return [
@@ -267,7 +263,7 @@ class Wait:
         if self.delta_log.table_id() == table_id:
             return latest
         anew = self.source.on_replace == REBUILD
-        raise WaitError(
+        raise errors.WaitError(
             f"{self.source.name} was dropped or recreated during the wait; "
             f"{'' if anew else 'register its jobs again, and '}wait for a version of the new table."
         )
@@ -280,7 +276,7 @@ class Wait:
         jobs = [j for j in self.deployment.log.jobs() if (j.name.db, j.name.table) == of_table]
         tenants |= {job.key.tenant for job in jobs}
         if tenant not in tenants:
-            raise NoSuchJobError(
+            raise errors.NoSuchJobError(
                 f"{self.source.name} has neither rows nor a job of tenant {tenant!r}; its "
                 f"tenants are: {listed(tenants, tenant)}."
             )
@@ -288,20 +284,20 @@ class Wait:
     def _refuse_broken(self, goal: int, lagging: Collection[Lag]) -> None:
         broken = [lag for lag in lagging if lag.broken]
         if broken:
-            raise WaitError(
+            raise errors.WaitError(
                 f"{self.source.name} will not become searchable at version {goal}: "
                 f"{_named(broken)}.{self._mended(broken)}"
             )
         if held := [lag for lag in lagging if lag.held]:
-            raise WaitError(
+            raise errors.WaitError(
                 f"{self.source.name} will not become searchable at version {goal}: "
                 f"{_named(held)}. To resume, run {self._remedies(held)}."
             )
 
-    def _all_unregistered(self, goal: int, ended: Collection[tuple[str, str]]) -> WaitError:
+    def _all_unregistered(self, goal: int, ended: Collection[tuple[str, str]]) -> errors.WaitError:
         lags = [Lag(tenant=tenant, index=index, job=None) for tenant, index in sorted(ended)]
         be, them = ("are", "them") if len(lags) > 1 else ("is", "it")
-        return WaitError(
+        return errors.WaitError(
             f"{self.source.name} will not become searchable at version {goal}: {_those(lags)} {be} "
             f"unregistered. To register {them} again, run {self._remedies(lags)}."
         )
@@ -328,8 +324,8 @@ class Wait:
             for (verb, index), its in tenants.items()
         )
 
-    def _nothing(self) -> ConfigError:
-        return ConfigError(
+    def _nothing(self) -> errors.ConfigError:
+        return errors.ConfigError(
             f"{self.source.name} has no index to wait for: none registers itself, and no job is "
             "registered. Register one (`iscp job register`)."
         )
@@ -353,7 +349,7 @@ class Pauses:
     def pause(self, late: str) -> None:
         """Sleep. Raises WaitError with `late` at the deadline."""
         if self.ended:
-            raise WaitError(f"{self.name}: timed out: {late}.", late=True)
+            raise errors.WaitError(f"{self.name}: timed out: {late}.", late=True)
         self.sleep(min(self.seconds, self.deadline - self.monotonic()))
         self.seconds = min(self.seconds * GROWTH, LONGEST_POLL_SECONDS)
 

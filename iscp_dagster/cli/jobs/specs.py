@@ -102,13 +102,11 @@ def wished(
 
     `options`: the change comes from the command line (`asked`). Raises ConfigError.
     """
-    try:
+    with about(job):
         plain = jobs.plain_spec(job, change.type)
         if options:
             change = scheduled(change, [plain.trigger])
         spec = change.applied(plain)
-    except ConfigError as error:
-        raise about(job, error) from error
     # It has built nothing yet.
     first = replace(spec.detail.consumer, generation=0)
     spec = replace(spec, detail=replace(spec.detail, consumer=first))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from itertools import product
 from typing import Any
@@ -88,8 +88,9 @@ def attempts(connection: sa.Connection, deliveries: Sequence[Delivery]) -> list[
         ATTEMPTS.message_id.in_([id_ for id_ in ids if id_ is not None]),
         ATTEMPTS.endpoint.in_({each.endpoint for each in deliveries}),
     )
-    found = sa.select(ISCP_ATTEMPTS).where(*of).order_by(ATTEMPTS.number)
-    return [_attempt(row) for row in connection.execute(found)]
+    told = [ATTEMPTS[each.name] for each in fields(Attempt)]
+    found = sa.select(*told).where(*of).order_by(ATTEMPTS.number)
+    return [Attempt(**row._asdict()) for row in connection.execute(found)]
 
 
 def counts(connection: sa.Connection, trigger: str | None) -> list[Count]:
@@ -172,17 +173,3 @@ def _nanos(at: datetime) -> int:
 def _encodable(text: str) -> str:
     """The text as a database takes it; an argument of bytes that are no UTF-8 finds nothing."""
     return text.encode(errors="backslashreplace").decode()
-
-
-def _attempt(row: sa.Row[Any]) -> Attempt:
-    return Attempt(
-        message_id=row.message_id,
-        endpoint=row.endpoint,
-        at=row.at,
-        seconds=row.seconds,
-        events=row.events,
-        status=row.status,
-        answer=row.answer,
-        verdict=row.verdict,
-        next_at=row.next_at,
-    )

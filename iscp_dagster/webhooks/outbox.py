@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -217,17 +217,13 @@ class Outbox:
         with self.writing() as connection:
             recording.record(connection, endpoint, results, self.clock())
 
-    @contextmanager
-    def reading(self) -> Iterator[sa.Connection]:
+    def reading(self) -> AbstractContextManager[sa.Connection]:
         """One transaction that only reads."""
-        with transaction(self.engine, writes=False) as connection:
-            yield connection
+        return transaction(self.engine, writes=False)
 
-    @contextmanager
-    def writing(self) -> Iterator[sa.Connection]:
+    def writing(self) -> AbstractContextManager[sa.Connection]:
         """One transaction."""
-        with transaction(self.engine, writes=True) as connection:
-            yield connection
+        return transaction(self.engine, writes=True)
 
     def _again(self, chosen: Chosen) -> int:
         with self.writing() as connection:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime
 from operator import itemgetter
@@ -11,17 +11,8 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog import lifecycle
+from iscp_dagster.joblog import iterations, lifecycle
 from iscp_dagster.joblog.history import Bookmark, Entry, Usage, entry
-from iscp_dagster.joblog.iterations import (
-    ROWS_ALONE,
-    Claim,
-    Done,
-    Failed,
-    Iteration,
-    Recall,
-    waiting,
-)
 from iscp_dagster.joblog.leases import DEFAULT_LEASES, Leases
 from iscp_dagster.joblog.protocol import Interrupted, Touched
 from iscp_dagster.joblog.sharing import check_alone, joined
@@ -64,7 +55,7 @@ from iscp_dagster.model.states import JobState
 from sql_transactions.engine import answering, prepare, shown, transaction
 from sql_transactions.tables import ensure_tables, find_missing_column
 
-Step = TypeVar("Step", bound="Done | Failed")
+Step = TypeVar("Step", bound="iterations.Done | iterations.Failed")
 Outcomes = TypeVar("Outcomes")
 
 FORGOTTEN = 86_400.0
@@ -108,17 +99,13 @@ class SqlLog:
         """
         return _Within(self, connection)
 
-    @contextmanager
-    def writing(self) -> Iterator[sa.Connection]:
+    def writing(self) -> AbstractContextManager[sa.Connection]:
         """One transaction of the log's database, for `within`; an error rolls it back."""
-        with transaction(self.engine, writes=True) as connection:
-            yield connection
+        return transaction(self.engine, writes=True)
 
-    @contextmanager
-    def reading(self) -> Iterator[sa.Connection]:
+    def reading(self) -> AbstractContextManager[sa.Connection]:
         """One transaction that only reads."""
-        with transaction(self.engine, writes=False) as connection:
-            yield connection
+        return transaction(self.engine, writes=False)
 
     def ensure(self) -> None:
         """Make the log ready to use. Idempotent, and safe from several processes at once."""
@@ -309,7 +296,7 @@ class SqlLog:
             found = {JobState(state): number for state, number in connection.execute(counted)}
         return {state: found.get(state, 0) for state in JobState}
 
-    def enqueue(self, iteration: Iteration, run_id: str) -> Mapping[JobKey, FenceError]:
+    def enqueue(self, iteration: iterations.Iteration, run_id: str) -> Mapping[JobKey, FenceError]:
         """Set the iteration's jobs pending for `run_id`: a run's id, or the name of a dispatch.
 
         It gets the lease of a queued iteration. A job that is not startable, or whose watermark is
@@ -324,7 +311,7 @@ class SqlLog:
                 leases.keep(connection, [run_id], self.leases.queued, self._now())
             return lost
 
-    def queued(self, run_id: str) -> tuple[Iteration, ...]:
+    def queued(self, run_id: str) -> tuple[iterations.Iteration, ...]:
         """The iterations that still wait for `run_id`, ordered by where they start.
 
         That is the one that was enqueued, without the jobs taken from it since. Those of its jobs
@@ -332,18 +319,18 @@ class SqlLog:
         """
         chosen = sa.select(ISCP_LOG).where(*_waits_for(run_id), LIVE).order_by(*KEY)
         with self._transaction(writes=False) as connection:
-            return waiting(from_row(row) for row in connection.execute(chosen))
+            return iterations.waiting(from_row(row) for row in connection.execute(chosen))
 
     def begin(
         self,
-        iteration: Iteration,
+        iteration: iterations.Iteration,
         run_id: str,
         layout: Layout,
         *,
         layouts: Mapping[str, Layout] = ALIKE,
         queued_as: str | None = None,
-        recall: Recall = ROWS_ALONE,
-    ) -> tuple[Claim, ...]:
+        recall: iterations.Recall = iterations.ROWS_ALONE,
+    ) -> tuple[iterations.Claim, ...]:
         """Claim the iteration's jobs, in its order: running, first step recorded BEFORE.
 
         Each job must be startable, with the iteration's start as its watermark; a pending one must
@@ -372,7 +359,9 @@ class SqlLog:
             leases.keep(connection, [run_id], self.leases.run, self._now())
         return tuple(claim for _, claim in begun)
 
-    def advance(self, steps: Collection[Done]) -> Mapping[JobKey, Claim | FenceError]:
+    def advance(
+        self, steps: Collection[iterations.Done]
+    ) -> Mapping[JobKey, iterations.Claim | FenceError]:
         """Confirm that the claims' steps are written: move watermarks, record next steps BEFORE.
 
         Jobs are independent, as in `complete` and `fail`: one whose row was taken has a FenceError
@@ -380,7 +369,7 @@ class SqlLog:
         """
         return self._moved(steps, lifecycle.all_advanced)
 
-    def complete(self, steps: Collection[Done]) -> Mapping[JobKey, FenceError]:
+    def complete(self, steps: Collection[iterations.Done]) -> Mapping[JobKey, FenceError]:
         """Confirm that the claims' last steps are written: AFTER, watermark, end, completed.
 
         Returns only the jobs that were taken. Raises BatchError, and changes nothing, for a claim
@@ -391,7 +380,7 @@ class SqlLog:
             steps, lambda rows, some: lifecycle.all_ended(rows, some, lifecycle.completed, now)
         )
 
-    def fail(self, steps: Collection[Failed]) -> Mapping[JobKey, FenceError]:
+    def fail(self, steps: Collection[iterations.Failed]) -> Mapping[JobKey, FenceError]:
         """Record code and message; batches stay BEFORE, watermarks stay. Returns as `complete`.
 
         Code 1-9999: completed, to be planned again; 10000 and above: error.
@@ -661,10 +650,8 @@ class SqlLog:
             leases.forget(connection, FORGOTTEN, self._now())
             return prune(connection, before)
 
-    @contextmanager
-    def _transaction(self, *, writes: bool) -> Iterator[sa.Connection]:
-        with transaction(self.engine, writes=writes) as connection:
-            yield connection
+    def _transaction(self, *, writes: bool) -> AbstractContextManager[sa.Connection]:
+        return transaction(self.engine, writes=writes)
 
     def _now(self) -> leases.Now:
         return leases.NOW if self._lease_clock is None else sa.literal(self._lease_clock())

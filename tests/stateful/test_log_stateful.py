@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from itertools import count
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from logs import advance, complete, fail, log_in_memory, span
+from logs import advance, complete, fail, log_in_memory, moment, over, span
 
 from iscp_dagster.joblog.iterations import Claim, Iteration
 from iscp_dagster.joblog.protocol import Interrupted
@@ -21,7 +21,6 @@ from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.batch import Action, Phase
 from iscp_dagster.model.errors import BatchError, FenceError
 from iscp_dagster.model.jobs import JobID, JobKey
-from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 
 TABLE = "t-1"
@@ -35,10 +34,6 @@ some_keys = st.lists(keys, min_size=1, max_size=3, unique=True)
 RUNS = ["r1", "r2", "r3"]
 runs = st.sampled_from(RUNS)
 ahead = st.integers(1, 4)
-
-
-def moment(version: int) -> Moment:
-    return START if version < 0 else Moment(version, version)
 
 
 def name(key: JobKey) -> JobID:
@@ -96,9 +91,11 @@ class LogMachine(RuleBasedStateMachine):
         self.heard = 0
 
     def open(self) -> SqlLog:
-        return log_in_memory(
-            clock=self.clock, new_id=lambda: next(self.numbers), lease_clock=self.lease_clock
-        )
+        return log_in_memory(**self.options())
+
+    def options(self) -> dict[str, Any]:
+        clocks = {"clock": self.clock, "lease_clock": self.lease_clock}
+        return {"new_id": lambda: next(self.numbers), **clocks}
 
     def clock(self) -> datetime:
         self.now += timedelta(seconds=1)
@@ -239,13 +236,7 @@ class LogMachine(RuleBasedStateMachine):
     def iteration(self, chosen, more) -> Iteration:
         row = self.rows.get(chosen[0])
         start = -1 if row is None else row.at
-        return Iteration(
-            table_id=TABLE,
-            tenants=frozenset(key.tenant for key in chosen),
-            jobs=tuple(chosen),
-            from_=moment(start),
-            to=moment(start + more),
-        )
+        return over(*chosen, start=start, to=start + more)
 
     @staticmethod
     def may_begin(row: Row | None, run: str) -> bool:
@@ -466,12 +457,7 @@ class PostgresMachine(LogMachine):
     url: str
 
     def open(self) -> SqlLog:
-        return SqlLog(
-            self.url,
-            clock=self.clock,
-            new_id=lambda: next(self.numbers),
-            lease_clock=self.lease_clock,
-        )
+        return SqlLog(self.url, **self.options())
 
     def teardown(self) -> None:
         METADATA.drop_all(self.log.engine)

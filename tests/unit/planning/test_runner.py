@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from deltalake import DeltaTable
 from logs import carry_out, fail, log_in_memory
-from onetable import commit, in_memory, write_commit
+from onetable import commit, in_memory, name_dead_store, write_commit
 
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.api.jobs import Jobs
@@ -741,10 +741,7 @@ def test_whatever_a_table_raises_stops_it_alone(deployment, source, tmp_path, mo
     commit(other, "eu")
     if wrong == "store":
         other = beside(source, tmp_path, path="s3://bucket/other")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+        name_dead_store(monkeypatch)
     elif wrong == "folder":
         loop = Path(other.path) / "_delta_log"
         shutil.rmtree(loop)

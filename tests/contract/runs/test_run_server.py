@@ -131,6 +131,10 @@ class Served:
         self.launch(run)
         return run
 
+    def waiting(self) -> tuple[str, int]:
+        """Launch a run that never ends by itself; return it and its process."""
+        return self.launched("waiting"), self.await_waiting()
+
     def launch(self, run: str) -> None:
         self.launcher.launch_run(LaunchRunContext(self.instance.get_run_by_id(run), None))
 
@@ -196,8 +200,7 @@ def test_a_run_whose_job_is_gone_by_now_fails_at_its_start(served):
 
 
 def test_a_run_is_started_once_however_often_it_is_asked_for(served):
-    run = served.launched("waiting")
-    process = served.await_waiting()
+    run, process = served.waiting()
     (served.folder / "waiting").unlink()
     served.launch(run)
     assert ask(served.socket, what=PING, run=run)["known"]
@@ -206,8 +209,7 @@ def test_a_run_is_started_once_however_often_it_is_asked_for(served):
 
 
 def test_a_run_is_canceled_whoever_asks(served, monkeypatch):
-    run = served.launched("waiting")
-    process = served.await_waiting()
+    run, process = served.waiting()
     # As on the command line, which has no socket set.
     monkeypatch.delenv(SOCKET_VARIABLE)
     assert served.launcher.terminate(run)
@@ -219,16 +221,14 @@ def test_a_run_is_canceled_whoever_asks(served, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_that_ends_interrupts_its_runs(served, number):
-    run = served.launched("waiting")
-    served.await_waiting()
+    run, _ = served.waiting()
     assert served.end(number) == 0
     # Dagster reports a failure when nobody asked to cancel the run.
     assert served.status(run) is DagsterRunStatus.FAILURE
 
 
 def test_a_server_that_is_killed_takes_its_runs_along_and_the_next_one_fails_them(served):
-    run = served.launched("waiting")
-    process = served.await_waiting()
+    run, process = served.waiting()
     served.end(signal.SIGKILL)
     wait_for(lambda: not Path(f"/proc/{process}").exists(), SECONDS)
     assert served.status(run) is DagsterRunStatus.STARTED
@@ -243,8 +243,7 @@ def test_a_server_that_is_killed_takes_its_runs_along_and_the_next_one_fails_the
 
 
 def test_a_run_whose_process_was_killed_is_found_gone(served, monkeypatch):
-    run = served.launched("waiting")
-    process = served.await_waiting()
+    run, process = served.waiting()
     assert served.launcher.supports_check_run_worker_health
     assert served.health(run) is WorkerStatus.RUNNING
     monkeypatch.setattr(server, "ANSWER_SECONDS", server.GRACE_SECONDS + 1)
@@ -259,19 +258,17 @@ def test_a_run_whose_process_was_killed_is_found_gone(served, monkeypatch):
 
 def test_a_run_whose_process_was_killed_has_failed_at_once(served):
     """It does not wait for Dagster's monitoring, which gives a starting run two minutes."""
-    killed = served.launched("waiting")
-    os.kill(served.await_waiting(), signal.SIGKILL)
+    killed, process = served.waiting()
+    os.kill(process, signal.SIGKILL)
     served.await_status(killed, DagsterRunStatus.FAILURE)
     assert any(LEFT_BEHIND in (each.message or "") for each in served.instance.all_logs(killed))
     (served.folder / "waiting").unlink()
-    other = served.launched("waiting")
-    served.await_waiting()
+    other, _ = served.waiting()
     assert served.status(other) is DagsterRunStatus.STARTED
 
 
 def test_a_run_that_was_to_be_canceled_and_is_killed_is_canceled(served):
-    run = served.launched("waiting")
-    process = served.await_waiting()
+    run, process = served.waiting()
     served.instance.report_run_canceling(served.instance.get_run_by_id(run))
     os.kill(process, signal.SIGKILL)
     served.await_status(run, DagsterRunStatus.CANCELED)
@@ -356,16 +353,14 @@ def test_a_request_may_come_in_pieces(served, silent):
 
 
 def test_a_run_keeps_no_caller_of_its_server_waiting(served, silent):
-    served.launched("waiting")
-    served.await_waiting()
+    served.waiting()
     silent[0].sendall(b"nothing\n")
     assert silent[0].recv(1) == b""
 
 
 def test_a_healthy_run_stays_so_where_its_server_is_not_seen(served):
     """As where the daemon is on another machine, or in another container."""
-    run = served.launched("waiting")
-    process = served.await_waiting()
+    run, process = served.waiting()
     path, lock = Path(served.socket), Path(served.socket + ".lock")
     name = lock.read_text()
     hidden = path.rename(path.with_name("elsewhere"))
@@ -385,8 +380,7 @@ def test_a_healthy_run_stays_so_where_its_server_is_not_seen(served):
 
 
 def test_a_second_server_at_a_place_ends_and_leaves_the_first_s_runs_alone(served):
-    run = served.launched("waiting")
-    served.await_waiting()
+    run, _ = served.waiting()
     code = "from iscp_dagster.runs import place, server; place.TAKE_SECONDS = 0"
     code += f"; server.main({served.socket!r})"
     environment = os.environ | {"DAGSTER_HOME": served.instance.root_directory}

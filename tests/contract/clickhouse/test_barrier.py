@@ -182,14 +182,7 @@ def test_what_was_let_in_before_is_awaited(make):
             into.open()
             assert ended.wait(30)
 
-        patient = Gate(
-            endpoint=gate.endpoint,
-            database="barred",
-            table=gate.table,
-            column=COLUMN,
-            sleep=sleep,
-        )
-        patient.shut_out({"a"})
+        replace(gate, sleep=sleep).shut_out({"a"})
         assert done == ["written"]
         assert waits
 

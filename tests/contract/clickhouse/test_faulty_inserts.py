@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pyarrow as pa
@@ -142,6 +143,16 @@ def test_whatever_fails_and_whoever_writes_again_each_row_is_there_once(
     event(f"{min(len(proxy.injected) - before, 9)} faults injected")
 
 
+@contextmanager
+def profile(proxy, settings):
+    """Let the user's profile have these settings."""
+    proxy.profile.update(settings)
+    try:
+        yield
+    finally:
+        proxy.profile.clear()
+
+
 CARELESS = {"insert_deduplicate": "0", "deduplicate_insert": "disable", "async_insert": "1"}
 
 
@@ -199,11 +210,8 @@ def test_a_profile_that_cuts_answers_short_cuts_none_in_silence(make, proxy, cut
     store = make()
     shipping.write(store, rows(35))
     counts = reads(store)
-    proxy.profile.update(CUTS[cut])
-    try:
+    with profile(proxy, CUTS[cut]):
         found = {answer(count) for count in counts}
-    finally:
-        proxy.profile.clear()
     # A limit still applies, but reaching it is an error.
     assert found <= ({35} if cut in {"limit", "offset"} else {35, *LIMITS})
 
@@ -212,11 +220,8 @@ def test_a_profile_that_cuts_what_a_client_asks_at_first_leaves_tokens_heeded(ma
     """One of those answers is the client's list of the settings that the server knows."""
     store = make()
     store = replace(store, endpoint=replace(store.endpoint, query_timeout=2))
-    proxy.profile.update(CUTS["limit"])
-    try:
+    with profile(proxy, CUTS["limit"]):
         receipts = shipping.write(store, rows(5))
-    finally:
-        proxy.profile.clear()
     assert {each.code for each in receipts} == {0}, receipts
     sent = proxy.settings[f"{store.shape.database}.{store.shape.rows}"]
     assert sent["deduplicate_insert"] == "enable"
@@ -226,14 +231,11 @@ def test_a_profile_that_forgets_tokens_and_does_not_wait_changes_nothing(
     make, proxy, clickhouse_url
 ):
     store = make()
-    proxy.profile.update(CARELESS)
-    try:
+    with profile(proxy, CARELESS):
         for _ in range(2):
             receipts = shipping.write(store, rows(15))
             assert {each.code for each in receipts} == {0}, receipts
         assert counted(store, clickhouse_url) == (15, 15)
-    finally:
-        proxy.profile.clear()
 
 
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f != "silent"])
@@ -243,11 +245,10 @@ def test_a_dead_letter_is_promised_like_a_row(make, proxy, clickhouse_url, fault
     direct = Endpoint.parse(clickhouse_url)
     direct.client().command(f"ALTER TABLE {name} ADD CONSTRAINT small CHECK n < 10")
     proxy.coming_to["iscp_dead_letters"] = [fault] * 2
-    proxy.profile.update(CARELESS)
     try:
-        receipts = shipping.write(store, rows(11))
+        with profile(proxy, CARELESS):
+            receipts = shipping.write(store, rows(11))
     finally:
-        proxy.profile.clear()
         proxy.coming_to.clear()
     assert {each.code for each in receipts} == {0}, receipts
     letters = DeadLetters(endpoint=direct, database=store.shape.database)

@@ -37,8 +37,8 @@ def manager_at(url):
     return ClickHouseIOManager(lambda: deployment)
 
 
-def totals_of(database, amount, **options):
-    """Return an asset below an index, of one row for each tenant of the run."""
+def totals_of(database, amount, tenants=None, **options):
+    """Return an asset below an index, of one row for each of these tenants, or of the run's."""
 
     @dg.asset(
         key=[database, "totals"],
@@ -47,7 +47,7 @@ def totals_of(database, amount, **options):
         **({"metadata": {"partition_expr": "customer"}} | options),
     )
     def totals(context) -> pd.DataFrame:
-        return pd.DataFrame({"customer": context.partition_keys, "amount": amount})
+        return pd.DataFrame({"customer": tenants or context.partition_keys, "amount": amount})
 
     return totals
 
@@ -122,16 +122,7 @@ def test_a_partition_is_loaded_by_the_name_that_it_was_stored_by(
 
 def test_a_run_for_no_partition_of_an_asset_that_has_some_is_refused(manager, database):
     run(totals_of(database, 1), manager)
-
-    @dg.asset(
-        key=[database, "totals"],
-        io_manager_key="clickhouse",
-        partitions_def=dg.StaticPartitionsDefinition(TENANTS),
-        metadata={"partition_expr": "customer"},
-    )
-    def careless() -> pd.DataFrame:
-        return pd.DataFrame({"customer": ["acme"], "amount": [9]})
-
+    careless = totals_of(database, 9, ["acme"])
     resources = {"clickhouse": manager}
     failed = dg.materialize([careless], resources=resources, raise_on_error=False)
     assert "the run is for none of them" in str(failed.all_node_events)

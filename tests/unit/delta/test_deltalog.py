@@ -52,6 +52,7 @@ REFUSING = {
 }
 """A store at a port that refuses every connection."""
 TENANT = {"name": "tenant", "type": "string", "nullable": True, "metadata": {}}
+NUMBER = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
 KEY = {"name": "k", "type": "long", "nullable": True, "metadata": {"comment": "the key"}}
 
 
@@ -570,7 +571,7 @@ class TestFeed:
     @pytest.mark.parametrize(
         ("fields", "reason"),
         [
-            ([TENANT, KEY, {"name": "n", "type": "long", "nullable": True, "metadata": {}}], None),
+            ([TENANT, KEY, NUMBER], None),
             ([TENANT, {**KEY, "nullable": False}], None),
             ([TENANT, {**KEY, "type": "string"}], "column 'k' changed from long to string"),
             (
@@ -623,8 +624,7 @@ class TestFeed:
         table.commit(table.metadata(properties=FEED | on)).commit(file("add", "a"))
         table.commit(table.metadata([TENANT, KEY | {"metadata": {}}], properties={}))
         assert table.log().first_column_change(0, 3) is None
-        name = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
-        table.commit(table.metadata([TENANT, KEY, name])).commit(table.metadata([TENANT, KEY]))
+        table.commit(table.metadata([TENANT, KEY, NUMBER])).commit(table.metadata([TENANT, KEY]))
         log = table.log()
         assert [log.first_column_change(after, 5) for after in range(6)] == [4, 4, 4, 4, 5, None]
 
@@ -645,10 +645,9 @@ class TestFeed:
         assert [Feed(log=table.log()).first_drop(after, 3) for after in range(3)] == [2, 2, None]
 
     def test_a_commit_that_drops_a_column_and_does_more_is_no_start(self, table):
-        name = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
         table.commit(table.metadata([TENANT]), file("add", "a")).commit()
         assert "'k' was dropped" in self.gone(table, 0, 2)
-        table.commit(table.metadata([name])).commit()
+        table.commit(table.metadata([NUMBER])).commit()
         assert "'tenant' was dropped" in self.gone(table, 2, 4)
         assert Feed(log=table.log()).first_drop(0, 4) is None
 
@@ -829,12 +828,15 @@ class TestChecks:
 
     @pytest.mark.parametrize("name", ["_version", "_Deleted", "_commit_version", "_repeats"])
     def test_system_column(self, tmp_path, name):
-        table = Table(tmp_path).create(
-            [TENANT, KEY, {"name": name, "type": "long", "nullable": True, "metadata": {}}]
-        )
+        table = Table(tmp_path).create([TENANT, KEY, NUMBER | {"name": name}])
         with pytest.raises(SchemaError, match=f"Column '{name}' .* name of a system column"):
             check_source(table.log(), keys=["k"])
         check_source(table.log(), keys=["k"], columns=["k"])
+
+
+def name_store(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
 
 
 class TestFiles:
@@ -867,8 +869,7 @@ class TestFiles:
     def unreadable(self, request, tmp_path, monkeypatch):
         """A log in a store that refuses connections, or a folder or file that the OS refuses."""
         if request.param == "store":
-            for name, value in REFUSING.items():
-                monkeypatch.setenv(name, value)
+            name_store(monkeypatch, REFUSING)
             return DeltaLog("s3://bucket/table?sig=SECRET", "tenant")
         loop = tmp_path / "_delta_log"
         if request.param == "file":
@@ -893,8 +894,7 @@ class TestFiles:
         assert files.missing(["gone.parquet"]) == "gone.parquet"
 
     def test_every_question_to_a_store_that_does_not_answer(self, monkeypatch):
-        for name, value in REFUSING.items():
-            monkeypatch.setenv(name, value)
+        name_store(monkeypatch, REFUSING)
         files = log_files("s3://bucket/table")
         name = commit_name(0)
         for ask in (files.names, lambda: files.mark(name), lambda: files.read(name)):
@@ -913,9 +913,8 @@ class TestFiles:
                 beats.append(time.monotonic())
 
         with socket.create_server(("127.0.0.1", 0)) as silent:
-            hanging = REFUSING | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}"}
-            for name, value in hanging.items():
-                monkeypatch.setenv(name, value)
+            url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            name_store(monkeypatch, REFUSING | {"AWS_ENDPOINT_URL": url})
             patience = {"timeout": "2s", "retry_timeout": "1s", "max_retries": "0"}
             heart = threading.Thread(target=beat)
             begun = time.monotonic()

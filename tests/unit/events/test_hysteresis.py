@@ -24,12 +24,15 @@ def truth(value):
     return Truth(match=bool(value) and value >= HIGH, unmatch=bool(value) and value < LOW)
 
 
-def change(key, before, after, version):
-    operation = ChangeKind.DELETE if after is None else ChangeKind.UPDATE
+def change(key, before, after, version, operation=None):
+    """Return what a commit did to a row, by default the operation that follows from its images."""
+    if operation is None:
+        changed = ChangeKind.DELETE if after is None else ChangeKind.UPDATE
+        operation = ChangeKind.INSERT if before is None else changed
     made = Change(
         tenant=None,
         key=key,
-        operation=ChangeKind.INSERT if before is None else operation,
+        operation=operation,
         before=None if before is None else {"v": before},
         after=None if after is None else {"v": after},
         was=Truth() if before is None else truth(before),
@@ -39,21 +42,8 @@ def change(key, before, after, version):
 
 
 def base(rows):
-    return [
-        (
-            Change(
-                tenant=None,
-                key=k,
-                operation=ChangeKind.BASE,
-                before=None,
-                after={"v": v},
-                becomes=truth(v),
-            ),
-            SourceTimestamp(nanos=0, version=0),
-        )
-        for k, v in rows.items()
-        if v is not None
-    ]
+    there = {key: value for key, value in rows.items() if value is not None}
+    return [change(key, None, value, 0, ChangeKind.BASE) for key, value in there.items()]
 
 
 def story(steps):

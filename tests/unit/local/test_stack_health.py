@@ -194,16 +194,17 @@ async def test_a_check_that_fails_itself_harms_nothing(tmp_path: Path) -> None:
     assert {state.restarts for state in supervised.seen} == {0}
 
 
+_STARTS_ONE = (
+    "import os, subprocess, sys, time;"
+    "below = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+    "open(sys.argv[1], 'a').write(f'{below.pid} '); time.sleep(600)"
+)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says what has stopped")
 async def test_a_stopped_process_below_a_service_goes_on(tmp_path: Path) -> None:
-    code = (
-        "import os, subprocess, sys, time;"
-        "below = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
-        "open(sys.argv[1], 'w').write(str(below.pid)); time.sleep(600)"
-    )
-
     written = tmp_path / "below"
-    command = (sys.executable, "-c", code, str(written))
+    command = (sys.executable, "-c", _STARTS_ONE, str(written))
     supervised = Watched(server(tmp_path, free_port(), command=command))
     while not (written.exists() and written.read_text()):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -218,18 +219,12 @@ async def test_a_stopped_process_below_a_service_goes_on(tmp_path: Path) -> None
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says which session is whose")
 async def test_nothing_is_left_of_a_service_whose_ward_was_killed(tmp_path: Path) -> None:
-    code = (
-        "import os, subprocess, sys, time;"
-        "below = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
-        "open(sys.argv[1], 'a').write(f'{below.pid} '); time.sleep(600)"
-    )
-
     written = tmp_path / "below"
 
     async def up(_since: float) -> bool:
         return written.exists() and written.read_text().endswith(" ")
 
-    command = (sys.executable, "-c", code, str(written))
+    command = (sys.executable, "-c", _STARTS_ONE, str(written))
     supervised = await Watched(server(tmp_path, free_port(), command=command, probe=up)).up()
     child = supervised.seen[-1].pid
     (ward,) = (parent for pid, parent, *_ in processes() if pid == child)

@@ -1,9 +1,10 @@
-"""One shop for the tests of the GraphQL server that only read it."""
+"""One shop for the tests of the GraphQL server that only read it, and a log for subscriptions."""
 
 import pytest
 from servedshop import Shop
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.joblog.sql.log import SqlLog
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +18,11 @@ def shop(clickhouse_url):
 @pytest.fixture(scope="session")
 def shop_client(shop, tmp_path_factory):
     return shop.client(tmp_path_factory.mktemp("tokens") / "tokens.json")
+
+
+@pytest.fixture
+def log(tmp_path):
+    made = SqlLog(f"sqlite:///{tmp_path}/log.db")
+    made.ensure()
+    yield made
+    made.engine.dispose()

@@ -2,14 +2,12 @@
 
 import json
 
-import pytest
 from imagetable import ImageTable, reach, register
 from liveserver import BIG, serving
 from stackfixture import wait_for
 from starlette.testclient import TestClient
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.serve.access import FileAccess
 from iscp_dagster.serve.web import graphiql
@@ -48,14 +46,6 @@ def test_without_its_files_the_page_says_what_to_install(shop, monkeypatch):
     page = client.get("/graphql", headers=BROWSER)
     assert (page.status_code, "iscp_dagster[local]" in page.text) == (404, True)
     assert client.post("/graphql", json={"query": "{ _tables }"}).status_code == 200
-
-
-@pytest.fixture
-def log(tmp_path):
-    made = SqlLog(f"sqlite:///{tmp_path}/log.db")
-    made.ensure()
-    yield made
-    made.engine.dispose()
 
 
 def write(browser, query):

@@ -10,7 +10,6 @@ from liveserver import BIG, client, serving
 from websockets.asyncio.client import connect
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.serve.access import FileAccess
 from iscp_dagster.serve.live.transport.socket import SocketBounds
@@ -46,16 +45,13 @@ def images(clickhouse_url):
 
 
 @pytest.fixture
-def table(images, tmp_path):
+def table(images, log):
     """Two tenants at version 10, with three rows each."""
-    log = SqlLog(f"sqlite:///{tmp_path}/log.db")
-    log.ensure()
     register(log, "acme", "globex")
     for tenant in ("acme", "globex"):
         images.begin(tenant, 10, [(key, key * 10) for key in (1, 2, 3)])
     reach(log, 10, "acme", "globex")
-    yield Table(log, images)
-    log.engine.dispose()
+    return Table(log, images)
 
 
 def feed_of(running):

@@ -10,7 +10,6 @@ from liveserver import BIG, client, serving
 from places import DOCS
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.serve.live import errors
 from iscp_dagster.serve.live.hub import EVERY
@@ -22,14 +21,12 @@ PAGE = (DOCS / "graphql.md").read_text(encoding="utf-8").replace("shop_big_trade
 PART = PAGE.partition("## Subscriptions")[2]
 
 
-async def test_the_examples_are_told_as_they_say(clickhouse_url, tmp_path):
+async def test_the_examples_are_told_as_they_say(clickhouse_url, log):
     ((query, told),) = re.findall(
         r"```graphql\n(subscription.*?)```\n\n```json[^\n]*\n(.*?)```", PART, re.DOTALL
     )
     (code,) = re.findall(r'```python title="subscriber.py"\n(.*?)```', PART, re.DOTALL)
     images = ImageTable(Endpoint.parse(clickhouse_url), "live")
-    log = SqlLog(f"sqlite:///{tmp_path}/log.db")
-    log.ensure()
     register(log, "acme")
     images.begin("acme", 10, [(key, key * 10) for key in (1, 2, 3)])
     reach(log, 10, "acme")
@@ -57,7 +54,6 @@ async def test_the_examples_are_told_as_they_say(clickhouse_url, tmp_path):
         assert [each["operation"] for each in heard[:2]] == ["UPDATE", "UPDATE"]
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-    log.engine.dispose()
 
 
 def test_the_numbers_are_those_of_the_code():

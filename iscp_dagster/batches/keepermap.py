@@ -6,17 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from iscp_dagster.batches import keepersql
-from iscp_dagster.batches.compare import (
-    by_id,
-    checked,
-    from_text,
-    lost,
-    same,
-    settled,
-    state_id,
-    to_text,
-)
+from iscp_dagster.batches import compare, keepersql
 from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, StateWrite
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
@@ -60,15 +50,15 @@ class KeeperMapStates(StateStore):
             )
 
     def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
-        wanted, found = by_id(keys), dict[StateKey, Held]()
+        wanted, found = compare.by_id(keys), dict[StateKey, Held]()
         for ids in split_into_portions(wanted, most=keepersql.MOST_ROWS):
             with self._asking("read states") as client:
                 rows = client.query(self._sql.read, {"ids": ids}, keepersql.PATIENCE).result_rows
-            found |= {wanted[one]: from_text(text) for one, text in rows}
+            found |= {wanted[one]: compare.from_text(text) for one, text in rows}
         return found
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
-        due = checked(writes)
+        due = compare.checked(writes)
         fresh = list(keepersql.split_writes(write for write in due if write.seen is None))
         later = list(keepersql.split_writes(write for write in due if write.seen is not None))
         outcomes: dict[StateKey, Held | FenceError] = {}
@@ -79,7 +69,7 @@ class KeeperMapStates(StateStore):
         return outcomes
 
     def forget(self, keys: Collection[StateKey]) -> int:
-        there = by_id(self.read(keys))
+        there = compare.by_id(self.read(keys))
         for ids in split_into_portions(there, most=keepersql.MOST_ROWS):
             with self._asking("forget states") as client:
                 client.raw_query(self._sql.forget, {"ids": ids}, keepersql.PATIENCE)
@@ -104,7 +94,7 @@ class KeeperMapStates(StateStore):
     def _settled(self, writes: Sequence[StateWrite]) -> dict[StateKey, Held | FenceError]:
         """The outcomes that are settled: a statement that failed may have taken effect."""
         found = self.read([write.key for write in writes])
-        known = {write.key: settled(write, found.get(write.key)) for write in writes}
+        known = {write.key: compare.settled(write, found.get(write.key)) for write in writes}
         return {key: outcome for key, outcome in known.items() if outcome is not None}
 
     def _insert(self, writes: Sequence[StateWrite]) -> Outcomes:
@@ -117,9 +107,9 @@ class KeeperMapStates(StateStore):
 
     def _update(self, writes: Sequence[StateWrite]) -> Outcomes:
         values = {
-            "ids": [state_id(write.key) for write in writes],
-            "seen": [to_text(write.seen) for write in writes if write.seen is not None],
-            "new": [to_text(write.held) for write in writes],
+            "ids": [compare.state_id(write.key) for write in writes],
+            "seen": [compare.to_text(write.seen) for write in writes if write.seen is not None],
+            "new": [compare.to_text(write.held) for write in writes],
         }
         with self._asking("write states") as client:
             client.raw_query(self._sql.update, values, keepersql.STRICT)
@@ -158,4 +148,4 @@ def _confirmed(write: StateWrite, found: Held | None) -> Held | FenceError:
     """An update's outcome; another run may already have written after it."""
     new = write.held
     after = found is not None and found.fence > new.fence
-    return new if after or same(found, new) else lost(write, found)
+    return new if after or compare.same(found, new) else compare.lost(write, found)

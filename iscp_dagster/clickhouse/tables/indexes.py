@@ -10,14 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from iscp_dagster.clickhouse.connect import failures
 from iscp_dagster.clickhouse.connect.barrier import Barrier, Epochs, shown
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.external import external
-from iscp_dagster.clickhouse.connect.failures import (
-    ClickHouseError,
-    DoubledRowsError,
-    LostRowsError,
-)
 from iscp_dagster.clickhouse.connect.gate import Gate
 from iscp_dagster.clickhouse.connect.portions import portions
 from iscp_dagster.clickhouse.connect.quoting import ident, text
@@ -341,7 +337,7 @@ class IndexStore:
         for table in self.data.stagings():
             query = f"SELECT count() FROM {self.shape.name(table)} {self._where()}"
             # It may have been published and dropped meanwhile.
-            with suppress(ClickHouseError):
+            with suppress(failures.ClickHouseError):
                 counts.append(int(self._first(query, tenant)[0]))
         return max(counts)
 
@@ -362,7 +358,7 @@ class IndexStore:
             if found == number and not stray:
                 wrong[tenant] = KeyColumnError(self._repeated(tenant))
                 continue
-            wrong[tenant] = LostRowsError(
+            wrong[tenant] = failures.LostRowsError(
                 f"{self.staging}, tenant {tenant!r}: {number} rows were sent, but it has "
                 f"{found}, with {keys} different keys and {stray} of another version. The next "
                 "iteration rebuilds the tenant."
@@ -371,7 +367,7 @@ class IndexStore:
 
     def check_appended(
         self, rows: Mapping[str, int], *, range_: Range
-    ) -> Mapping[str, LostRowsError | DoubledRowsError]:
+    ) -> Mapping[str, failures.LostRowsError | failures.DoubledRowsError]:
         """Return an error for each tenant of an append-only index without exactly its `rows`
         in the range: a DoubledRowsError if it has more, else a LostRowsError.
         """
@@ -382,11 +378,11 @@ class IndexStore:
         )
         ends = {"after": range_.from_.version, "upto": range_.to.version}
         held = self._by_tenant(within, self.shape.rows, rows, **ends)
-        wrong: dict[str, LostRowsError | DoubledRowsError] = {}
+        wrong: dict[str, failures.LostRowsError | failures.DoubledRowsError] = {}
         for tenant, number in rows.items():
             (found,) = held.get(tenant, (0,))
             if found != number:
-                kind = LostRowsError if found < number else DoubledRowsError
+                kind = failures.LostRowsError if found < number else failures.DoubledRowsError
                 wrong[tenant] = kind(
                     f"{self.shape.rows}, tenant {tenant!r}: {number} rows of versions {range_} "
                     f"were sent, {found} are there. The next iteration rebuilds the tenant."

@@ -32,14 +32,10 @@ def null_rule(source: SourceTable, index: Index, column: str) -> str:
         return EMPTY
     for rules in (index.nulls, source.nulls):
         rule = rules.get(column) if isinstance(rules, Mapping) else rules
-        if rule is not None and not (rule == JSON and rules == JSON and _is_needed(index, column)):
+        # A column that the index is about is text only if that is said of it.
+        if rule is not None and not (rule == rules == JSON and column in index.needed_columns):
             return str(rule)
     return EMPTY
-
-
-def _is_needed(index: Index, column: str) -> bool:
-    """Whether the index is about the column, so that it is text only if that is said of it."""
-    return column in index.needed_columns
 
 
 def null_rules(source: SourceTable, index: Index) -> dict[str, str]:

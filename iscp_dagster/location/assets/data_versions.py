@@ -11,13 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagster import (
-    AssetKey,
-    AssetMaterialization,
-    AssetObservation,
-    DagsterEventType,
-    DagsterInstance,
-)
+import dagster as dg
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.sql.statements import portions
@@ -26,7 +20,7 @@ from iscp_dagster.location.internals import DATA_VERSION_TAG
 from iscp_dagster.location.names import source_key
 from iscp_dagster.model.declared.tables import SourceTable
 
-AssetEvent = AssetObservation | AssetMaterialization
+AssetEvent = dg.AssetObservation | dg.AssetMaterialization
 
 
 def version_event(
@@ -37,7 +31,7 @@ def version_event(
     Dagster compares observations only for tables that others write; for a table that this location
     can load it compares materializations, so those are reported.
     """
-    kind = AssetMaterialization if source.load else AssetObservation
+    kind = dg.AssetMaterialization if source.load else dg.AssetObservation
     return kind(
         asset_key=source_key(source),
         partition=tenant,
@@ -46,22 +40,25 @@ def version_event(
     )
 
 
-def event_type(source: SourceTable) -> DagsterEventType:
+def event_type(source: SourceTable) -> dg.DagsterEventType:
     """The type of the events that report versions; see `version_event`."""
     if source.load:
-        return DagsterEventType.ASSET_MATERIALIZATION
-    return DagsterEventType.ASSET_OBSERVATION
+        return dg.DagsterEventType.ASSET_MATERIALIZATION
+    return dg.DagsterEventType.ASSET_OBSERVATION
 
 
 def reported(
-    instance: DagsterInstance, source: SourceTable, tenants: Collection[str]
+    instance: dg.DagsterInstance, source: SourceTable, tenants: Collection[str]
 ) -> dict[str, str]:
     """The data version last reported for each tenant; tenants without one are left out."""
     return latest(instance, source_key(source), event_type(source), tenants)
 
 
 def latest(
-    instance: DagsterInstance, key: AssetKey, kind: DagsterEventType, tenants: Collection[str]
+    instance: dg.DagsterInstance,
+    key: dg.AssetKey,
+    kind: dg.DagsterEventType,
+    tenants: Collection[str],
 ) -> dict[str, str]:
     """The data version of each tenant's latest event of that kind; leaves out those without."""
     found: dict[str, str] = {}
@@ -77,7 +74,7 @@ def latest(
 class DataVersions:
     """The data versions of `source`: those reported, and those as of version `upto` of its log."""
 
-    instance: DagsterInstance
+    instance: dg.DagsterInstance
     source: SourceTable
     delta_log: DeltaLog
     upto: int

@@ -23,16 +23,10 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.io_manager import shown
+from iscp_dagster.model import errors
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS, ChangeKind
 from iscp_dagster.model.declared.together.attach import index_of_view
-from iscp_dagster.model.errors import (
-    ConfigError,
-    KeyColumnError,
-    ReadError,
-    SchemaError,
-    SourceError,
-)
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark.session import shared
 
@@ -210,7 +204,7 @@ def test_a_gap_begins_a_history_anew_and_is_told(
     # Another definition is another index.
     other = View("big", of=table.source, where="amount > 10", columns={"gross": GROSS})
     changed = table.with_indexes(index_of_view(other))
-    with pytest.raises(SchemaError, match=r"view was .* and is .* now. Rebuild the index"):
+    with pytest.raises(errors.SchemaError, match=r"view was .* and is .* now. Rebuild the index"):
         store_of(changed, "big").ensure()
     before = rows_in(table, "big")
     jobs = Jobs(deployment=deployment, sources=[changed.source], cancel_runs=lambda _: None)
@@ -236,7 +230,7 @@ def test_a_tenant_with_a_key_twice_waits_alone_and_begins_anew(
     outcomes = {
         each.claim.key.tenant: each for each in table.run(table.iteration(*TENANTS, to=twice))
     }
-    assert outcomes["acme"].code == KeyColumnError.code
+    assert outcomes["acme"].code == errors.KeyColumnError.code
     assert f"key {{'k': {dealt.model.twin[1]}}} occurs in 2 rows" in outcomes["acme"].message
     assert outcomes["globex"].plan.kind is ReadKind.TAIL
     assert [row[1:5] for row in images_in(table, "changes", twice - 1)] == [(twice, 0, 1, 1)]
@@ -269,7 +263,7 @@ def test_what_cannot_be_followed_stops_only_changes(clickhouse_url, spark_remote
     assert outcomes["mirror"].inserted == 2
     alter = f"ALTER TABLE delta.`{without.path}` SET TBLPROPERTIES "
     for job in ("changes", "hot"):
-        assert outcomes[job].code == SourceError.code
+        assert outcomes[job].code == errors.SourceError.code
         assert f"{alter}('delta.enableInCommitTimestamps' = 'true')" in outcomes[job].message
     (tmp_path / "bad").mkdir()
     table = dealt.table(deployment_at(clickhouse_url, spark_remote, tmp_path / "bad"))
@@ -281,13 +275,13 @@ def test_what_cannot_be_followed_stops_only_changes(clickhouse_url, spark_remote
     table = replace(table, source=replace(table.source, triggers=triggers))
     found = table.run(table.iteration("globex", to=BEGIN))
     outcomes = {each.claim.key.job_name: each for each in found}
-    assert outcomes["bad"].code == ConfigError.code
+    assert outcomes["bad"].code == errors.ConfigError.code
     expected = f"Job {table.source.name}/bad: the predicate `amont > 100` names a column amont"
     assert outcomes["bad"].message.startswith(expected)
-    assert outcomes["zero"].code == ReadError.code
+    assert outcomes["zero"].code == errors.ReadError.code
     assert f"{dealt.path}, read for zero: " in outcomes["zero"].message
     assert "[DIVIDE_BY_ZERO] Division by zero. Use `try_divide`" in outcomes["zero"].message
-    assert outcomes["lost"].code == ConfigError.code
+    assert outcomes["lost"].code == errors.ConfigError.code
     assert "match= of trigger 'lost' `amont > 1` names a column amont" in outcomes["lost"].message
     rows = len([key for key in dealt.model.states[BEGIN] if key[0] == "globex"])
     assert [outcomes[job].inserted for job in ("mirror", "changes")] == [rows, rows]

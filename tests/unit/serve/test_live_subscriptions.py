@@ -23,17 +23,17 @@ def wanting(where, tenants=None):
     return Wanted(where=parse(COLUMNS, where), tenants=tenants)
 
 
-def synchronized(keys=frozenset({1})):
-    """Return an index whose one tenant has those keys."""
-    index = FakeIndex()
-    index.synchronize("acme", keys)
-    return index
-
-
 async def opened(index, **options):
     feed = new_feed(index, **options)
     await feed.open()
     return feed
+
+
+async def synchronized(keys=frozenset({1}), **options):
+    """Return an index whose one tenant has those keys, and its opened feed."""
+    index = FakeIndex()
+    index.synchronize("acme", keys)
+    return index, await opened(index, **options)
 
 
 async def stop(*listeners):
@@ -108,8 +108,7 @@ steps = st.one_of(
 @given(st.lists(steps, min_size=4, max_size=25))
 def test_every_subscriber_is_told_each_change_once(script):
     async def scenario():
-        index = synchronized({1, 2, 3, 4})
-        feed, told = await opened(index), []
+        (index, feed), told = await synchronized({1, 2, 3, 4}), []
         for step in script:
             await STEPS[step[0]](index, feed, told, *step[1:])
         await settled(feed, [listener for listener, _ in told])
@@ -189,8 +188,7 @@ STEPS = {
 
 
 async def test_a_row_that_enters_the_filter_is_inserted_and_one_that_leaves_deleted():
-    index = synchronized()
-    feed = await opened(index)
+    index, feed = await synchronized()
     listener = Listener(feed, wanted=wanting({"value": {"_gte": 2, "_lt": 5}}))
     await begun(listener)
     for _ in range(5):
@@ -210,8 +208,7 @@ async def test_a_row_that_enters_the_filter_is_inserted_and_one_that_leaves_dele
 
 
 async def test_a_change_is_told_only_when_the_watermark_has_passed_it():
-    index = synchronized()
-    feed = await opened(index)
+    index, feed = await synchronized()
     listener = Listener(feed)
     await begun(listener)
     index.commit("acme", {1})
@@ -224,8 +221,7 @@ async def test_a_change_is_told_only_when_the_watermark_has_passed_it():
 
 
 async def test_many_subscribers_are_one_reading_and_idle_ones_none():
-    index = synchronized()
-    feed = await opened(index)
+    index, feed = await synchronized()
     listeners = [Listener(feed) for _ in range(50)]
     await settled(feed, listeners)
     assert index.asked == 0
@@ -237,8 +233,7 @@ async def test_many_subscribers_are_one_reading_and_idle_ones_none():
 
 
 async def test_a_reading_larger_than_the_ring_reaches_whoever_takes_its_messages():
-    index = synchronized()
-    feed = await opened(index, ring=Ring(8))
+    index, feed = await synchronized(ring=Ring(8))
     listeners = [Listener(feed) for _ in range(3)]
     await settled(feed, listeners)
     index.synchronize("acme", set(range(2, 90)))
@@ -248,8 +243,7 @@ async def test_a_reading_larger_than_the_ring_reaches_whoever_takes_its_messages
 
 
 async def test_a_subscriber_that_takes_nothing_is_told_its_position_and_the_others_go_on():
-    index = synchronized()
-    feed, lost = await opened(index, ring=Ring(8)), []
+    (index, feed), lost = await synchronized(ring=Ring(8)), []
     quick = Listener(feed)
     slow = Listener(feed, on_lost=lost.append)
     await settled(feed, [quick, slow])
@@ -277,12 +271,12 @@ async def test_a_subscriber_that_takes_nothing_is_told_its_position_and_the_othe
 
 
 async def test_a_failure_of_clickhouse_is_waited_out():
-    index, pauses = synchronized(), []
+    pauses = []
 
     async def pause(seconds):
         pauses.append(seconds)
 
-    feed = await opened(index, pause=pause)
+    index, feed = await synchronized(pause=pause)
     listener = Listener(feed)
     await settled(feed, [listener])
     index.failures = 3
@@ -301,13 +295,13 @@ async def test_a_failure_of_clickhouse_is_waited_out():
 
 
 async def test_a_failure_that_stays_ends_the_subscriptions_rather_than_silence_them():
-    index, pauses = synchronized(), []
+    pauses = []
 
     async def pause(seconds):
         pauses.append(seconds)
         await asyncio.sleep(0)
 
-    feed = await opened(index, pause=pause)
+    index, feed = await synchronized(pause=pause)
     listener = Listener(feed)
     await settled(feed, [listener])
     index.failures, index.failure = 1, ConfigError("The table has other columns.")
@@ -370,8 +364,7 @@ async def test_a_gap_expires_whoever_sees_the_tenant_and_nobody_else():
 
 
 async def test_an_expired_cursor_is_refused_with_the_oldest_position():
-    index = synchronized()
-    feed = await opened(index)
+    index, feed = await synchronized()
     old = feed.cursor(feed.at)
     gap(index)
     await feed._follow(None)
@@ -386,8 +379,7 @@ async def test_an_expired_cursor_is_refused_with_the_oldest_position():
 
 
 async def test_a_snapshot_published_but_not_confirmed_is_a_gap_for_older_positions():
-    index = synchronized()
-    feed = await opened(index)
+    index, feed = await synchronized()
     old = feed.cursor(feed.at)
     index.commit("acme", {1})
     index.commit("acme", {2})
@@ -399,8 +391,7 @@ async def test_a_snapshot_published_but_not_confirmed_is_a_gap_for_older_positio
 
 
 async def test_another_generation_expires_every_subscriber_and_cursor():
-    index = synchronized()
-    feed = await opened(index)
+    index, feed = await synchronized()
     old, listener = feed.cursor(feed.at), Listener(feed)
     await settled(feed, [listener])
     index.generation = 1
@@ -421,8 +412,7 @@ async def test_another_generation_expires_every_subscriber_and_cursor():
 
 
 async def test_a_position_that_cannot_be_asked_for_is_not_told():
-    index = synchronized()
-    feed = await opened(index)
+    index, feed = await synchronized()
     old = feed.cursor(feed.at)
     index.generation = 1
     index.synchronize("acme", {1})
@@ -435,8 +425,7 @@ async def test_a_position_that_cannot_be_asked_for_is_not_told():
 
 
 async def test_progress_moves_the_cursor_of_a_quiet_filter():
-    index = synchronized()
-    feed = await opened(index)
+    index, feed = await synchronized()
     quiet = wanting({"id": {"_eq": 99}})
     loud = Listener(feed, wanted=quiet, progress=True)
     silent = Listener(feed, wanted=quiet)
@@ -454,8 +443,7 @@ async def test_progress_moves_the_cursor_of_a_quiet_filter():
 
 async def test_progress_without_a_snapshot_tells_at_once_where_it_begins():
     """Who is disconnected before anything is committed goes on from there, and misses nothing."""
-    index = synchronized()
-    feed = await opened(index)
+    index, feed = await synchronized()
     first = Listener(feed, progress=True)
     await settled(feed, [first])
     (told,) = first.messages
@@ -469,8 +457,7 @@ async def test_progress_without_a_snapshot_tells_at_once_where_it_begins():
 
 
 async def test_a_snapshot_with_progress_ends_with_a_message():
-    index = synchronized(set(range(7)))
-    feed = await opened(index)
+    _, feed = await synchronized(set(range(7)))
     listener = Listener(feed, snapshot=True, progress=True)
     await settled(feed, [listener])
     assert [each.operation for each in listener.messages] == [INSERT] * 7 + [PROGRESS]

@@ -96,13 +96,9 @@ def served(store, schema):
     """Return the view's rows in the source's types."""
     shape = store.shape
     columns = ", ".join(selected(name, each) for name, each in shape.stored.items())
-    found = endpoint_arrow(store, f"SELECT {columns} FROM {shape.name(shape.view)} ORDER BY id")
-    return restored(found, schema)
-
-
-def endpoint_arrow(store, query):
+    query = f"SELECT {columns} FROM {shape.name(shape.view)} ORDER BY id"
     settings = {"output_format_arrow_string_as_string": 0}
-    return store.endpoint.client().query_arrow(query, settings=settings)
+    return restored(store.endpoint.client().query_arrow(query, settings=settings), schema)
 
 
 def stored_rows(store):

@@ -44,15 +44,10 @@ def test_where_the_log_does_not_say_the_versions_bound():
     assert Bounds(versions=2).last(3, 9, ()) == 5
 
 
-def _job(**detail):
-    return SimpleNamespace(spec=SimpleNamespace(detail=SimpleNamespace(**detail)))
-
-
 def test_a_job_narrows_the_bounds_of_its_iteration_and_widens_none():
-    jobs = [
-        _job(max_versions=versions, max_bytes=size)
-        for versions, size in ((0, 0), (9, 70), (3, 900))
-    ]
+    limits = [(0, 0), (9, 70), (3, 900)]
+    details = [SimpleNamespace(max_versions=most, max_bytes=size) for most, size in limits]
+    jobs = [SimpleNamespace(spec=SimpleNamespace(detail=each)) for each in details]
     bounds = Bounds(versions=5, bytes=100)
     assert bounds.of(jobs[:1]) == bounds
     assert bounds.of(jobs[:2]) == replace(bounds, bytes=70)

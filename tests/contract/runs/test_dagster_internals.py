@@ -32,6 +32,9 @@ def described(name: str, value: object) -> str:
         return f"{name}: {', '.join(value.__members__)}"
     if isinstance(value, type) and issubclass(value, Exception):
         return f"{name}: {', '.join(base.__name__ for base in value.__bases__)}"
+    if hasattr(value, "__record_annotations__"):
+        # A record of Dagster's gets its signature when it is first made.
+        return f"{name}({', '.join(value._fields)})"
     if inspect.isroutine(value) or inspect.isclass(value):
         return f"{name}({', '.join(inspect.signature(value).parameters)})"
     return f"{name} = {str(value)!r}"

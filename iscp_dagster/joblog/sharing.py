@@ -26,14 +26,14 @@ def joined(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) ->
     if not {consumer.type, held.type} & set(kind_names()):
         return spec
     if replace(consumer, generation=held.generation) == held:
-        return _with(spec, held)
+        return _replace_consumer(spec, held)
     if not live:
-        return _with(spec, replace(consumer, generation=held.generation + 1))
+        return _replace_consumer(spec, replace(consumer, generation=held.generation + 1))
     if adopt:
-        return _with(spec, held)
+        return _replace_consumer(spec, held)
     raise ConfigError(
         f"Index {name.db}.{name.table}/{name.job} has one table for all its tenants: "
-        f"{_said(held)}, not {_said(consumer)}. Register it the same way, rename the job, or "
+        f"{_describe_consumer(held)}, not {_describe_consumer(consumer)}. Register it the same way, rename the job, or "
         f"change it for every tenant (`iscp job update {name.db}.{name.table}/{name.job} "
         "--tenant '*'`)."
     )
@@ -51,11 +51,11 @@ def check_alone(name: JobID, change: SpecUpdate, job: Job, others: Iterable[Job]
         )
 
 
-def _with(spec: JobSpec, consumer: ConsumerInfo) -> JobSpec:
+def _replace_consumer(spec: JobSpec, consumer: ConsumerInfo) -> JobSpec:
     return replace(spec, detail=replace(spec.detail, consumer=consumer))
 
 
-def _said(consumer: ConsumerInfo) -> str:
+def _describe_consumer(consumer: ConsumerInfo) -> str:
     columns = f" of columns {', '.join(consumer.columns)}" if consumer.columns else ""
     options = f" with {dict(consumer.options)}" if consumer.options else ""
     return f"a {consumer.type} index{columns}{options or ('' if columns else ' as declared')}"

@@ -40,16 +40,16 @@ class SpecUpdate:
 
     def applied(self, spec: JobSpec) -> JobSpec:
         """`spec` with this change. Raises ConfigError for values that no spec may have."""
-        trigger = replace(spec.trigger, **self._named(_TRIGGER))
+        trigger = replace(spec.trigger, **self._select_fields(_TRIGGER))
         held = spec.detail.consumer
-        consumer = replace(held, **self._named(_CONSUMER))
+        consumer = replace(held, **self._select_fields(_CONSUMER))
         if SHARD in held.options:
             # The job's shard cannot be changed.
             options = {**consumer.options, SHARD: held.options[SHARD]}
             consumer = replace(consumer, options=options)
         if self.rebuild or consumer != held:
             consumer = replace(consumer, generation=held.generation + 1)
-        detail = replace(spec.detail, consumer=consumer, **self._named(_DETAIL))
+        detail = replace(spec.detail, consumer=consumer, **self._select_fields(_DETAIL))
         return JobSpec(trigger=trigger, detail=detail)
 
     def differences(self, spec: JobSpec) -> dict[str, tuple[Any, Any]]:
@@ -67,7 +67,7 @@ class SpecUpdate:
         }
         return {name: (held, new) for name, (held, new) in pairs.items() if held != new}
 
-    def _named(self, names: tuple[str, ...]) -> dict[str, Any]:
+    def _select_fields(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @classmethod

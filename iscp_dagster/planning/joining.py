@@ -110,11 +110,11 @@ def joined(due: Sequence[Due], delta_log: DeltaLog) -> list[Due]:
         names = frozenset(key.job_name for key in each.iteration.jobs)
         alike.setdefault((each.iteration.priority, names), []).append(each)
     return [
-        _together(some, start)
+        _merge_due(some, start)
         for members in alike.values()
-        for ended in _ended(members)
-        for start, reached in _reached(ended)
-        for some in _packed(reached, start, delta_log)
+        for ended in _group_by_end(members)
+        for start, reached in _group_by_start(ended)
+        for some in _split_by_size(reached, start, delta_log)
     ]
 
 
@@ -123,7 +123,7 @@ def parts(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration]:
     by_tenant = iteration.by_tenant()
     if len(by_tenant) == 1:
         return [iteration]
-    sizes = _sizes(delta_log, iteration.from_, iteration.to, iteration.tenants)
+    sizes = _read_sizes(delta_log, iteration.from_, iteration.to, iteration.tenants)
     ordered = sorted(by_tenant)
     return [
         iteration.only(key for tenant in tenants for key in by_tenant[tenant])
@@ -136,7 +136,7 @@ def parts(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration]:
     ]
 
 
-def _ended(members: Sequence[Due]) -> list[list[Due]]:
+def _group_by_end(members: Sequence[Due]) -> list[list[Due]]:
     """The members grouped by as few ends as possible, each with the latest that it may have."""
     ends = sorted({each.iteration.to for each in members if not each.cut})
 
@@ -157,7 +157,7 @@ def _ended(members: Sequence[Due]) -> list[list[Due]]:
     return list(found.values())
 
 
-def _reached(members: Sequence[Due]) -> Iterator[tuple[Moment, list[Due]]]:
+def _group_by_start(members: Sequence[Due]) -> Iterator[tuple[Moment, list[Due]]]:
     """The fewest starts that cover all members, each with the members to read from it."""
     left = sorted(members, key=lambda each: each.iteration.from_.version)
     while left:
@@ -166,12 +166,14 @@ def _reached(members: Sequence[Due]) -> Iterator[tuple[Moment, list[Due]]]:
         left = [each for each in left if each.since > start.version]
 
 
-def _packed(members: Sequence[Due], start: Moment, delta_log: DeltaLog) -> Iterator[list[Due]]:
+def _split_by_size(
+    members: Sequence[Due], start: Moment, delta_log: DeltaLog
+) -> Iterator[list[Due]]:
     if len(members) == 1:
         yield list(members)
         return
     tenants = {tenant for each in members for tenant in each.iteration.tenants}
-    sizes = _sizes(delta_log, start, members[0].iteration.to, tenants)
+    sizes = _read_sizes(delta_log, start, members[0].iteration.to, tenants)
 
     def size(each: Due) -> int:
         return sum(sizes.get(tenant, 0) for tenant in each.iteration.tenants)
@@ -181,7 +183,7 @@ def _packed(members: Sequence[Due], start: Moment, delta_log: DeltaLog) -> Itera
     yield from split_into_portions(ordered, most=most, size=size, most_size=most_size)
 
 
-def _sizes(
+def _read_sizes(
     delta_log: DeltaLog, start: Moment, to: Moment, tenants: Collection[str]
 ) -> dict[str, int]:
     """Bytes per tenant: of the changes, or of the snapshot if that is or may be read instead."""
@@ -193,7 +195,7 @@ def _sizes(
     return {tenant: size.bytes for tenant, size in delta_log.tenant_sizes(upto).items()}
 
 
-def _together(members: Sequence[Due], start: Moment) -> Due:
+def _merge_due(members: Sequence[Due], start: Moment) -> Due:
     if len(members) == 1:
         return members[0]
     first = members[0].iteration

@@ -42,22 +42,22 @@ def begun_before(
 
     `after` is by job name. Asks nothing where no row is a trigger's.
     """
-    mine = [row for row in rows if _begins_early(row) and row.name.job in after]
+    mine = [row for row in rows if _should_begin_early(row) and row.name.job in after]
     if not mine:
         return list(rows)
     tenants = {row.tenant for row in mine}
     held = {job.key for job in log.jobs(table_id=mine[0].table_id, tenants=tenants)}
     new = {row.key: after[row.name.job] for row in mine if row.key not in held}
-    there = {at: _tenants(delta_log, at, tenants) for at in set(new.values())}
+    there = {at: _read_tenants(delta_log, at, tenants) for at in set(new.values())}
     begun = {key: at for key, at in new.items() if key.tenant not in there[at]}
     return [replace(row, watermark=begun.get(row.key, row.watermark)) for row in rows]
 
 
-def _begins_early(row: NewJob) -> bool:
+def _should_begin_early(row: NewJob) -> bool:
     return consumer_kind(row.spec.detail.consumer.type).begins_before_first_commit
 
 
-def _tenants(delta_log: DeltaLog, at: Moment, among: Collection[str]) -> frozenset[str]:
+def _read_tenants(delta_log: DeltaLog, at: Moment, among: Collection[str]) -> frozenset[str]:
     """The tenants with rows as of then; all of them where that cannot be read."""
     with suppress(IscpError):
         return frozenset(delta_log.tenants(at.version))

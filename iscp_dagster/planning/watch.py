@@ -88,10 +88,15 @@ class Watch:
         self.problems = table_problems.mistaken(self.source)
         taken_up = any(touched.get(LogMark.shortened(each)) for each in self.earlier)
         # What is remembered holds only if the cursor agrees with it.
-        if taken_up or self.mark is None or self.mark != seen or not self._goes_on(self.mark, mark):
-            self._begin(mark, standing)
+        if (
+            taken_up
+            or self.mark is None
+            or self.mark != seen
+            or not self._has_only_grown(self.mark, mark)
+        ):
+            self._examine_table(mark, standing)
         elif mark != self.mark:
-            self._follow(self.mark, mark, standing)
+            self._follow_commits(self.mark, mark, standing)
         if self.delta_log.files.local or mark != self.mark:
             self._flush_before_cleanup(mark)
         # Tenants of another table with the same shortened id have no jobs in this one.
@@ -113,26 +118,27 @@ class Watch:
         as_held = {job.key: job for job in held}
         still_open: set[str] = set()
         feed = Feed(log=self.delta_log)
-        for tenant, group in groupby(sorted(placed, key=_tenant), key=_tenant):
+        for tenant, group in groupby(sorted(placed, key=_get_tenant), key=_get_tenant):
             members = list(group)
-            planned = self._planned(members)
+            planned = self._plan_tenant(members)
             for iteration in planned:
                 step = bounded(self.deployment, feed, iteration, members)
                 jobs = [as_held[key] for key in step.jobs]
                 yield Due(iteration=step, jobs=jobs, cut=step.to < iteration.to)
-            if planned or not all(map(self._rests, members)):
+            if planned or not all(map(self._is_at_rest, members)):
                 still_open.add(tenant)
         self.open = still_open
 
-    def _planned(self, members: Collection[Job]) -> list[Iteration]:
+    def _plan_tenant(self, members: Collection[Job]) -> list[Iteration]:
         """The iterations due for one tenant's jobs."""
         assert self.mark is not None
         latest, now = self.mark.moment, self.deployment.clock()
         return [
-            self._up_to_latest(each) for each in plan(members, latest, now, refuse=self._refuse)
+            self._extend_to_latest(each)
+            for each in plan(members, latest, now, refuse=self._add_problem)
         ]
 
-    def _up_to_latest(self, iteration: Iteration) -> Iteration:
+    def _extend_to_latest(self, iteration: Iteration) -> Iteration:
         """The iteration; a first one up to the latest commit if the columns have changed meanwhile.
 
         What it is declared with may not be there yet where the other jobs are.
@@ -144,43 +150,45 @@ class Watch:
         changed = self.delta_log.first_column_change(to, latest.version) is not None
         return replace(iteration, to=latest) if changed else iteration
 
-    def _begin(self, mark: LogMark, standing: Mapping[JobID, JobSpec]) -> None:
+    def _examine_table(self, mark: LogMark, standing: Mapping[JobID, JobSpec]) -> None:
         """Start over: find the tenants, register their jobs, open what may be due."""
         self.terms = terms(self.source, standing)
         table_id = self.delta_log.table_id(mark.moment.version)
         tenants = self.delta_log.tenants(mark.moment.version)
         self.unnamed = self.delta_log.unnamed(mark.moment.version)
         table_problems.check_sole(self.deployment, self.source, table_id)
-        self._take_over(table_id)
+        self._handle_earlier_jobs(table_id)
         there = self.deployment.log.registered(table_id)
         after = reached(self.deployment.log, self.delta_log, table_id)
-        self._register(table_id, tenants, standing, after, but=there)
-        self._start_over(table_id)
+        self._register_jobs(table_id, tenants, standing, after, but=there)
+        self._rebuild_lost_jobs(table_id)
         self.open = set(self.deployment.log.waiting(table_id))
         held = self.deployment.log.places(table_id)
         behind = [v for _, v, _ in held if START.version < v < mark.moment.version]
         self.oldest_written = min(behind, default=mark.moment.version)
         if behind:
-            changed = self._changed(min(behind), mark.moment.version)
-            self.open |= self._everyone(tenants) if changed is None else changed
+            changed = self._find_changed_tenants(min(behind), mark.moment.version)
+            self.open |= self._list_all_tenants(tenants) if changed is None else changed
         self.found = tuple(tenants)
 
-    def _follow(self, before: LogMark, mark: LogMark, standing: Mapping[JobID, JobSpec]) -> None:
+    def _follow_commits(
+        self, before: LogMark, mark: LogMark, standing: Mapping[JobID, JobSpec]
+    ) -> None:
         """Take in the commits since; each is read once, whatever the number of tenants."""
         table_id = self.delta_log.table_id(mark.moment.version)
         changed, after, upto = None, before.moment.version, mark.moment.version
         if after < upto:
-            changed = self._changed(after, upto)
+            changed = self._find_changed_tenants(after, upto)
         if after >= upto or self.delta_log.changed_unnamed(after, upto):
             self.unnamed = self.delta_log.unnamed(upto)
         found = sorted(self.delta_log.tenants() if changed is None else changed)
         table_problems.check_sole(self.deployment, self.source, table_id, found)
         names = [name.job for name in registering(self.source, standing)]
-        self._register(table_id, found, standing, dict.fromkeys(names, before.moment))
+        self._register_jobs(table_id, found, standing, dict.fromkeys(names, before.moment))
         if self.oldest_written is None:
             held = self.deployment.log.places(table_id)
             self.oldest_written = min((v for _, v, _ in held if v > START.version), default=upto)
-        self.open |= self._everyone(found) if changed is None else set(found)
+        self.open |= self._list_all_tenants(found) if changed is None else set(found)
         self.found = tuple(found)
 
     def _flush_before_cleanup(self, mark: LogMark) -> None:
@@ -202,19 +210,19 @@ class Watch:
         self.open |= behind
         self.oldest_written = upto
 
-    def _changed(self, after: int, upto: int) -> set[str] | None:
+    def _find_changed_tenants(self, after: int, upto: int) -> set[str] | None:
         """The tenants whose rows read otherwise since `after`; None: maybe those of all do."""
         if self.delta_log.first_column_change(after, upto) is not None:
             return None
         return self.delta_log.changed_tenants(after, upto)
 
-    def _goes_on(self, before: LogMark, mark: LogMark) -> bool:
+    def _has_only_grown(self, before: LogMark, mark: LogMark) -> bool:
         """Whether what is remembered from `before` holds: the table's log has only grown since."""
         if before == mark:
             return True
         return before.same_table(mark) and self.delta_log.goes_on_from(before)
 
-    def _start_over(self, table_id: str) -> None:
+    def _rebuild_lost_jobs(self, table_id: str) -> None:
         """Rebuild jobs whose watermark is no longer in the log, which was restored or replaced."""
         log = self.deployment.log
         lost = {str(each) for each in log.watermarks(table_id) if not self.delta_log.has(each)}
@@ -224,11 +232,11 @@ class Watch:
             LOGGER.warning(LOST, self.source.name, len(gone), ", ".join(sorted(lost)))
             log.rebuild(gone)
 
-    def _everyone(self, tenants: Collection[str]) -> set[str]:
+    def _list_all_tenants(self, tenants: Collection[str]) -> set[str]:
         """These tenants, and those with jobs, which may have no rows any more."""
         return {*tenants, *self.deployment.log.tenants(self.delta_log.table_id())}
 
-    def _register(
+    def _register_jobs(
         self,
         table_id: str,
         tenants: Collection[str],
@@ -250,7 +258,7 @@ class Watch:
         # What a person has unregistered stays unregistered.
         self.deployment.log.register_many(wanted, revive=False)
 
-    def _take_over(self, table_id: str) -> None:
+    def _handle_earlier_jobs(self, table_id: str) -> None:
         """Carry over or strand the jobs of earlier tables of that name, as `on_replace` says."""
         for earlier in sorted(table_problems.earlier_ids(self.deployment, self.source, table_id)):
             if self.source.on_replace == REBUILD:
@@ -260,15 +268,15 @@ class Watch:
                 self.deployment.log.strand(earlier, TableGoneError.code, message)
         self.earlier = table_problems.earlier_ids(self.deployment, self.source, table_id)
 
-    def _rests(self, job: Job) -> bool:
+    def _is_at_rest(self, job: Job) -> bool:
         """Whether nothing comes due for the job before something happens to it or its tenant."""
         assert self.mark is not None
         stopped = job.state is JobState.ERROR or (job.paused_at is not None and not job.active)
         return stopped or in_step(job, self.mark.moment)
 
-    def _refuse(self, error: ConfigError) -> None:
+    def _add_problem(self, error: ConfigError) -> None:
         self.problems.append(problem_of(self.source, error))
 
 
-def _tenant(job: Job) -> str:
+def _get_tenant(job: Job) -> str:
     return job.key.tenant

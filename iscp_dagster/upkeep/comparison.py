@@ -71,22 +71,22 @@ def compared(
         try:
             held = positions(deployment, source, tenants=tenants, indexes=names)
             results = compare_indexes(deployment, source, tenants=tenants, indexes=names, tell=tell)
-            stranded = _stranded(deployment, source, tenant, names)
+            stranded = _find_stranded_jobs(deployment, source, tenant, names)
         except Exception as error:  # noqa: BLE001 - the others can still be compared
             found.problems.append(problem_of(source, error))
             continue
         found.verdicts += [(source, each) for each in results if isinstance(each, Verdict)]
         found.failures += [(source, each) for each in results if isinstance(each, Failure)]
         found.unbuilt += [
-            (source, _unbuilt(each.job))
+            (source, _make_unbuilt(each.job))
             for each in held
             if is_index(each.consumer) and not each.built
         ]
-        found.unbuilt += [(source, _unbuilt(job)) for job in stranded]
+        found.unbuilt += [(source, _make_unbuilt(job)) for job in stranded]
     return found
 
 
-def _stranded(
+def _find_stranded_jobs(
     deployment: Deployment, source: SourceTable, tenant: str | None, names: list[str] | None
 ) -> list[Job]:
     """The jobs of those indexes whose rows are of an earlier table of that name."""
@@ -101,6 +101,6 @@ def _stranded(
     ]
 
 
-def _unbuilt(job: Job) -> Unbuilt:
+def _make_unbuilt(job: Job) -> Unbuilt:
     error = job.status if job.state is JobState.ERROR else None
     return Unbuilt(index=job.name.job, tenant=job.key.tenant, error=error)

@@ -57,7 +57,7 @@ def dead_letters(
         raise ConfigError("An id is empty; see `iscp dlq list`.")
     found = [
         letter
-        for letters, name in _kept(deployment, sources, index)
+        for letters, name in _list_letter_tables(deployment, sources, index)
         for letter in letters.found(index=name, tenant=tenant, ids=ids)
     ]
     for id_ in ids:
@@ -72,7 +72,7 @@ def drop_letters(
     """Drop the letters; their rows stay out of the index. Idempotent."""
     for index in sorted({letter.index for letter in letters}):
         mine = [each for each in letters if each.index == index]
-        for held, _ in _kept(deployment, sources, index):
+        for held, _ in _list_letter_tables(deployment, sources, index):
             held.drop(mine)
 
 
@@ -90,19 +90,19 @@ def replay_letters(
     for name in sorted({letter.index for letter in letters}):
         mine = [letter for letter in letters if letter.index == name]
         try:
-            store = _store(deployment, sources, mine[0])
-            done = _replayed(deployment, store, mine)
-            _of(store).drop([each.letter for each in done if each.error is None])
+            store = _open_store(deployment, sources, mine[0])
+            done = _replay_index(deployment, store, mine)
+            _get_letters(store).drop([each.letter for each in done if each.error is None])
         except Exception as error:  # noqa: BLE001 - whatever an index raises stops it alone
             done = [Replayed(letter=letter, error=as_ours(error)) for letter in mine]
         found += done
     return found
 
 
-def _replayed(
+def _replay_index(
     deployment: Deployment, store: IndexStore, letters: Sequence[DeadLetter]
 ) -> list[Replayed]:
-    found = [_rebuilt(deployment, letter) for letter in letters if letter.whole_range]
+    found = [_rebuild_tenant(deployment, letter) for letter in letters if letter.whole_range]
     built = {(each.letter.tenant, each.letter.registration) for each in found if each.rebuilt}
     rows_of = [letter for letter in letters if not letter.whole_range]
     found += [
@@ -113,22 +113,24 @@ def _replayed(
     letters = [each for each in rows_of if (each.tenant, each.registration) not in built]
     if not letters:
         return found
-    rows = dict(zip(letters, _of(store).rows(letters), strict=True))
+    rows = dict(zip(letters, _get_letters(store).rows(letters), strict=True))
     # Before checking that the jobs are idle: a run that rebuilds one later rejects this insert.
     store = store.enter()
-    kept = _last(store, letters[0].index)
+    kept = _find_last_letters(store, letters[0].index)
     for letter in letters:
         if letter.id not in kept or letter.deleted:
             found.append(Replayed(letter=letter, superseded=True))
-        elif (unserved := _unserved(deployment, letter)) is not None:
+        elif (unserved := _find_obstacle(deployment, letter)) is not None:
             found.append(Replayed(letter=letter, error=unserved))
         else:
-            found.append(_written(store, letter, rows[letter]))
+            found.append(_write_letter(store, letter, rows[letter]))
     return found
 
 
-def _rebuilt(deployment: Deployment, letter: DeadLetter) -> Replayed:
-    jobs = [job for job in _jobs(deployment, letter) if job.registration == letter.registration]
+def _rebuild_tenant(deployment: Deployment, letter: DeadLetter) -> Replayed:
+    jobs = [
+        job for job in _list_jobs(deployment, letter) if job.registration == letter.registration
+    ]
     if any(job.status.code == TableGoneError.code for job in jobs):
         message = f"The table of {letter.index} was dropped or recreated; drop the letter."
         return Replayed(letter=letter, error=TableGoneError(message))
@@ -141,16 +143,16 @@ def _rebuilt(deployment: Deployment, letter: DeadLetter) -> Replayed:
     return Replayed(letter=letter, rebuilt=True)
 
 
-def _jobs(deployment: Deployment, letter: DeadLetter) -> list[Job]:
+def _list_jobs(deployment: Deployment, letter: DeadLetter) -> list[Job]:
     table, _, name = letter.index.partition("/")
     database, _, short = table.partition(".")
     job = JobID(db=database, table=short, job=name)
     return deployment.log.jobs(tenant=letter.tenant, name=job)
 
 
-def _last(store: IndexStore, index: str) -> set[str]:
+def _find_last_letters(store: IndexStore, index: str) -> set[str]:
     """The ids of the last letter of each key in the index."""
-    database, target = _of(store), store.target(staged=False)
+    database, target = _get_letters(store), store.target(staged=False)
     letters = [each for each in database.found(index=index) if not each.whole_range]
     every = sorted(letters, key=lambda each: each.version)
     last: dict[tuple[str, str], str] = {}
@@ -159,9 +161,9 @@ def _last(store: IndexStore, index: str) -> set[str]:
     return set(last.values())
 
 
-def _unserved(deployment: Deployment, letter: DeadLetter) -> IscpError | None:
+def _find_obstacle(deployment: Deployment, letter: DeadLetter) -> IscpError | None:
     """Why the letter's row cannot be written yet: its job is behind the row, or at work."""
-    for held in _jobs(deployment, letter):
+    for held in _list_jobs(deployment, letter):
         behind = held.watermark.version < letter.to_version
         if held.registration == letter.registration and (behind or held.active):
             return FenceError(
@@ -171,7 +173,7 @@ def _unserved(deployment: Deployment, letter: DeadLetter) -> IscpError | None:
     return None
 
 
-def _written(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Replayed:
+def _write_letter(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Replayed:
     target = store.target(staged=False)
     # Columns that the index has gained since get their defaults.
     there = tuple(name for name in target.columns if name in row.schema.names)
@@ -179,7 +181,7 @@ def _written(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Replayed:
     try:
         fit = fitted(narrow, row)
         if store.placement is not None and not store.placement.mine(row).num_rows:
-            return Replayed(letter=letter, error=_misplaced(letter))
+            return Replayed(letter=letter, error=_make_misplaced_error(letter))
         if inserted(store.endpoint, narrow, fit, token=f"letter-{letter.id}"):
             store.shut_out([letter.tenant])
     except pa.ArrowException as error:
@@ -189,7 +191,7 @@ def _written(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Replayed:
     return Replayed(letter=letter)
 
 
-def _misplaced(letter: DeadLetter) -> IscpError:
+def _make_misplaced_error(letter: DeadLetter) -> IscpError:
     return ConfigError(
         f"The row of dead letter {letter.id} belongs to another shard than {letter.index}, now "
         "that its key fits. Drop the letter (`iscp dlq drop`), and write its row to its source "
@@ -197,7 +199,7 @@ def _misplaced(letter: DeadLetter) -> IscpError:
     )
 
 
-def _store(
+def _open_store(
     deployment: Deployment, sources: Sequence[SourceTable], letter: DeadLetter
 ) -> IndexStore:
     """The tables that serve the letter's index, with the columns that the source has now."""
@@ -219,11 +221,11 @@ def _store(
     return store
 
 
-def _of(store: IndexStore) -> DeadLetters:
+def _get_letters(store: IndexStore) -> DeadLetters:
     return DeadLetters(endpoint=store.endpoint, database=store.shape.database)
 
 
-def _kept(
+def _list_letter_tables(
     deployment: Deployment, sources: Sequence[SourceTable], index: str | None
 ) -> Iterator[tuple[DeadLetters, str | None]]:
     """Where letters are, and under which index name: for a declared index, on the server of each

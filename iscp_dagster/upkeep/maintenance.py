@@ -48,7 +48,7 @@ def flush_watermarks(deployment: Deployment, sources: Sequence[SourceTable]) -> 
         if not deployment.log.table_ids(source.database, source.table):
             continue  # it has no jobs, and may not be there yet
         try:
-            flushed.moved[source.name] = _flush(deployment, source)
+            flushed.moved[source.name] = _flush_table(deployment, source)
         except Exception as error:  # noqa: BLE001 - whatever a table raises stops it alone
             flushed.problems.append(str(problem_of(source, error)))
     return flushed
@@ -80,11 +80,11 @@ def garbage(
         for job in deployment.log.dropped(deployment.clock() - kept)
         if (job.name.db, job.name.table) in tables
     ]
-    dropped.sort(key=_name)
-    staying = _registered_by_itself(deployment, sources, dropped)
+    dropped.sort(key=_get_name)
+    staying = _find_self_registering(deployment, sources, dropped)
     found: list[Garbage] = []
-    for name, group in groupby(dropped, key=_name):
-        found += _of(deployment, name, list(group), staying)
+    for name, group in groupby(dropped, key=_get_name):
+        found += _build_garbage(deployment, name, list(group), staying)
     return found
 
 
@@ -98,9 +98,9 @@ def collect(
     """
     columns = {(source.database, source.table): source.tenant for source in sources}
     forgotten, errors = 0, list[IscpError]()
-    for group in _alike(_still(deployment, sources, found)):
+    for group in _group_alike(_refresh_garbage(deployment, sources, found)):
         name = group[0].job.name
-        gone, problems = _dropped(deployment, group, columns[name.db, name.table])
+        gone, problems = _drop_or_split(deployment, group, columns[name.db, name.table])
         errors += problems
         if deployment.states is not None and gone:
             deployment.states().forget([state_key(each.job) for each in gone])
@@ -111,7 +111,7 @@ def collect(
     return forgotten
 
 
-def _alike(found: Iterable[Garbage]) -> Iterator[list[Garbage]]:
+def _group_alike(found: Iterable[Garbage]) -> Iterator[list[Garbage]]:
     """The garbage in groups whose data is dropped by the same statements."""
     groups: dict[tuple[Any, ...], list[Garbage]] = {}
     for each in found:
@@ -121,7 +121,7 @@ def _alike(found: Iterable[Garbage]) -> Iterator[list[Garbage]]:
     yield from groups.values()
 
 
-def _dropped(
+def _drop_or_split(
     deployment: Deployment, group: Sequence[Garbage], tenant_column: str | None
 ) -> tuple[Sequence[Garbage], Sequence[IscpError]]:
     """Those whose data was dropped, and the errors of the others.
@@ -129,18 +129,18 @@ def _dropped(
     A group that fails is dropped one by one, since one tenant may be the cause.
     """
     try:
-        _drop(deployment, group, tenant_column)
+        _drop_data(deployment, group, tenant_column)
     except UnavailableError as error:
         return [], [error]
     except Exception as error:  # noqa: BLE001 - whatever one tenant raises stops it alone
         if len(group) == 1:
             return [], [as_ours(error)]
-        each = [_dropped(deployment, [one], tenant_column) for one in group]
+        each = [_drop_or_split(deployment, [one], tenant_column) for one in group]
         return [one for gone, _ in each for one in gone], [e for _, errors in each for e in errors]
     return group, []
 
 
-def _drop(deployment: Deployment, group: Sequence[Garbage], tenant_column: str | None) -> None:
+def _drop_data(deployment: Deployment, group: Sequence[Garbage], tenant_column: str | None) -> None:
     """Drop the data of a group's jobs in ClickHouse, and their dead letters."""
     first = group[0]
     name, tenants = first.job.name, [each.job.key.tenant for each in group]
@@ -156,19 +156,19 @@ def _drop(deployment: Deployment, group: Sequence[Garbage], tenant_column: str |
         letters.drop_tenants(f"{name.db}.{name.table}/{name.job}", tenants)
 
 
-def _still(
+def _refresh_garbage(
     deployment: Deployment, sources: Sequence[SourceTable], found: Sequence[Garbage]
 ) -> Iterator[Garbage]:
     """The garbage, looked up again just before use: without jobs registered again meanwhile."""
     ids = {(each.job.key, each.job.registration) for each in found}
-    staying = _registered_by_itself(deployment, sources, [each.job for each in found])
+    staying = _find_self_registering(deployment, sources, [each.job for each in found])
     for name in sorted({each.job.name for each in found}):
         rows = deployment.log.jobs(name=name, include_dropped=True)
         dropped = [job for job in rows if job.drop_at and (job.key, job.registration) in ids]
-        yield from _of(deployment, name, dropped, staying)
+        yield from _build_garbage(deployment, name, dropped, staying)
 
 
-def _registered_by_itself(
+def _find_self_registering(
     deployment: Deployment, sources: Sequence[SourceTable], dropped: Sequence[Job]
 ) -> set[tuple[JobID, str]]:
     """The jobs, by name and table id, that the runner would register again without their rows."""
@@ -179,11 +179,13 @@ def _registered_by_itself(
             continue
         names = {name_of(source, each) for each in source.consumers if each.auto_register}
         names |= {n for n in standing if (n.db, n.table) == (source.database, source.table)}
-        kept |= set(product(names, _ids(deployment, source, dropped)))
+        kept |= set(product(names, _find_table_ids(deployment, source, dropped)))
     return kept
 
 
-def _ids(deployment: Deployment, source: SourceTable, dropped: Sequence[Job]) -> set[str]:
+def _find_table_ids(
+    deployment: Deployment, source: SourceTable, dropped: Sequence[Job]
+) -> set[str]:
     """The table's id; where it cannot be read, every id that it may be."""
     try:
         return {deployment.delta_log(source).table_id()}
@@ -212,7 +214,7 @@ def prune_history(deployment: Deployment, kept: timedelta = HISTORY) -> int:
     return deployment.log.prune(deployment.clock() - kept)
 
 
-def _flush(deployment: Deployment, source: SourceTable) -> int:
+def _flush_table(deployment: Deployment, source: SourceTable) -> int:
     delta_log = deployment.delta_log(source)
     latest, table_id = delta_log.latest(), delta_log.table_id()
     if not all(map(delta_log.has, deployment.log.watermarks(table_id))):
@@ -222,13 +224,13 @@ def _flush(deployment: Deployment, source: SourceTable) -> int:
     return flush_jobs(deployment.log, jobs, effective(delta_log, jobs, latest))
 
 
-def _of(
+def _build_garbage(
     deployment: Deployment,
     name: JobID,
     dropped: Sequence[Job],
     staying: Collection[tuple[JobID, str]],
 ) -> list[Garbage]:
-    names = _keeping(name, dropped)
+    names = _list_sharing_names(name, dropped)
     rows = [
         job
         for each in names
@@ -256,7 +258,7 @@ def _of(
     return found
 
 
-def _keeping(name: JobID, dropped: Sequence[Job]) -> list[JobID]:
+def _list_sharing_names(name: JobID, dropped: Sequence[Job]) -> list[JobID]:
     """The jobs whose rows may share tables: an index shares them with its first shard."""
     shards = {shard_of(job.spec.detail.consumer.options) for job in dropped}
     if shards - {None, 0}:
@@ -272,5 +274,5 @@ def _is_twin(job: Job) -> bool:
     return shard is not None or not job.name.job.endswith(suffix(0))
 
 
-def _name(job: Job) -> JobID:
+def _get_name(job: Job) -> JobID:
     return job.name

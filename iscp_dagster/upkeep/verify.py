@@ -165,19 +165,19 @@ def compare_indexes(
         # A job whose consumer changed during its run still follows the earlier one.
         settled = [each for each in before if each.built and not each.job.rebuild]
         built = [each for each in settled if is_index(each.consumer)]
-        results = list(_compare(deployment, source, built, tell))
+        results = list(_compare_built(deployment, source, built, tell))
         after = positions(deployment, source, tenants=tenants, indexes=indexes)
-        moved = _marks(before) ^ _marks(after)
+        moved = _get_fences(before) ^ _get_fences(after)
         if not moved:
             break
-    return sorted(_without_moved(source, results, {key for key, _ in moved}), key=_place)
+    return sorted(_replace_moved(source, results, {key for key, _ in moved}), key=_get_place)
 
 
-def _marks(positions: Iterable[Position]) -> set[tuple[JobKey, int]]:
+def _get_fences(positions: Iterable[Position]) -> set[tuple[JobKey, int]]:
     return {(each.job.key, each.job.seq) for each in positions}
 
 
-def _without_moved(
+def _replace_moved(
     source: SourceTable, results: Sequence[Verdict | Failure], moved: Collection[JobKey]
 ) -> list[Verdict | Failure]:
     """The results, with a MovingError in place of the verdicts on jobs that moved."""
@@ -194,11 +194,11 @@ def _without_moved(
     ]
 
 
-def _place(result: Verdict | Failure) -> tuple[str, str]:
+def _get_place(result: Verdict | Failure) -> tuple[str, str]:
     return result.index, result.tenant if isinstance(result, Verdict) else result.tenants[0]
 
 
-def _compare(
+def _compare_built(
     deployment: Deployment,
     source: SourceTable,
     built: list[Position],
@@ -231,10 +231,10 @@ def _compare_tenants(
     while waiting:
         tenants = waiting.pop()
         try:
-            at = _readable(deployment, source, place)
+            at = _find_readable_moment(deployment, source, place)
             if tell is not None:
-                tell(_told(source, place, tenants, at))
-            yield from _verdicts(deployment, source, place.consumer, at, frozenset(tenants))
+                tell(_describe_comparison(source, place, tenants, at))
+            yield from _read_verdicts(deployment, source, place.consumer, at, frozenset(tenants))
             failed_alone = 0
         except Exception as error:  # noqa: BLE001 - the others can still be compared
             half = len(tenants) // 2
@@ -242,10 +242,10 @@ def _compare_tenants(
                 waiting += [tenants[half:], tenants[:half]]
                 continue
             failed_alone += 1
-            yield _failure(place, tenants, error)
+            yield _make_failure(place, tenants, error)
 
 
-def _failure(place: Position, tenants: Sequence[str], error: Exception) -> Failure:
+def _make_failure(place: Position, tenants: Sequence[str], error: Exception) -> Failure:
     version = place.watermark.version
     return Failure(
         index=place.index,
@@ -255,13 +255,15 @@ def _failure(place: Position, tenants: Sequence[str], error: Exception) -> Failu
     )
 
 
-def _readable(deployment: Deployment, source: SourceTable, place: Position) -> Moment:
+def _find_readable_moment(deployment: Deployment, source: SourceTable, place: Position) -> Moment:
     """The watermark, or the latest moment where the log's cleanup has taken that version."""
     at = place.watermark
     return at if deployment.delta_log(source).can_open(at.version) else place.latest
 
 
-def _told(source: SourceTable, place: Position, tenants: Sequence[str], at: Moment) -> str:
+def _describe_comparison(
+    source: SourceTable, place: Position, tenants: Sequence[str], at: Moment
+) -> str:
     first, *others = tenants
     more = f" and {len(others):,} more" if others else ""
     told = f"comparing {source.name}/{place.index}, {first}{more}, at version {at.version}"
@@ -271,7 +273,7 @@ def _told(source: SourceTable, place: Position, tenants: Sequence[str], at: Mome
     return f"{told}: the index has version {reached}, which is no longer in the table's log"
 
 
-def _verdicts(
+def _read_verdicts(
     deployment: Deployment,
     source: SourceTable,
     info: ConsumerInfo,
@@ -282,19 +284,19 @@ def _verdicts(
     store = deployment.store(source, index, schema, info.generation)
     selection = Selection(
         path=deployment.path(source),
-        columns=[name for name in _stored(store) if name not in store.shape.flags],
+        columns=[name for name in _get_stored_columns(store) if name not in store.shape.flags],
         keys=source.keys,
         tenant_column=source.tenant,
         types={field.name: field.type for field in store.shape.fields},
         tenants=tenants,
     )
-    compared = _joined if source.keys else _counted
+    compared = _compare_by_key if source.keys else _compare_by_count
     with reading(selection.path):
-        held = _held(store, _rows(deployment, store, selection, at))
-        served = _served(deployment.spark(), store, at, tenants, held.schema)
+        held = _convert_source_rows(store, _read_source_rows(deployment, store, selection, at))
+        served = _read_index_rows(deployment.spark(), store, at, tenants, held.schema)
         found = compared(held, served, source, selection).collect()
     rows = {row["tenant"]: row for row in found}
-    letters = _letters(deployment, source, index)
+    letters = _count_letters(deployment, source, index)
     has_all = store.placement is None and index.transitions is None
     logged = deployment.delta_log(source).row_counts(at.version, tenants) if has_all else {}
     sampling = Sampling(
@@ -318,7 +320,9 @@ def _verdicts(
         )
 
 
-def _rows(deployment: Deployment, store: IndexStore, selection: Selection, at: Moment) -> Any:
+def _read_source_rows(
+    deployment: Deployment, store: IndexStore, selection: Selection, at: Moment
+) -> Any:
     """The source's rows; for a changes index, those of its view."""
     shape = store.shape
     transitions = shape.index.transitions
@@ -334,7 +338,7 @@ def _rows(deployment: Deployment, store: IndexStore, selection: Selection, at: M
     return base(deployment.spark(), read, at).select(*columns(read.output))
 
 
-def _stored(store: IndexStore) -> dict[str, Stored]:
+def _get_stored_columns(store: IndexStore) -> dict[str, Stored]:
     """How the columns of the source's, or the view's, rows are kept."""
     flag = Stored(source=Primitive("boolean"), type=parsed("Bool"))
     kept = store.shape.stored | dict.fromkeys(store.shape.flags, flag)
@@ -342,48 +346,54 @@ def _stored(store: IndexStore) -> dict[str, Stored]:
     return {name: each for name, each in kept.items() if name not in images}
 
 
-def _held(store: IndexStore, held: Any) -> Any:
+def _convert_source_rows(store: IndexStore, held: Any) -> Any:
     """The source's rows that belong to the index, written as the index gives them back."""
     if store.placement is not None:
         held = map_in_arrow(held, placed_rows(store.placement), held.schema)
-    if json := _json(store):
+    if json := _list_json_columns(store):
         held = map_in_arrow(held, canonical_rows(json), held.schema)
-    if spelled := {name: each for name, each in _stored(store).items() if respells(each)}:
+    if spelled := {
+        name: each for name, each in _get_stored_columns(store).items() if respells(each)
+    }:
         texts = frozenset(name for name, each in spelled.items() if each.is_text)
         schema = as_nullable(held.schema, texts, store.shape.flags)
         held = map_in_arrow(held, respelled_rows(spelled, store.shape.flags), schema)
     return held
 
 
-def _served(spark: Any, store: IndexStore, at: Moment, tenants: frozenset[str], schema: Any) -> Any:
+def _read_index_rows(
+    spark: Any, store: IndexStore, at: Moment, tenants: frozenset[str], schema: Any
+) -> Any:
     """The index's rows; of a changes index, those that its changes up to `at` leave."""
     source, index = store.shape.source, store.shape.index
     rows = store.reads()
     if index.of_images:
         rows = f"({index.rows_as_of(store.shape, str(at.version))})"
     by = ", ".join(map(ident, store.shape.order_by))
-    slices = _slices(store.size()) if source.keys else 1
+    slices = _compute_slices(store.size()) if source.keys else 1
     read = IndexRead(
         endpoint=store.endpoint,
         rows=rows,
-        columns=tuple(starmap(selected, _stored(store).items())),
+        columns=tuple(starmap(selected, _get_stored_columns(store).items())),
         bucket=f"cityHash64({by}) % {slices}" if slices > 1 else "0",
         tenant=ident(source.tenant) if source.tenant else None,
         tenants=tuple(sorted(tenants)),
-        json=_json(store),
+        json=_list_json_columns(store),
     )
     return spark.range(0, slices, 1, slices).mapInArrow(reading_index(read, schema), schema)
 
 
-def _slices(rows: int) -> int:
+def _compute_slices(rows: int) -> int:
     return min(MOST_SLICES, rows // ROWS_A_SLICE + 1)
 
 
-def _json(store: IndexStore) -> tuple[str, ...]:
-    return tuple(n for n, each in _stored(store).items() if each.type.bare.name == "JSON")
+def _list_json_columns(store: IndexStore) -> tuple[str, ...]:
+    return tuple(
+        n for n, each in _get_stored_columns(store).items() if each.type.bare.name == "JSON"
+    )
 
 
-def _letters(deployment: Deployment, source: SourceTable, index: Index) -> Counter[str]:
+def _count_letters(deployment: Deployment, source: SourceTable, index: Index) -> Counter[str]:
     """How many dead letters each tenant of the index has."""
     if index.errors != "dead_letter":
         return Counter()
@@ -391,14 +401,16 @@ def _letters(deployment: Deployment, source: SourceTable, index: Index) -> Count
     return Counter(each.tenant for each in found)
 
 
-def _joined(held: Any, served: Any, source: SourceTable, selection: Selection) -> Any:
+def _compare_by_key(held: Any, served: Any, source: SourceTable, selection: Selection) -> Any:
     """Rows in either, per tenant: how many agree, are missing, extra or different."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     # Compared as one value: Spark's client takes no expression as deep as there are columns.
-    values = F.struct(*_comparable(held))
-    left = held.select(values.alias("h"), *_keys(selection.identity), F.lit(1).alias("in_h"))
-    right = served.select(values.alias("s"), *_keys(selection.identity), F.lit(1).alias("in_s"))
+    values = F.struct(*_select_comparable(held))
+    left = held.select(values.alias("h"), *_select_keys(selection.identity), F.lit(1).alias("in_h"))
+    right = served.select(
+        values.alias("s"), *_select_keys(selection.identity), F.lit(1).alias("in_s")
+    )
     keys = [f"key_{number}" for number, _ in enumerate(selection.identity)]
     both = left.join(right, on=keys, how="full_outer")
     same = F.col("h").eqNullSafe(F.col("s"))
@@ -422,7 +434,7 @@ def _joined(held: Any, served: Any, source: SourceTable, selection: Selection) -
     )
 
 
-def _counted(held: Any, served: Any, source: SourceTable, selection: Selection) -> Any:
+def _compare_by_count(held: Any, served: Any, source: SourceTable, selection: Selection) -> Any:
     """Like `_joined` where no key tells rows apart: how often each row is in either."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
@@ -430,7 +442,7 @@ def _counted(held: Any, served: Any, source: SourceTable, selection: Selection) 
     tenant = column(source.tenant).cast("string") if source.tenant else F.lit(DEFAULT_TENANT)
 
     def times(frame: Any, name: str) -> Any:
-        row = F.struct(*_comparable(held))
+        row = F.struct(*_select_comparable(held))
         told = frame.select(tenant.alias("tenant"), row.alias("row"))
         return told.groupBy("tenant", "row").agg(F.count("*").alias(name))
 
@@ -451,11 +463,11 @@ def _counted(held: Any, served: Any, source: SourceTable, selection: Selection) 
     )
 
 
-def _keys(identity: Sequence[str]) -> list[Any]:
+def _select_keys(identity: Sequence[str]) -> list[Any]:
     return [each.alias(f"key_{number}") for number, each in enumerate(columns(identity))]
 
 
-def _comparable(held: Any) -> list[Any]:
+def _select_comparable(held: Any) -> list[Any]:
     """The columns of the source's rows, and so of the index's, as Spark compares them."""
     return [
         comparable(column(field.name), field.type).alias(field.name)

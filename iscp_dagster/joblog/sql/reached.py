@@ -37,12 +37,12 @@ def reached(engine: sa.Engine, name: JobID, tenants: Collection[str] | None = No
     chosen = sa.select(*_CHOSEN).where(*of_index)
     with transaction(engine, writes=False) as connection:
         if tenants is None:
-            return _newest(list(connection.execute(chosen)))
+            return _select_newest_table(list(connection.execute(chosen)))
         some = [chosen.where(COLUMNS.tenant.in_(each)) for each in portions(sorted(tenants))]
-        return _newest([row for each in some for row in connection.execute(each)])
+        return _select_newest_table([row for each in some for row in connection.execute(each)])
 
 
-def _newest(rows: Sequence[Any]) -> Reached:
+def _select_newest_table(rows: Sequence[Any]) -> Reached:
     """Leave out the jobs of tables that another has taken the place of."""
     if not rows:
         return Reached()

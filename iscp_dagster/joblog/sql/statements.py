@@ -49,7 +49,7 @@ def locked(connection: sa.Connection, keys: Sequence[JobKey]) -> dict[JobKey, Jo
     rows: dict[JobKey, Job] = {}
     for some in portions(sorted(keys)):
         chosen = (is_one_of(connection.dialect, some),)
-        found = _locked_now(connection, chosen)
+        found = _select_for_update(connection, chosen)
         rows |= found if len(found) == len(some) else lock(connection, chosen)
     return rows
 
@@ -60,16 +60,16 @@ def lock(connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> 
     PostgreSQL is asked until two answers agree: a query that waited for a flush's DELETE does not
     see the rows that the flush inserted instead.
     """
-    found = _locked_now(connection, where)
+    found = _select_for_update(connection, where)
     while connection.dialect.name == "postgresql":
-        again = _locked_now(connection, where)
+        again = _select_for_update(connection, where)
         if again.keys() == found.keys():
             return again
         found = again
     return found
 
 
-def _locked_now(
+def _select_for_update(
     connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]
 ) -> dict[JobKey, Job]:
     chosen = sa.select(ISCP_LOG).where(*where).order_by(*KEY).with_for_update()
@@ -81,10 +81,10 @@ def take_turns(connection: sa.Connection, names: Iterable[JobID]) -> None:
     """Let one transaction at a time decide an index's consumer; SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
         for name in sorted(set(names)):
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_number(name))))
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_compute_lock_number(name))))
 
 
-def _number(name: JobID) -> int:
+def _compute_lock_number(name: JobID) -> int:
     hashed = hashlib.blake2b(repr(name).encode(), digest_size=8).digest()
     return int.from_bytes(hashed, signed=True)
 
@@ -111,7 +111,9 @@ def write_back(
     jobs = [job for job in changes if job != before[job.key]]
     for some in portions(jobs):
         new = given(
-            connection.dialect, [*COLUMNS, _AT, _AT_SEQ], [_row(before, job) for job in some]
+            connection.dialect,
+            [*COLUMNS, _AT, _AT_SEQ],
+            [_to_guarded_row(before, job) for job in some],
         )
         changed = {column.key: new.c[column.key] for column in COLUMNS if column not in _KEYS}
         same = (column == new.c[column.key] for column in KEY)
@@ -132,7 +134,7 @@ def remember(connection: sa.Connection, entries: Iterable[Entry | None]) -> None
         connection.execute(sa.insert(ISCP_LOG_EVENTS).from_select(list(some[0]), new))
 
 
-def _row(before: Mapping[JobKey, Job], job: Job) -> dict[str, Any]:
+def _to_guarded_row(before: Mapping[JobKey, Job], job: Job) -> dict[str, Any]:
     seen = before[job.key]
     return {**to_row(job), _AT.name: seen.registration, _AT_SEQ.name: seen.seq}
 

@@ -45,7 +45,7 @@ def load_trigger(job_type: str) -> Trigger:
     """
     built_in = BUILT_IN.get(job_type)
     found = object_at(built_in, "trigger") if built_in else load_object(job_type, GROUP, "trigger")
-    trigger = _made(job_type, found) if isclass(found) else found
+    trigger = _create_trigger(job_type, found) if isclass(found) else found
     if not callable(trigger):
         raise ConfigError(f"The trigger {job_type!r} is {trigger!r}, which cannot be called.")
     return cast("Trigger", trigger)
@@ -56,7 +56,7 @@ def schedule_settings(job_type: str) -> tuple[str, ...]:
     return tuple(getattr(load_trigger(job_type), "settings", ()))
 
 
-def _made(job_type: str, class_: type[Any]) -> Any:
+def _create_trigger(job_type: str, class_: type[Any]) -> Any:
     try:
         return class_()
     except Exception as error:

@@ -29,10 +29,10 @@ class PeriodicTrigger:
 
     def __call__(self, jobs: Sequence[Job], latest: Moment, now: datetime) -> tuple[Iteration, ...]:
         alone = [job for job in jobs if not shares(job.spec.trigger.schedule)]
-        sharing = sorted((job for job in jobs if job not in alone), key=_interval)
+        sharing = sorted((job for job in jobs if job not in alone), key=_get_interval)
         planned = list(each_alone([job for job in alone if _is_due(job, now)], latest))
-        for _, group in groupby(sharing, key=_interval):
-            planned += _shared(list(group), latest, now)
+        for _, group in groupby(sharing, key=_get_interval):
+            planned += _plan_shared(list(group), latest, now)
         return tuple(planned)
 
     def check_schedule(self, schedule: Mapping[str, Any]) -> None:
@@ -68,14 +68,14 @@ def shares(schedule: Mapping[str, Any]) -> bool:
         ) from None
 
 
-def _shared(group: Sequence[Job], latest: Moment, now: datetime) -> Sequence[Iteration]:
+def _plan_shared(group: Sequence[Job], latest: Moment, now: datetime) -> Sequence[Iteration]:
     due = {job.key for job in group if _is_due(job, now)}
     return [each for each in together(group, latest) if due.issuperset(each.jobs)]
 
 
 def _is_due(job: Job, now: datetime) -> bool:
-    return is_fresh(job) or now - job.watermark.at > _interval(job)
+    return is_fresh(job) or now - job.watermark.at > _get_interval(job)
 
 
-def _interval(job: Job) -> timedelta:
+def _get_interval(job: Job) -> timedelta:
     return interval(job.spec.trigger.schedule)

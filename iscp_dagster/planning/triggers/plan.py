@@ -45,18 +45,18 @@ def plan(
     its own is reported to `refuse`, and the others are planned. Raises ConfigError for jobs of
     several tables or tenants.
     """
-    live = sorted((job for job in jobs if _takes_part(job, now)), key=_type_and_name)
+    live = sorted((job for job in jobs if _can_take_part(job, now)), key=_get_type_and_name)
     if len({(job.key.tenant, job.key.table_id) for job in live}) > 1:
         raise ConfigError("Plan for one table and tenant at a time.")
     planned: list[Iteration] = []
-    for job_type, members in groupby(live, key=_type):
+    for job_type, members in groupby(live, key=_get_type):
         group = tuple(members)
         try:
             if job_type in BUILT_IN:
                 planned += load_trigger(job_type)(group, latest, now)
                 continue
-            found = _planned_by(load(job_type), job_type, group, latest, now)
-            planned += _checked(job_type, found, group, latest)
+            found = _run_trigger(load(job_type), job_type, group, latest, now)
+            planned += _check_plan(job_type, found, group, latest)
         except ConfigError as error:
             refuse(error)
     return tuple(planned)
@@ -82,14 +82,14 @@ def check_scheduled(spec: TriggerSpec) -> None:
         )
 
 
-def _takes_part(job: Job, now: datetime) -> bool:
+def _can_take_part(job: Job, now: datetime) -> bool:
     if job.drop_at is not None or job.state is JobState.ERROR:
         return False
     # A queued or running job still takes part: others may have to wait for it.
     return job.state not in STARTABLE or not (job.paused_at or waits(job.status, now))
 
 
-def _planned_by(
+def _run_trigger(
     trigger: Trigger, job_type: str, jobs: tuple[Job, ...], latest: Moment, now: datetime
 ) -> tuple[Iteration, ...]:
     try:
@@ -99,7 +99,7 @@ def _planned_by(
         raise ConfigError(f"The trigger {job_type!r} failed to plan: {reason}") from error
 
 
-def _checked(
+def _check_plan(
     job_type: str, found: Collection[Iteration], jobs: Sequence[Job], latest: Moment
 ) -> Collection[Iteration]:
     """A custom trigger's plan. Raises ConfigError for one beyond its jobs, watermarks or table."""
@@ -120,12 +120,12 @@ def _checked(
     return found
 
 
-def _type(job: Job) -> str:
+def _get_type(job: Job) -> str:
     return job.spec.trigger.job_type
 
 
-def _type_and_name(job: Job) -> tuple[str, str]:
-    return _type(job), job.key.job_name
+def _get_type_and_name(job: Job) -> tuple[str, str]:
+    return _get_type(job), job.key.job_name
 
 
 def iteration_of(jobs: Sequence[Job], to: Moment) -> tuple[Iteration, ...]:
@@ -161,17 +161,17 @@ def together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
     alone = [job for job in jobs if iterates_alone(job)]
     others = [job for job in jobs if not iterates_alone(job)]
     # The others first: they are short, and run slots are few.
-    return (*_sharing(others, latest), *each_alone(alone, latest))
+    return (*_plan_sharing(others, latest), *each_alone(alone, latest))
 
 
-def _sharing(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
+def _plan_sharing(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
     fresh = [job for job in jobs if is_fresh(job)]
     settled = [job for job in jobs if not is_fresh(job)]
-    built = (job.watermark for job in settled if not _is_begun_at_a_commit(job))
-    first = max(built, key=_version, default=latest)
-    top = max(map(_watermark, settled), key=_version, default=latest)
+    built = (job.watermark for job in settled if not _has_only_beginning(job))
+    first = max(built, key=_get_version, default=latest)
+    top = max(map(_get_watermark, settled), key=_get_version, default=latest)
     first = latest if any(job.status.repairs for job in fresh) else first
-    return (*iteration_of(fresh, first), *_in_step(settled, top, latest))
+    return (*iteration_of(fresh, first), *_plan_in_step(settled, top, latest))
 
 
 def default_trigger(jobs: Sequence[Job], latest: Moment, _now: datetime) -> tuple[Iteration, ...]:
@@ -191,7 +191,7 @@ def is_fresh(job: Job) -> bool:
     return job.watermark.version == START.version
 
 
-def _is_begun_at_a_commit(job: Job) -> bool:
+def _has_only_beginning(job: Job) -> bool:
     """Whether its watermark is where it begins, and its first iteration is still to come."""
     early = consumer_kind(job.spec.detail.consumer.type).begins_before_first_commit
     return early and job.status.start_at is None
@@ -201,14 +201,16 @@ def version_of(job: Job) -> int:
     return job.watermark.version
 
 
-def _in_step(jobs: Sequence[Job], top: Moment, latest: Moment) -> tuple[Iteration, ...]:
+def _plan_in_step(jobs: Sequence[Job], top: Moment, latest: Moment) -> tuple[Iteration, ...]:
     lagging = [job for job in jobs if version_of(job) < top.version]
-    by_shard = _by_shard(jobs)
+    by_shard = _group_by_shard(jobs)
     if len(by_shard) > 1 and (lagging or any(job.state in ACTIVE for job in jobs)):
         return tuple(
             iteration
             for members in by_shard
-            for iteration in _in_step(members, max(map(_watermark, members), key=_version), latest)
+            for iteration in _plan_in_step(
+                members, max(map(_get_watermark, members), key=_get_version), latest
+            )
         )
     if any(job.state in ACTIVE for job in lagging or jobs):
         return ()
@@ -218,7 +220,7 @@ def _in_step(jobs: Sequence[Job], top: Moment, latest: Moment) -> tuple[Iteratio
     return iteration_of(jobs, latest)
 
 
-def _by_shard(jobs: Sequence[Job]) -> list[list[Job]]:
+def _group_by_shard(jobs: Sequence[Job]) -> list[list[Job]]:
     """The jobs by shard; the jobs of one never wait for those of another."""
     found: dict[int | None, list[Job]] = {}
     for job in jobs:
@@ -226,9 +228,9 @@ def _by_shard(jobs: Sequence[Job]) -> list[list[Job]]:
     return list(found.values())
 
 
-def _watermark(job: Job) -> Moment:
+def _get_watermark(job: Job) -> Moment:
     return job.watermark
 
 
-def _version(moment: Moment) -> int:
+def _get_version(moment: Moment) -> int:
     return moment.version

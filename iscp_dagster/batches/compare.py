@@ -20,7 +20,7 @@ from iscp_dagster.model.moment import Moment
 def state_id(key: StateKey) -> str:
     """The key as 64 characters, however long its names are."""
     parts = [key.tenant, key.table_id, key.job_name, key.registration]
-    return hashlib.sha256(_json(parts).encode()).hexdigest()
+    return hashlib.sha256(_to_json(parts).encode()).hexdigest()
 
 
 def by_id(keys: Collection[StateKey]) -> dict[str, StateKey]:
@@ -30,7 +30,7 @@ def by_id(keys: Collection[StateKey]) -> dict[str, StateKey]:
 
 def to_text(held: Held) -> str:
     """The held state as JSON; equal states have equal texts."""
-    return _json(
+    return _to_json(
         {
             "fence": held.fence,
             "holder": held.holder,
@@ -58,7 +58,7 @@ def from_text(text: str) -> Held:
 
 def layout_text(layout: Layout) -> str:
     """The layout as JSON."""
-    return _json(dict(layout))
+    return _to_json(dict(layout))
 
 
 def settled(write: StateWrite, found: Held | None) -> Held | FenceError | None:
@@ -78,8 +78,8 @@ def same(one: Held | None, other: Held | None) -> bool:
 def lost(write: StateWrite, found: Held | None) -> FenceError:
     """The error for a write that came too late."""
     return FenceError(
-        f"State of job {write.key}: run {write.holder} saw {_named(write.seen)}, but found "
-        f"{_named(found)}; another run has taken the state, so this run must stop here."
+        f"State of job {write.key}: run {write.holder} saw {_describe_state(write.seen)}, but found "
+        f"{_describe_state(found)}; another run has taken the state, so this run must stop here."
     )
 
 
@@ -105,9 +105,9 @@ def _check_layout(write: StateWrite) -> None:
         )
 
 
-def _named(held: Held | None) -> str:
+def _describe_state(held: Held | None) -> str:
     return "nothing" if held is None else f"fence {held.fence} of run {held.holder}"
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

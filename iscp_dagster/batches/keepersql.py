@@ -76,10 +76,12 @@ def split_writes(writes: Iterable[StateWrite]) -> Iterator[Sequence[StateWrite]]
 
     Raises ConfigError for one that is too long by itself.
     """
-    return split_into_portions(writes, most=MOST_ROWS, size=_size, most_size=MOST_CHARACTERS)
+    return split_into_portions(
+        writes, most=MOST_ROWS, size=_measure_write, most_size=MOST_CHARACTERS
+    )
 
 
-def _size(write: StateWrite) -> int:
+def _measure_write(write: StateWrite) -> int:
     states = [held for held in (write.held, write.seen) if held is not None]
     # A backslash is escaped for the parameter, and perhaps again on its way.
     size = max(len(text) + 3 * text.count("\\") for text in map(to_text, states))
@@ -93,10 +95,10 @@ def _size(write: StateWrite) -> int:
 
 def lines(writes: Iterable[StateWrite]) -> bytes:
     """The rows of new states, in the format LINES."""
-    return "\n".join(json.dumps(_row(write)) for write in writes).encode()
+    return "\n".join(json.dumps(_to_row(write)) for write in writes).encode()
 
 
-def _row(write: StateWrite) -> list[str | int]:
+def _to_row(write: StateWrite) -> list[str | int]:
     key = write.key
     names = (key.tenant, key.table_id, key.job_name, key.registration)
     return [state_id(key), *names, to_text(write.held)]

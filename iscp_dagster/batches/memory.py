@@ -33,13 +33,13 @@ class MemoryStates(StateStore):
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
         with self._lock:
-            return {write.key: self._written(write) for write in checked(writes)}
+            return {write.key: self._write_state(write) for write in checked(writes)}
 
     def forget(self, keys: Collection[StateKey]) -> int:
         with self._lock:
             return sum(self._held.pop(key, None) is not None for key in set(keys))
 
-    def _written(self, write: StateWrite) -> Held | FenceError:
+    def _write_state(self, write: StateWrite) -> Held | FenceError:
         outcome = settled(write, self._held.get(write.key))
         if outcome is None:
             outcome = self._held[write.key] = write.held

@@ -96,7 +96,7 @@ class Machine:
         """Move the rows of the changes, which are in order for each key; yield what fires."""
         for change, timestamp in changes:
             fired, now = moved(self.condition, change, active=change.key in self._active)
-            self._set(change.key, now=now)
+            self._set_active(change.key, now=now)
             if fired is not None:
                 yield Fired(type=fired, change=change, timestamp=timestamp)
 
@@ -107,7 +107,7 @@ class Machine:
         """
         self._active.clear()
         for row, timestamp in rows:
-            self._set(row.key, now=row.becomes.match)
+            self._set_active(row.key, now=row.becomes.match)
             if row.becomes.match and initial is Initial.FIRE:
                 yield Fired(type=EventType.MATCH, change=row, timestamp=timestamp)
 
@@ -119,9 +119,11 @@ class Machine:
         was = frozenset(self._active)
         self._active.clear()
         for row, _ in rows:
-            self._set(row.key, now=is_active(self.condition, row.becomes, before=row.key in was))
+            self._set_active(
+                row.key, now=is_active(self.condition, row.becomes, before=row.key in was)
+            )
 
-    def _set(self, key: str, *, now: bool) -> None:
+    def _set_active(self, key: str, *, now: bool) -> None:
         if now:
             self._active.add(key)
         else:

@@ -38,12 +38,12 @@ def key_text(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
-    return _other_text(value)
+    return _format_other(value)
 
 
-def _other_text(value: object) -> str:
+def _format_other(value: object) -> str:
     if isinstance(value, Decimal | float):
-        return _number_text(value)
+        return _format_number(value)
     if isinstance(value, datetime):
         return moment_text(value)
     if isinstance(value, date):
@@ -56,7 +56,7 @@ def _other_text(value: object) -> str:
     )
 
 
-def _number_text(value: Decimal | float) -> str:
+def _format_number(value: Decimal | float) -> str:
     """A number without needless zeros, so that a widened column keeps its keys' texts."""
     if value == 0:
         return "0"

@@ -67,12 +67,12 @@ def json_value(value: object, *, at: str) -> object:
         return [json_value(each, at=f"{at}[]") for each in value]
     if isinstance(value, Mapping):
         return {str(name): json_value(each, at=f"{at}.{name}") for name, each in value.items()}
-    return _scalar(value, at)
+    return _to_json_scalar(value, at)
 
 
-def _scalar(value: object, at: str) -> object:
+def _to_json_scalar(value: object, at: str) -> object:
     if isinstance(value, float):
-        return value if math.isfinite(value) else _not_finite(value)
+        return value if math.isfinite(value) else _format_not_finite(value)
     if isinstance(value, Decimal):
         return format(value, "f")
     if isinstance(value, datetime):
@@ -87,7 +87,7 @@ def _scalar(value: object, at: str) -> object:
     )
 
 
-def _not_finite(value: float) -> str:
+def _format_not_finite(value: float) -> str:
     if math.isnan(value):
         return "NaN"
     return "Infinity" if value > 0 else "-Infinity"

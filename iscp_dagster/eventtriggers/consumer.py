@@ -88,11 +88,11 @@ class TriggerConsumer:
         )
 
     def consume(self, retriever: DataRetriever) -> None:
-        _Consuming(its=self, retriever=retriever).consume()
+        _ConsumeCall(its=self, retriever=retriever).consume()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Outcome:
+class _TenantOutcome:
     evaluated: Evaluated
     events: Sequence[PendingEvent] = ()
 
@@ -109,7 +109,7 @@ class _Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Consuming:
+class _ConsumeCall:
     """One call of `consume`."""
 
     its: TriggerConsumer
@@ -119,40 +119,42 @@ class _Consuming:
 
     def consume(self) -> None:
         its, retriever = self.its, self.retriever
-        self._recall()
+        self._read_active_sets()
         rule = its.rule
         rows = gathered(retriever, its.source.tenant, rule.condition, rule.columns)
-        outcomes = self._outcomes(rows, its.clock())
+        outcomes = self._evaluate_tenants(rows, its.clock())
         with its.log.writing() as connection:
-            left = self._left()
+            left = self._list_remaining()
             quiet = {tenant for tenant in left if self._is_quiet(tenant, outcomes[tenant])}
             for tenant in left:
                 retriever.tell(tenant, outcomes[tenant].facts)
                 if tenant not in quiet:
-                    self._put(connection, tenant, outcomes[tenant])
-            sets = {self._job(tenant): outcomes[tenant].evaluated.held for tenant in quiet}
+                    self._write_outcome(connection, tenant, outcomes[tenant])
+            sets = {self._get_job_key(tenant): outcomes[tenant].evaluated.held for tenant in quiet}
             keep_sets(connection, sets)
             retriever.update_watermark(connection)
 
-    def _is_quiet(self, tenant: str, outcome: _Outcome) -> bool:
+    def _is_quiet(self, tenant: str, outcome: _TenantOutcome) -> bool:
         """Whether nothing fired and no active row moved, as for most of many tenants."""
         its = outcome.evaluated
-        return not (outcome.events or its.added or its.removed or self._anew(tenant, its))
+        return not (
+            outcome.events or its.added or its.removed or self._should_replace_all(tenant, its)
+        )
 
-    def _anew(self, tenant: str, evaluated: Evaluated) -> bool:
+    def _should_replace_all(self, tenant: str, evaluated: Evaluated) -> bool:
         """Whether active rows of before may have to go."""
         return evaluated.anew and tenant in self.held
 
-    def _left(self) -> list[str]:
+    def _list_remaining(self) -> list[str]:
         return sorted(self.retriever.tenants - self.retriever.refused.keys())
 
-    def _job(self, tenant: str) -> JobKey:
+    def _get_job_key(self, tenant: str) -> JobKey:
         job = self.retriever.job.job
         return JobKey(tenant=tenant, table_id=self.its.table_id, job_name=job)
 
-    def _recall(self) -> None:
+    def _read_active_sets(self) -> None:
         """Read what is kept of each tenant; refuse changes where a snapshot must come first."""
-        jobs = {self._job(tenant): tenant for tenant in self.retriever.tenants}
+        jobs = {self._get_job_key(tenant): tenant for tenant in self.retriever.tenants}
         with self.its.log.reading() as connection:
             sets = active_sets(connection, jobs)
         self.held.update({jobs[job]: each for job, each in sets.items()})
@@ -163,43 +165,49 @@ class _Consuming:
             if mine and self.its.rule.is_another(each):
                 self.retriever.refuse(tenant, FeedGoneError(self.its.rule.changed))
 
-    def _outcomes(self, rows: Mapping[str, pa.Table], recorded: datetime) -> dict[str, _Outcome]:
+    def _evaluate_tenants(
+        self, rows: Mapping[str, pa.Table], recorded: datetime
+    ) -> dict[str, _TenantOutcome]:
         """What comes of each tenant; a tenant that cannot be evaluated is refused."""
-        found: dict[str, _Outcome] = {}
+        found: dict[str, _TenantOutcome] = {}
         rule, ids = self.its.rule, self.its.ids
         recorder = Recorder(
             trigger=rule.trigger, identity=rule.identity, ids=ids, recorded=recorded
         )
         with self.its.log.reading() as connection:
-            for tenant in self._left():
+            for tenant in self._list_remaining():
                 try:
-                    evaluated = self._evaluated(connection, tenant, rows.get(tenant))
+                    evaluated = self._evaluate_tenant(connection, tenant, rows.get(tenant))
                     events = [recorder.recorded_event(tenant, each) for each in evaluated.fired]
                 except IscpError as error:
                     self.retriever.refuse(tenant, error)
                 else:
-                    found[tenant] = _Outcome(evaluated=evaluated, events=events)
+                    found[tenant] = _TenantOutcome(evaluated=evaluated, events=events)
         return found
 
-    def _evaluated(self, connection: Any, tenant: str, rows: pa.Table | None) -> Evaluated:
+    def _evaluate_tenant(self, connection: Any, tenant: str, rows: pa.Table | None) -> Evaluated:
         its = self.its
         named = None if its.source.tenant is None else tenant
-        changes = [] if rows is None else self._stamped(rows, named)
-        active = self._active(connection, tenant, changes)
-        return its.rule.evaluated(changes, self.held.get(tenant), active, self._read(tenant))
+        changes = [] if rows is None else self._build_changes(rows, named)
+        active = self._read_active_keys(connection, tenant, changes)
+        return its.rule.evaluated(
+            changes, self.held.get(tenant), active, self._make_read_info(tenant)
+        )
 
-    def _stamped(self, rows: pa.Table, tenant: str | None) -> list[Stamped]:
+    def _build_changes(self, rows: pa.Table, tenant: str | None) -> list[Stamped]:
         its = self.its
         name = f"{its.source.name}/{its.rule.trigger.name}"
         return stamped(rows, tenant, its.source.keys, its.rule.condition, name=name)
 
-    def _active(self, connection: Any, tenant: str, changes: Sequence[Stamped]) -> frozenset[str]:
+    def _read_active_keys(
+        self, connection: Any, tenant: str, changes: Sequence[Stamped]
+    ) -> frozenset[str]:
         """The active rows among those that changed."""
         if not self.its.rule.condition.unmatch:
             return frozenset()
-        return active_keys(connection, self._job(tenant), {each.key for each, _ in changes})
+        return active_keys(connection, self._get_job_key(tenant), {each.key for each, _ in changes})
 
-    def _read(self, tenant: str) -> Read:
+    def _make_read_info(self, tenant: str) -> Read:
         return Read(
             registration=self.retriever.registrations[tenant],
             range=self.retriever.range,
@@ -207,7 +215,7 @@ class _Consuming:
             reason=self.its.reason,
         )
 
-    def _put(self, connection: Any, tenant: str, outcome: _Outcome) -> None:
+    def _write_outcome(self, connection: Any, tenant: str, outcome: _TenantOutcome) -> None:
         """Write what came of one tenant; refuse it, and write nothing of it, if it has no room."""
         try:
             with connection.begin_nested():
@@ -216,11 +224,11 @@ class _Consuming:
                     self.its.outbox.put(connection, outcome.events, bounds=bounds)
                 keep(
                     connection,
-                    self._job(tenant),
+                    self._get_job_key(tenant),
                     outcome.evaluated.held,
                     added=outcome.evaluated.added,
                     removed=outcome.evaluated.removed,
-                    anew=self._anew(tenant, outcome.evaluated),
+                    anew=self._should_replace_all(tenant, outcome.evaluated),
                 )
         except IscpError as error:
             self.retriever.refuse(tenant, error)

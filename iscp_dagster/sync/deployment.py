@@ -136,11 +136,11 @@ class Deployment:
                 bare = made(index=replace(index, types={}, nulls=None), fields=fields)
                 held = stored_definition(endpoint, bare).get(CALCULATED)
                 owner = f"Index {source.name}/{index.name}"
-                calculated = self._calculated(owner, index.transitions, schema, held)
+                calculated = self._get_stored_columns(owner, index.transitions, schema, held)
             fields += [*calculated, *IMAGE_FIELDS]
         return IndexStore(endpoint=endpoint, shape=made(index=index, fields=fields))
 
-    def _calculated(
+    def _get_stored_columns(
         self, owner: str, transitions: Transitions, schema: Sequence[DeltaField], held: Any
     ) -> Sequence[DeltaField]:
         """The view's own columns, as its table was made with if they are still the same."""

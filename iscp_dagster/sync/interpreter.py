@@ -60,28 +60,28 @@ class Interpreter:
     writer: IndexWriter
     ledger: Ledger = field(default_factory=lambda: Ledger(None))
     _state: State = field(default_factory=State)
-    _written: commands.Scanned | None = None
+    _staged_scan: commands.Scanned | None = None
     """The scan whose staged rows are not discarded yet."""
 
     def outcomes(
         self, iteration: Iteration, run_id: str, queued_as: str | None = None
     ) -> Generator[Sequence[Outcome], None, None]:
         """Claim the jobs, and give their outcomes index by index, until no claim is left."""
-        claimed, unread = self._claim(iteration, run_id, queued_as)
-        waiting = self._next(claimed)
+        claimed, unread = self._claim_jobs(iteration, run_id, queued_as)
+        waiting = self._advance_state(claimed)
         if unread is not None:
             # None of the jobs is the cause; all fail for now.
             waiting = [commands.Stop(unread)]
         try:
-            while waiting := waiting or self._next(commands.Idle()):
+            while waiting := waiting or self._advance_state(commands.Idle()):
                 command = waiting.pop(0)
                 if isinstance(command, commands.Give):
                     yield command.outcomes
                 else:
-                    waiting[:0] = self._next(self.carried_out(command))
+                    waiting[:0] = self._advance_state(self.carried_out(command))
         except Exception as error:
-            self._discard()
-            for command in self._next(commands.Broken(error)):
+            self._drop_staging()
+            for command in self._advance_state(commands.Broken(error)):
                 if isinstance(command, commands.Give):
                     yield command.outcomes
                 else:
@@ -90,8 +90,8 @@ class Interpreter:
                         self.carried_out(command)
             raise
         except BaseException:
-            self._discard()
-            for command in self._next(commands.Interrupted()):
+            self._drop_staging()
+            for command in self._advance_state(commands.Interrupted()):
                 self.carried_out(command)
             raise
 
@@ -100,12 +100,12 @@ class Interpreter:
         deployment = self.reader.deployment
         match command:
             case commands.Record(claims):
-                return self._recorded(claims)
+                return self._record_steps(claims)
             case commands.Plan():
-                return self._planned(command)
+                return self._plan_reads(command)
             case commands.Scan(trial):
                 found = self.writer.write(self.reader, trial)
-                self._written = found if isinstance(found, commands.Scanned) else None
+                self._staged_scan = found if isinstance(found, commands.Scanned) else None
                 return found
             case commands.Check(part):
                 return self.writer.check(self.reader, part)
@@ -116,7 +116,7 @@ class Interpreter:
             case commands.Serve(deliveries):
                 return self.writer.serve(deliveries)
             case commands.Discard():
-                self._discard()
+                self._drop_staging()
                 return commands.Discarded()
             case commands.Fail(failures, rebuild):
                 refused = refuse(deployment.log, failures)
@@ -133,11 +133,11 @@ class Interpreter:
                 raise TypeError("outcomes are given by the caller of carried_out")
         assert_never(command)
 
-    def _next(self, event: commands.Event) -> list[commands.Command]:
+    def _advance_state(self, event: commands.Event) -> list[commands.Command]:
         self._state, following = step(self._state, event)
         return list(following)
 
-    def _claim(
+    def _claim_jobs(
         self, iteration: Iteration, run_id: str, queued_as: str | None
     ) -> tuple[commands.Claimed, IscpError | None]:
         """Claim the jobs; returns the claims too where the state store cannot be read."""
@@ -154,19 +154,19 @@ class Interpreter:
         )
         return commands.Claimed(tuple(claims)), unread
 
-    def _recorded(self, claims: commands.Claims) -> commands.Recorded:
+    def _record_steps(self, claims: commands.Claims) -> commands.Recorded:
         try:
             return commands.Recorded(self.ledger.before(claims))
         except IscpError as error:
             return commands.Recorded(dict.fromkeys((claim.key for claim in claims), error))
 
-    def _planned(self, wanted: commands.Plan) -> commands.Planned:
+    def _plan_reads(self, wanted: commands.Plan) -> commands.Planned:
         if not self.reader.consumers:
             consumers = dict.fromkeys(claim.consumer for claim in self._state.open.values())
             self.reader = replace(self.reader, consumers=tuple(consumers))
         return planned(self.reader, wanted)
 
-    def _discard(self) -> None:
-        if self._written is not None:
-            self.writer.discard(self._written)
-            self._written = None
+    def _drop_staging(self) -> None:
+        if self._staged_scan is not None:
+            self.writer.discard(self._staged_scan)
+            self._staged_scan = None

@@ -80,7 +80,7 @@ class Lookout:
             yield look
             cursor, took = look.cursor, self.monotonic() - began
             rested = self.monotonic() + RESTS * took
-            if not (look.quiet and self._stirs(turn, rested, until) and is_on(context)):
+            if not (look.quiet and self._wait_for_reason(turn, rested, until) and is_on(context)):
                 return
 
     @contextmanager
@@ -112,7 +112,7 @@ class Lookout:
             self._begun = Recovery(deployment, ours, self.monotonic), runner
         return self._begun
 
-    def _stirs(self, turn: int, rested: float, until: float) -> bool:
+    def _wait_for_reason(self, turn: int, rested: float, until: float) -> bool:
         """Wait for a reason to look again; False if there is none before `until`."""
         again = self.monotonic() + self.scan_seconds
         listen = 0.0

@@ -64,40 +64,42 @@ def step(state: State, event: commands.Event) -> Next:  # noqa: C901, PLR0911, P
     """The next state, and the commands that the event leads to."""
     match event:
         case commands.Claimed(claims):
-            return _begun(state, claims)
+            return _begin_claims(state, claims)
         case commands.Recorded(lost):
-            return state, _fail(_failed(state, key, error) for key, error in lost.items())
+            return state, _make_fail_command(
+                _make_failure(state, key, error) for key, error in lost.items()
+            )
         case commands.Planned(readings):
             trials = [
                 narrowing.Trial(reading=reading, claims=claims) for reading, claims in readings
             ]
             return replace(state, trials=(*trials, *state.trials)), ()
         case commands.Scanned(trial, parts):
-            return _scanned(state, trial, parts)
+            return _handle_scan(state, trial, parts)
         case commands.ScanFailed(trial, error):
-            return _scan_failed(state, trial, error)
+            return _handle_scan_failure(state, trial, error)
         case commands.Checked():
-            return _checked(state, event)
+            return _handle_verified(state, event)
         case commands.Refused(failures):
             return state.without(failures), (commands.Give(failures),)
         case commands.Placed(deliveries, wrong):
-            return state, _placed(deliveries, wrong)
+            return state, _handle_placed(deliveries, wrong)
         case commands.Moved():
-            return _moved(state, event)
+            return _handle_moved(state, event)
         case commands.Served(deliveries, at):
             done = tuple(replace(each, published=at) for each in deliveries)
             return state.without(done), (commands.Give(done),)
         case commands.Discarded():
             return state, ()
         case commands.Idle():
-            return _continued(state)
+            return _choose_next(state)
         case commands.Broken(error):
-            return _broken(state, error)
+            return _fail_open_claims(state, error)
         case commands.Interrupted():
             return State(), (commands.Release(tuple(state.open.values())),) if state.open else ()
 
 
-def _begun(state: State, claims: commands.Claims) -> Next:
+def _begin_claims(state: State, claims: commands.Claims) -> Next:
     """Claims whose range contradicts the record fail; the others' first steps are recorded."""
     state = replace(
         state,
@@ -107,18 +109,18 @@ def _begun(state: State, claims: commands.Claims) -> Next:
     rejected = [claim for claim in claims if claim.step.action is Action.REJECT]
     wrong = [failed(each, BatchError(MISMATCH.format(claim=each))) for each in rejected]
     kept = tuple(claim for claim in claims if claim.step.action is not Action.REJECT)
-    return state, (*_fail(wrong), *([commands.Record(kept)] if kept else []))
+    return state, (*_make_fail_command(wrong), *([commands.Record(kept)] if kept else []))
 
 
-def _continued(state: State) -> Next:
+def _choose_next(state: State) -> Next:
     """The next scan: of the trials that wait, of what must be read whole, of the next step."""
     if state.trials:
         trial, *others = state.trials
         state = replace(state, trials=tuple(others))
         if not trial.failed:
             return state, (commands.Scan(trial),)
-        state, failures = _narrowed(state, trial)
-        return (state, failures) if failures else _continued(state)
+        state, failures = _split_group(state, trial)
+        return (state, failures) if failures else _choose_next(state)
     if state.unclear:
         claims = state.of(state.unclear)
         plan = UNCLEAR
@@ -127,15 +129,17 @@ def _continued(state: State) -> Next:
             plan = replace(UNCLEAR, reason=state.unclear[claims[0].key])
         return replace(state, unclear={}), (commands.Plan(claims, plan=plan),)
     if state.open:
-        return replace(state, known={}), (commands.Plan(_next_group(list(state.open.values()))),)
+        return replace(state, known={}), (
+            commands.Plan(_select_earliest(list(state.open.values()))),
+        )
     return state, ()
 
 
-def _next_group(claims: Sequence[Claim]) -> commands.Claims:
+def _select_earliest(claims: Sequence[Claim]) -> commands.Claims:
     """The claims on the earliest range and its layout; those of one job name have one consumer,
     since they share a table.
     """
-    first = min((claim.step for claim in claims), key=lambda step: _span(step.range))
+    first = min((claim.step for claim in claims), key=lambda step: _get_versions(step.range))
     consumers: dict[str, ConsumerInfo] = {}
     return tuple(
         claim
@@ -145,11 +149,11 @@ def _next_group(claims: Sequence[Claim]) -> commands.Claims:
     )
 
 
-def _span(range_: Range) -> tuple[int, int]:
+def _get_versions(range_: Range) -> tuple[int, int]:
     return range_.from_.version, range_.to.version
 
 
-def _narrowed(state: State, trial: narrowing.Trial) -> tuple[State, tuple[commands.Fail, ...]]:
+def _split_group(state: State, trial: narrowing.Trial) -> tuple[State, tuple[commands.Fail, ...]]:
     """Smaller trials instead of a failed one; what is given up fails, or is read whole."""
     smaller, given_up = narrowing.narrowed(state.known, trial)
     wrong = [(claim, trial.failed[claim.key.job_name]) for claim in given_up]
@@ -163,20 +167,20 @@ def _narrowed(state: State, trial: narrowing.Trial) -> tuple[State, tuple[comman
         trials=(*smaller, *state.trials),
         unclear={**state.unclear, **unclear},
     )
-    return state, _fail(
-        _failed(state, claim.key, narrowing.untried(claim, error))
+    return state, _make_fail_command(
+        _make_failure(state, claim.key, narrowing.untried(claim, error))
         for claim, error in wrong
         if claim.key not in unclear
     )
 
 
-def _scan_failed(state: State, trial: narrowing.Trial, error: IscpError) -> Next:
+def _handle_scan_failure(state: State, trial: narrowing.Trial, error: IscpError) -> Next:
     """Stop, unless the rows of one tenant, or the expression of one job, may be at fault."""
     told, reading = Error.of(error), trial.reading
     imaged = reading.transitions is not None
     if not (state.many or imaged) or not (told.unsure or isinstance(error, FenceError)):
         return state, (commands.Stop(error),)
-    jobs = {claim.key.job_name for claim in _writing(trial.claims)}
+    jobs = {claim.key.job_name for claim in _filter_writing(trial.claims)}
     if imaged and len(jobs) > 1 and told.unsure:
         return state, (commands.Plan(trial.claims, plan=reading.plan, apart=True),)
     lost = Written(reading=reading, error=told, unsure=told.unsure)
@@ -185,23 +189,23 @@ def _scan_failed(state: State, trial: narrowing.Trial, error: IscpError) -> Next
         commands.Part(claims=claims, written=lost if job in jobs else unread)
         for job, claims in by_job(trial.claims).items()
     )
-    return _scanned(state, trial, parts)
+    return _handle_scan(state, trial, parts)
 
 
-def _scanned(state: State, trial: narrowing.Trial, parts: Sequence[commands.Part]) -> Next:
+def _handle_scan(state: State, trial: narrowing.Trial, parts: Sequence[commands.Part]) -> Next:
     """Check what was written; those that failed together are tried again, in smaller sets."""
     together_: dict[str, Error] = {}
     again: list[Claim] = []
     anew: list[Claim] = []
     checks: list[commands.Command] = []
     for part in parts:
-        suspects, error = _suspects(trial, part), part.written.error
+        suspects, error = _find_suspects(trial, part), part.written.error
         if suspects and error is not None:
             together_[part.job] = error
-            (anew if _lost_some(part.written) else again).extend(suspects)
+            (anew if _has_lost_jobs(part.written) else again).extend(suspects)
         else:
-            state = _learned(state, trial, part)
-        state, left = _unclear(state, _without(part, suspects))
+            state = _remember_scan(state, trial, part)
+        state, left = _exclude_unclear(state, _exclude_claims(part, suspects))
         checks += [commands.Check(left)] if left.claims else []
     more = (
         replace(trial, claims=tuple(anew)),
@@ -211,75 +215,79 @@ def _scanned(state: State, trial: narrowing.Trial, parts: Sequence[commands.Part
     return replace(state, trials=trials), (*checks, commands.Discard())
 
 
-def _suspects(trial: narrowing.Trial, part: commands.Part) -> list[Claim]:
+def _find_suspects(trial: narrowing.Trial, part: commands.Part) -> list[Claim]:
     """The claims that may have caused the error of all; empty if no single one can have.
 
     Even the only tenant of one index may fail by the rows of another's, which the scan reads too.
     """
-    alone = len(narrowing.tenants_of(_writing(trial.claims))) == 1
+    alone = len(narrowing.tenants_of(_filter_writing(trial.claims))) == 1
     if part.written.error is None or not part.written.unsure or alone:
         return []
     return [
-        claim for claim in _writing(part.claims) if claim.key.tenant not in part.written.stopped
+        claim
+        for claim in _filter_writing(part.claims)
+        if claim.key.tenant not in part.written.stopped
     ]
 
 
-def _lost_some(written: Written) -> bool:
+def _has_lost_jobs(written: Written) -> bool:
     """Whether it failed only because some of its jobs were taken: it can serve the others."""
     code = FenceError.code
     lost = any(each.code == code for each in written.stopped.values())
     return lost and written.error is not None and written.error.code == code
 
 
-def _learned(state: State, trial: narrowing.Trial, part: commands.Part) -> State:
+def _remember_scan(state: State, trial: narrowing.Trial, part: commands.Part) -> State:
     """Remember how the scan ended for one tenant, or well for all."""
-    number, well = len(_writing(part.claims)), part.written.error is None
+    number, well = len(_filter_writing(part.claims)), part.written.error is None
     if number == 1 or (number and well):
         return replace(state, known=narrowing.learned(state.known, trial, part.job, served=well))
     return state
 
 
-def _without(part: commands.Part, claims: Sequence[Claim]) -> commands.Part:
+def _exclude_claims(part: commands.Part, claims: Sequence[Claim]) -> commands.Part:
     left_out = {claim.key for claim in claims}
     return replace(part, claims=tuple(each for each in part.claims if each.key not in left_out))
 
 
-def _unclear(state: State, part: commands.Part) -> tuple[State, commands.Part]:
+def _exclude_unclear(state: State, part: commands.Part) -> tuple[State, commands.Part]:
     """Leave out the claims whose changes turned out to be unreadable: they get a snapshot."""
     if part.written.reading.staged:
         return state, part
-    errors = {each.key: part.written.error_of(each.key.tenant) for each in _writing(part.claims)}
+    errors = {
+        each.key: part.written.error_of(each.key.tenant) for each in _filter_writing(part.claims)
+    }
     gone = {key: e.message for key, e in errors.items() if e and e.code == FeedGoneError.code}
     left = tuple(each for each in part.claims if each.key not in gone)
     return replace(state, unclear={**state.unclear, **gone}), replace(part, claims=left)
 
 
-def _checked(state: State, event: commands.Checked) -> Next:
+def _handle_verified(state: State, event: commands.Checked) -> Next:
     """Put the rows in place that are right, and record what failed."""
-    outcomes = [_outcome(state, event, claim) for claim in event.part.claims]
+    outcomes = [_make_outcome(state, event, claim) for claim in event.part.claims]
     wrong = [each for each in outcomes if isinstance(each, Failed)]
     found = [each for each in outcomes if isinstance(each, Delivery)]
     # A watermark that a consumer settled has already moved.
     settled = event.part.written.settled
     if settled is not None:
         claims = tuple(each for each in settled.values() if each is not None)
-        state, following = _moved(state, commands.Moved(tuple(found), claims))
+        state, following = _handle_moved(state, commands.Moved(tuple(found), claims))
     else:
         # What is moved together ends together.
         last = tuple(each for each in found if each.claim.last)
         going = tuple(each for each in found if not each.claim.last)
         following = tuple(commands.Place(some) for some in (last, going) if some)
-    return state, (*following, *_fail(wrong, event.rebuild))
+    return state, (*following, *_make_fail_command(wrong, event.rebuild))
 
 
-def _placed(
+def _handle_placed(
     deliveries: Sequence[Delivery], wrong: Mapping[JobKey, IscpError]
 ) -> tuple[commands.Command, ...]:
     left = tuple(each for each in deliveries if each.claim.key not in wrong)
-    return (*([commands.Move(left)] if left else []), *_undelivered(deliveries, wrong))
+    return (*([commands.Move(left)] if left else []), *_fail_commits(deliveries, wrong))
 
 
-def _moved(state: State, event: commands.Moved) -> Next:
+def _handle_moved(state: State, event: commands.Moved) -> Next:
     """Serve what has ended, and record the next steps of the others."""
     left = [each for each in event.deliveries if each.claim.key not in event.wrong]
     last = tuple(each for each in left if each.claim.last)
@@ -292,11 +300,11 @@ def _moved(state: State, event: commands.Moved) -> Next:
     return state, (
         *([commands.Serve(last)] if last else []),
         *([commands.Record(event.claims)] if event.claims else []),
-        *_undelivered(event.deliveries, event.wrong, late=True),
+        *_fail_commits(event.deliveries, event.wrong, late=True),
     )
 
 
-def _undelivered(
+def _fail_commits(
     deliveries: Iterable[Delivery], wrong: Mapping[JobKey, IscpError], *, late: bool = False
 ) -> tuple[commands.Fail, ...]:
     """Fail these jobs. One that is lost once its snapshot is in place (`late`) starts over: the
@@ -308,13 +316,13 @@ def _undelivered(
         for each in failed_
         if late and each.replaces and isinstance(wrong[each.claim.key], FenceError)
     ]
-    return _fail(
+    return _make_fail_command(
         [failed(each.claim, wrong[each.claim.key], each.told_in_all) for each in failed_],
         frozenset(over),
     )
 
 
-def _outcome(state: State, event: commands.Checked, claim: Claim) -> Outcome:
+def _make_outcome(state: State, event: commands.Checked, claim: Claim) -> Outcome:
     """How the claim's step ended."""
     written, tenant = event.part.written, claim.key.tenant
     earlier = state.told.get(claim.key, {})
@@ -328,10 +336,10 @@ def _outcome(state: State, event: commands.Checked, claim: Claim) -> Outcome:
         return failed(claim, wrong, earlier)
     if error is not None:
         return failed(claim, error, together(earlier, written.told.get(tenant, {})))
-    return Delivery(claim=_whole(claim, written), written=written, earlier=earlier)
+    return Delivery(claim=_keep_last_step(claim, written), written=written, earlier=earlier)
 
 
-def _whole(claim: Claim, written: Written) -> Claim:
+def _keep_last_step(claim: Claim, written: Written) -> Claim:
     """Make a snapshot that covers the whole claim its last step."""
     reading = written.reading
     if claim.last or not reading.staged or reading.range.to.version < claim.range.to.version:
@@ -339,29 +347,29 @@ def _whole(claim: Claim, written: Written) -> Claim:
     return replace(claim, steps=claim.steps[-1:])
 
 
-def _broken(state: State, error: Exception) -> Next:
+def _fail_open_claims(state: State, error: Exception) -> Next:
     """The claims that are left fail with the error; what was done for some is still told."""
     code = error.code if isinstance(error, IscpError) else IscpError.code
     text = str(error) if isinstance(error, IscpError) else f"{type(error).__name__}: {error}"
     told = Error(code=code, message=text)
-    left = tuple(_failed(state, key, told) for key in state.open)
+    left = tuple(_make_failure(state, key, told) for key in state.open)
     cut = tuple(each for each in left if each.told)
-    return State(), (*_fail(left), *([commands.Give(cut)] if cut else []))
+    return State(), (*_make_fail_command(left), *([commands.Give(cut)] if cut else []))
 
 
-def _failed(state: State, key: JobKey, error: IscpError | Error) -> Failed:
+def _make_failure(state: State, key: JobKey, error: IscpError | Error) -> Failed:
     """The claim's failure, with what was done in earlier steps."""
     return failed(state.open[key], error, state.told.get(key, {}))
 
 
-def _fail(
+def _make_fail_command(
     wrong: Iterable[Failed], rebuild: frozenset[JobKey] = frozenset()
 ) -> tuple[commands.Fail, ...]:
     failures = tuple(wrong)
     return (commands.Fail(failures, rebuild=rebuild),) if failures else ()
 
 
-def _writing(claims: Iterable[Claim]) -> list[Claim]:
+def _filter_writing(claims: Iterable[Claim]) -> list[Claim]:
     return [claim for claim in claims if claim.step.action in WRITES]
 
 

@@ -117,14 +117,14 @@ class MappedFrame:
     """Whether the run itself takes the rows, since that is less work than a task in Python."""
 
 
-def _earlier(given_again: Mapping[str, str], tenants: frozenset[str]) -> str:
+def _explain_readded(given_again: Mapping[str, str], tenants: frozenset[str]) -> str:
     """Why some of the tenants cannot be read as changes; empty: all can."""
     for column in sorted(given_again[tenant] for tenant in tenants & given_again.keys()):
         return f"column {column!r} was added again, and rows have its earlier values"
     return ""
 
 
-def _numbers(spark: SparkSession, tasks: int, unpack: Mapped) -> MappedFrame:
+def _make_task_frame(spark: SparkSession, tasks: int, unpack: Mapped) -> MappedFrame:
     """One number per task, which tells the task what to read."""
     # With its schema given, pyspark does not ask Spark for it.
     return MappedFrame(spark.range(0, tasks, 1, tasks).to(spark_schema(NUMBERS)), unpack, ("id",))
@@ -152,18 +152,20 @@ class Reader:
         Raises SourceError, KeyColumnError for a table that cannot be read as declared.
         """
         check_source(
-            self.delta_log, keys=self.source.keys, columns=self._carried(range_.to.version)
+            self.delta_log,
+            keys=self.source.keys,
+            columns=self._list_read_columns(range_.to.version),
         )
-        given_again = cache(lambda: self._given_again(range_))
-        return by_plan(self.tenants, lambda tenants: self._plan(range_, tenants, given_again))
+        given_again = cache(lambda: self._find_readded(range_))
+        return by_plan(self.tenants, lambda tenants: self._plan_read(range_, tenants, given_again))
 
-    def _plan(
+    def _plan_read(
         self, range_: Range, tenants: frozenset[str], given_again: Callable[[], Mapping[str, str]]
     ) -> ReadPlan:
-        plan = self._range_plan(range_, tenants)
+        plan = self._plan_range(range_, tenants)
         if plan.kind is ReadKind.SNAPSHOT:
             return plan
-        if reason := self._filled_by_none(range_) or _earlier(given_again(), tenants):
+        if reason := self._explain_not_null(range_) or _explain_readded(given_again(), tenants):
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
         after, upto = range_.from_.version, range_.to.version
         if not self.source.keys and not self.delta_log.only_adds(after, upto, tenants):
@@ -171,7 +173,7 @@ class Reader:
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
         return plan
 
-    def _range_plan(self, range_: Range, tenants: frozenset[str]) -> ReadPlan:
+    def _plan_range(self, range_: Range, tenants: frozenset[str]) -> ReadPlan:
         after = range_.from_
         # Not in an object store: it takes requests, and the look that found the range did it.
         if self.delta_log.files.local and not self.delta_log.has(after):
@@ -179,7 +181,7 @@ class Reader:
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
         return read_range(self.delta_log, after.version, range_.to.version, tenants)
 
-    def _carried(self, version: int) -> list[str]:
+    def _list_read_columns(self, version: int) -> list[str]:
         """The columns that some consumer gets, of those that the latest version still has."""
         latest = {field.name for field in self.delta_log.facts().fields}
         names = [field.name for field in self.schema(version) if field.name in latest]
@@ -190,19 +192,19 @@ class Reader:
                 wanted |= set(self.columns(info, version))
         return [name for name in names if name in wanted]
 
-    def _filled_by_none(self, range_: Range) -> str:
+    def _explain_not_null(self, range_: Range) -> str:
         """Why unchanged rows would not be null in an added column; empty: they would.
 
         It concerns indexes alone.
         """
         if self.consumers and not any(map(is_index, self.consumers)):
             return ""
-        for each in self._gained(range_):
-            if not all(self._adds_nulls(info, each) for info in self.consumers):
+        for each in self._list_added_columns(range_):
+            if not all(self._is_null_for_old_rows(info, each) for info in self.consumers):
                 return f"column {each.name!r} was added, and ClickHouse has no null for old rows"
         return ""
 
-    def _adds_nulls(self, info: ConsumerInfo, added: DeltaField) -> bool:
+    def _is_null_for_old_rows(self, info: ConsumerInfo, added: DeltaField) -> bool:
         """Whether rows from before the column was added have in an index what stands for null."""
         if not has_parts(added.type) or not is_index(info):
             return True
@@ -213,13 +215,13 @@ class Reader:
             return not own and null_rule(self.source, index, added.name) != REFUSE
         return True
 
-    def _given_again(self, range_: Range) -> Mapping[str, str]:
+    def _find_readded(self, range_: Range) -> Mapping[str, str]:
         """By tenant, a column added in the range that an index has earlier values of."""
         found: dict[str, str] = {}
         for info in filter(is_index, self.consumers):
             # An index that does not answer fails on its own, in `refused_kept`.
             with suppress(IscpError):
-                found |= self._kept(info, range_)
+                found |= self._find_kept_columns(info, range_)
         return found
 
     def unrepeatable(self, range_: Range, to: Moment) -> frozenset[str]:
@@ -228,7 +230,7 @@ class Reader:
 
         The others can be read as before, or are due for a snapshot anyway.
         """
-        plans = by_plan(self.tenants, lambda tenants: self._range_plan(range_, tenants))
+        plans = by_plan(self.tenants, lambda tenants: self._plan_range(range_, tenants))
         gone = read_as(ReadKind.SNAPSHOT, plans)
         if not gone or range_.to.version >= to.version:
             return gone
@@ -245,17 +247,17 @@ class Reader:
                 f"Index {self.source.name}/{info.job} has values of an earlier column {kept!r}; "
                 "the next iteration builds it from a snapshot."
             )
-            for tenant, kept in self._kept(info, range_).items()
+            for tenant, kept in self._find_kept_columns(info, range_).items()
         }
 
-    def _kept(self, info: ConsumerInfo, range_: Range) -> Mapping[str, str]:
+    def _find_kept_columns(self, info: ConsumerInfo, range_: Range) -> Mapping[str, str]:
         if info.type == CHANGES:
             # What its rows had in an earlier column is what they had.
             return {}
-        gained = [each.name for each in self._gained(range_)]
+        gained = [each.name for each in self._list_added_columns(range_)]
         return self.store(info, range_.to.version).kept(gained, self.tenants) if gained else {}
 
-    def _gained(self, range_: Range) -> list[DeltaField]:
+    def _list_added_columns(self, range_: Range) -> list[DeltaField]:
         """The columns added within the range, also those with the name of an earlier one."""
         before = {each.physical for each in self.schema(range_.from_.version)}
         return [f for f in self.schema(range_.to.version) if f.physical not in before]
@@ -309,7 +311,7 @@ class Reader:
             # The latest version first: the table opened for it serves the earlier ones too.
             self.delta_log.latest()
             if not range_.initial:
-                layout[PARTITIONS] = self._new_tasks(range_)
+                layout[PARTITIONS] = self._count_new_tasks(range_)
         return layout
 
     def snapshot_layouts(self, range_: Range, layout: Layout) -> Mapping[str, Layout]:
@@ -335,19 +337,21 @@ class Reader:
         """
         plan, range_ = wanted.plan, wanted.range
         if wanted.transitions is not None:
-            return self._images(spark, wanted, wanted.transitions, through_spark=through_spark)
+            return self._make_image_frame(
+                spark, wanted, wanted.transitions, through_spark=through_spark
+            )
         if plan.kind is ReadKind.SNAPSHOT:
-            return self._snapshot(spark, range_.to, columns, through_spark=through_spark)
-        selection = self._selection(columns, range_.to.version)
-        partitions = self._recorded_tasks(wanted)
-        direct = self._feed(range_, selection) if partitions == 1 else None
+            return self._make_snapshot_frame(spark, range_.to, columns, through_spark=through_spark)
+        selection = self._make_selection(columns, range_.to.version)
+        partitions = self._get_recorded_tasks(wanted)
+        direct = self._plan_feed(range_, selection) if partitions == 1 else None
         if direct is not None and not through_spark:
-            return _numbers(spark, 1, direct.rows)
+            return _make_task_frame(spark, 1, direct.rows)
         return MappedFrame(
             delta_reader.changes(spark, selection, range_.from_, range_.to, partitions=partitions)
         )
 
-    def _images(
+    def _make_image_frame(
         self,
         spark: SparkSession,
         wanted: Reading,
@@ -359,7 +363,7 @@ class Reader:
         range_, at = wanted.range, wanted.range.to
         schema = self.schema(at.version)
         read = ViewRead.of(
-            self._selection((), at.version),
+            self._make_selection((), at.version),
             schema,
             transitions,
             self.deployment.calculated(self.source.name, schema, transitions),
@@ -369,17 +373,19 @@ class Reader:
             small = sum(each.bytes for each in files) < SMALL_BYTES
             frame = delta_transitions.base(spark, read, at).drop(*CHANGE_COLUMNS)
             return MappedFrame(frame.coalesce(1) if small else frame, names=tuple(read.based))
-        partitions = min(self._recorded_tasks(wanted), MOST_TASKS_OF_IMAGES)
-        rows = None if through_spark or partitions > 1 else self._few(range_, read.selection)
+        partitions = min(self._get_recorded_tasks(wanted), MOST_TASKS_OF_IMAGES)
+        rows = (
+            None if through_spark or partitions > 1 else self._read_few_rows(range_, read.selection)
+        )
         if rows is not None:
             frame = delta_transitions.images_of(spark, read, rows)
             return MappedFrame(frame, names=tuple(read.imaged), few=True)
         frame = delta_transitions.images(spark, read, range_.from_, at, partitions=partitions)
         return MappedFrame(frame, names=tuple(read.imaged))
 
-    def _few(self, range_: Range, selection: delta_reader.Selection) -> pa.Table | None:
+    def _read_few_rows(self, range_: Range, selection: delta_reader.Selection) -> pa.Table | None:
         """The feed's rows; None where Spark must read them, or there are too many."""
-        feed = self._feed_files(range_, FEW_ROWS, FEW_BYTES)
+        feed = self._list_feed_files(range_, FEW_ROWS, FEW_BYTES)
         if not feed:
             return None
         found = feedscan.plan_rows(
@@ -391,9 +397,11 @@ class Reader:
         )
         return None if found is None else found.few(MOST_SENT)
 
-    def _feed(self, range_: Range, selection: delta_reader.Selection) -> feedscan.FeedScan | None:
+    def _plan_feed(
+        self, range_: Range, selection: delta_reader.Selection
+    ) -> feedscan.FeedScan | None:
         """How one task reads the changes itself; None where Spark must, or there are too many."""
-        feed = None if selection.folded else self._feed_files(range_, MOST_ROWS, SMALL_BYTES)
+        feed = None if selection.folded else self._list_feed_files(range_, MOST_ROWS, SMALL_BYTES)
         if feed is None:
             return None
         return feedscan.plan_feed(
@@ -406,7 +414,7 @@ class Reader:
             keyed=bool(selection.keys),
         )
 
-    def _feed_files(
+    def _list_feed_files(
         self, range_: Range, rows: int, size: int
     ) -> list[tuple[Moment, FeedFile]] | None:
         """The files of the feed; None where they do not make it up, or hold more than this."""
@@ -421,10 +429,10 @@ class Reader:
             return None
         return [(self.delta_log.moment(version), file) for version, file in files]
 
-    def _snapshot(
+    def _make_snapshot_frame(
         self, spark: SparkSession, at: Moment, columns: Sequence[str], *, through_spark: bool
     ) -> MappedFrame:
-        selection = self._selection(columns, at.version)
+        selection = self._make_selection(columns, at.version)
         files = self.delta_log.data_files(at.version, self.tenants)
         # One task for a small tenant makes one part and builds one graph, instead of merges.
         small = sum(each.bytes for each in files) < SMALL_BYTES
@@ -432,11 +440,11 @@ class Reader:
         location, tasks = self.delta_log.location, 1 if small else FEWEST_TASKS
         direct = filescan.plan_tasks(location, facts, files, selection.output, tasks)
         if direct is not None and not through_spark:
-            return _numbers(spark, len(direct.tasks), direct.rows)
+            return _make_task_frame(spark, len(direct.tasks), direct.rows)
         frame = delta_reader.snapshot(spark, selection, at).drop(*CHANGE_COLUMNS)
         return MappedFrame(frame.coalesce(1) if small else frame)
 
-    def _selection(self, columns: Sequence[str], version: int) -> delta_reader.Selection:
+    def _make_selection(self, columns: Sequence[str], version: int) -> delta_reader.Selection:
         types = {field.name: field.type for field in self.schema(version)}
         return delta_reader.Selection(
             path=self.deployment.path(self.source),
@@ -447,10 +455,10 @@ class Reader:
             tenants=self.tenants,
             # The same for every consumer, so that a replay for one is cut the same way.
             order=() if self.source.keys else [n for n in types if not is_reserved(n)],
-            folded=self._folded(),
+            folded=self._list_folded_keys(),
         )
 
-    def _folded(self) -> list[str]:
+    def _list_folded_keys(self) -> list[str]:
         """The key columns that some index keeps as UUID, where two texts may be one value."""
         kept = list(self.source.indexes)
         for info in filter(is_index, self.consumers):
@@ -460,24 +468,24 @@ class Reader:
             n for n in self.source.keys if any("UUID" in each.types.get(n, "") for each in kept)
         ]
 
-    def _recorded_tasks(self, wanted: Reading) -> int:
+    def _get_recorded_tasks(self, wanted: Reading) -> int:
         """The tasks that changes are spread over: a replay's as recorded, wherever it runs.
 
         A layout that does not say, as of a log that could not be read, leaves it to the size alone.
         """
         recorded = wanted.layout.get(PARTITIONS)
-        return int(recorded) if recorded else min(self._wanted_tasks(wanted.range), FEWEST_TASKS)
+        return int(recorded) if recorded else min(self._estimate_tasks(wanted.range), FEWEST_TASKS)
 
-    def _new_tasks(self, range_: Range) -> int:
+    def _count_new_tasks(self, range_: Range) -> int:
         """The tasks of a new batch: by its size, up to Spark's cores. Raises UnavailableError."""
-        work = self._wanted_tasks(range_)
+        work = self._estimate_tasks(range_)
         if work <= FEWEST_TASKS:
             return work
         with reading(self.delta_log.location):
             cores = count_cores(self.deployment.spark())
         return max(min(work, cores), FEWEST_TASKS)
 
-    def _wanted_tasks(self, range_: Range) -> int:
+    def _estimate_tasks(self, range_: Range) -> int:
         """The tasks that the range has work for."""
         by_tenant = self.delta_log.bytes_written(range_.from_.version, range_.to.version)
         written = sum(by_tenant.get(tenant, 0) for tenant in self.tenants)

@@ -28,18 +28,21 @@ def checked(reader: Reader, part: Part) -> Checked:
     """Settle the part's steps that write nothing, and find the jobs whose rows are wrong."""
     aside = [each for each in part.claims if each.step.action is Action.DEAD_LETTER]
     skipped = [each for each in part.claims if each.step.action is Action.SKIP]
-    passed = [*_set_aside(reader, aside, part.written), *(_skipped(reader, e) for e in skipped)]
+    passed = [
+        *_set_steps_aside(reader, aside, part.written),
+        *(_skip_step(reader, e) for e in skipped),
+    ]
     written = [each for each in part.claims if each.step.action in WRITES]
-    wrong = _wrong(written, part.written)
+    wrong = _find_wrong(written, part.written)
     return Checked(
         part=part,
         passed={each.claim.key: each for each in passed},
         wrong=wrong,
-        rebuild=frozenset(key for key, each in wrong.items() if _starts_over(part.written, each)),
+        rebuild=frozenset(key for key, each in wrong.items() if _needs_rebuild(part.written, each)),
     )
 
 
-def _starts_over(written: Written, error: IscpError) -> bool:
+def _needs_rebuild(written: Written, error: IscpError) -> bool:
     """Whether the job is rebuilt, as ClickHouse would drop a replay by its tokens.
 
     A snapshot that lost rows needs no rebuild: its tokens are new each time.
@@ -48,7 +51,7 @@ def _starts_over(written: Written, error: IscpError) -> bool:
     return lost or isinstance(error, DoubledRowsError)
 
 
-def _wrong(claims: Sequence[Claim], written: Written) -> dict[JobKey, IscpError]:
+def _find_wrong(claims: Sequence[Claim], written: Written) -> dict[JobKey, IscpError]:
     """The jobs, of one index and reading, whose rows in ClickHouse are not exactly those sent."""
     store, range_ = written.store, written.reading.range
     well = [each for each in claims if written.error_of(each.key.tenant) is None]
@@ -66,15 +69,15 @@ def _wrong(claims: Sequence[Claim], written: Written) -> dict[JobKey, IscpError]
     return {each.key: wrong[each.key.tenant] for each in well if each.key.tenant in wrong}
 
 
-def _skipped(reader: Reader, claim: Claim) -> Outcome:
+def _skip_step(reader: Reader, claim: Claim) -> Outcome:
     """The outcome of a step that was written before."""
     try:
-        return _unread(reader, claim, SKIPPED)
+        return _make_unread_commit(reader, claim, SKIPPED)
     except IscpError as error:
         return failed(claim, error)
 
 
-def _unread(reader: Reader, claim: Claim, plan: ReadPlan) -> Delivery:
+def _make_unread_commit(reader: Reader, claim: Claim, plan: ReadPlan) -> Delivery:
     """The outcome of a step for which nothing is read."""
     range_ = claim.step.range
     store = reader.index_store(claim.consumer, range_.to.version)
@@ -83,19 +86,19 @@ def _unread(reader: Reader, claim: Claim, plan: ReadPlan) -> Delivery:
     )
 
 
-def _set_aside(reader: Reader, claims: Sequence[Claim], written: Written) -> list[Outcome]:
+def _set_steps_aside(reader: Reader, claims: Sequence[Claim], written: Written) -> list[Outcome]:
     """Write only a dead letter for each claim of an index, which says what may be missing."""
     try:
-        return _aside(reader, claims, written) if claims else []
+        return _write_dead_letters(reader, claims, written) if claims else []
     except IscpError as error:
         return [failed(claim, error) for claim in claims]
 
 
-def _aside(reader: Reader, claims: Sequence[Claim], written: Written) -> list[Outcome]:
+def _write_dead_letters(reader: Reader, claims: Sequence[Claim], written: Written) -> list[Outcome]:
     range_ = claims[0].step.range
     # Reject inserts still in flight, or the index could get rows after the letter is written.
     sink = Sink(log=reader.deployment.log, claims=claims)
-    store = _own_store(reader, claims[0]).take_over(tenants_of(claims), sink.alive)
+    store = _get_index_store(reader, claims[0]).take_over(tenants_of(claims), sink.alive)
     lost = sink.lost()
     errors = {
         tenant: UnrepeatableError(
@@ -113,12 +116,12 @@ def _aside(reader: Reader, claims: Sequence[Claim], written: Written) -> list[Ou
     return [
         failed(claim, lost[claim.key.tenant])
         if claim.key.tenant in lost
-        else _unread(reader, claim, ASIDE)
+        else _make_unread_commit(reader, claim, ASIDE)
         for claim in claims
     ]
 
 
-def _own_store(reader: Reader, claim: Claim) -> IndexStore:
+def _get_index_store(reader: Reader, claim: Claim) -> IndexStore:
     store = reader.index_store(claim.consumer, claim.step.range.to.version)
     if store is None:
         name = f"{reader.source.name}/{claim.consumer.job}"

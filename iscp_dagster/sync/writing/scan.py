@@ -96,15 +96,15 @@ def scan(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> ByJob:
         # As of the end of the claims: the recorded version may be unreadable too.
         end = min(claim.range.to for sink in sinks for claim in sink.claims)
         wanted = replace(wanted, range=replace(wanted.range, to=end))
-    found = _attempt(reader, wanted, sinks, through_spark=False)
+    found = _try_scan(reader, wanted, sinks, through_spark=False)
     # Spark reads the files that Arrow would read differently.
     if not any(each.error and each.error.code == NotPlainError.code for each in found.values()):
         return found
     clear(found)
-    return _attempt(reader, wanted, sinks, through_spark=True)
+    return _try_scan(reader, wanted, sinks, through_spark=True)
 
 
-def _attempt(
+def _try_scan(
     reader: Reader, wanted: Reading, sinks: Sequence[Sink], *, through_spark: bool
 ) -> ByJob:
     started = time.perf_counter()
@@ -115,17 +115,19 @@ def _attempt(
         name = sink.job.job
         try:
             reader.check_images(sink.info, wanted)
-            share = _share(reader, sink, wanted)
+            share = _make_consumer_scan(reader, sink, wanted)
             if is_index(sink.info):
-                store, errors = _made_ready(reader, sink, share)
+                store, errors = _prepare_store(reader, sink, share)
                 stopped = {tenant: Error.of(error) for tenant, error in errors.items()}
                 written[name] = replace(written[name], store=store, stopped=stopped)
-                shares[name] = _shipped(_less(share, errors), store)
+                shares[name] = _attach_consumer(_exclude_tenants(share, errors), store)
             else:
-                workers[name] = _worker(reader, sink, share, wanted)
+                workers[name] = _start_thread(reader, sink, share, wanted)
         except IscpError as error:
-            written[name] = _refused(written[name], error)
-    wanted = replace(wanted, transitions=_met(reader, wanted, sinks, {*shares, *workers}))
+            written[name] = _set_error(written[name], error)
+    wanted = replace(
+        wanted, transitions=_select_conditions(reader, wanted, sinks, {*shares, *workers})
+    )
     if not (shares or workers):
         return written
     wanted = wanted.only(workers)
@@ -145,25 +147,27 @@ def _attempt(
     try:
         # Get the session once: each call checks whether it is still there.
         spark = reader.deployment.spark()
-        guard = interruptible(spark, lambda: _any_held(sinks))
-        with guard, reading(_place(reader, wanted, sinks)):
-            receipts = _run(reader, wanted, writer, workers, spark, through_spark=through_spark)
+        guard = interruptible(spark, lambda: _has_held_claims(sinks))
+        with guard, reading(_describe_source(reader, wanted, sinks)):
+            receipts = _run_scan(
+                reader, wanted, writer, workers, spark, through_spark=through_spark
+            )
     except BaseException as error:
-        _abort(workers, error)
-        if (gone := _unreadable_feed(wanted, error)) is not None:
-            return {name: _refused(each, gone, unsure=True) for name, each in written.items()}
+        _abort_threads(workers, error)
+        if (gone := _to_feed_error(wanted, error)) is not None:
+            return {name: _set_error(each, gone, unsure=True) for name, each in written.items()}
         clear(written)
         raise
     seconds = time.perf_counter() - started
     for name, share in shares.items():
-        summed = _summed(written[name], receipts, share.name, seconds)
-        written[name] = _whole(spark, summed, share.tenants)
+        summed = _sum_receipts(written[name], receipts, share.name, seconds)
+        written[name] = _reject_late_inserts(spark, summed, share.tenants)
     for name, worker in workers.items():
-        written[name] = _consumed(written[name], worker, receipts, seconds)
+        written[name] = _collect_result(written[name], worker, receipts, seconds)
     return written
 
 
-def _unreadable_feed(wanted: Reading, error: BaseException) -> FeedGoneError | None:
+def _to_feed_error(wanted: Reading, error: BaseException) -> FeedGoneError | None:
     """The error as one that a snapshot may heal; None: it would not.
 
     Whatever else Spark cannot read of changes for good, it may still read of the rows. Of a view,
@@ -175,7 +179,7 @@ def _unreadable_feed(wanted: Reading, error: BaseException) -> FeedGoneError | N
     return FeedGoneError(str(error)) if changes and isinstance(error, ReadError) else None
 
 
-def _met(
+def _select_conditions(
     reader: Reader, wanted: Reading, sinks: Sequence[Sink], going: Collection[str]
 ) -> Transitions | None:
     """What to read: the view, with the conditions of those alone that are `going` to get it."""
@@ -186,7 +190,7 @@ def _met(
     return wanted.transitions.with_conditions(found)
 
 
-def _place(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> str:
+def _describe_source(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> str:
     """What is read, for errors: a view's expressions may fail where the table can be read."""
     location = reader.delta_log.location
     if wanted.transitions is None:
@@ -194,21 +198,21 @@ def _place(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> str:
     return f"{location}, read for {', '.join(sink.job.job for sink in sinks)}"
 
 
-def _refused(written: Written, error: IscpError, *, unsure: bool = False) -> Written:
+def _set_error(written: Written, error: IscpError, *, unsure: bool = False) -> Written:
     return replace(written, error=Error.of(error), unsure=unsure)
 
 
-def _any_held(sinks: Sequence[Sink]) -> bool:
+def _has_held_claims(sinks: Sequence[Sink]) -> bool:
     return any(len(sink.lost()) < len(sink.claims) for sink in sinks)
 
 
-def _abort(workers: Mapping[str, Worker], error: BaseException) -> None:
+def _abort_threads(workers: Mapping[str, Worker], error: BaseException) -> None:
     """Stop the workers from waiting for rows that never come."""
     for worker in workers.values():
         worker.abort(error)
 
 
-def _share(reader: Reader, sink: Sink, wanted: Reading) -> Share:
+def _make_consumer_scan(reader: Reader, sink: Sink, wanted: Reading) -> Share:
     table, range_ = reader.source, wanted.range
     columns = reader.columns(sink.info, range_.to.version)
     tenant = (table.tenant,) if table.tenant else ()
@@ -222,26 +226,26 @@ def _share(reader: Reader, sink: Sink, wanted: Reading) -> Share:
         # An index keeps deleted rows whole: the graph of a vector index needs their vectors.
         identity=columns if is_index(sink.info) else tuple(dict.fromkeys((*tenant, *table.keys))),
         tenant_column=table.tenant,
-        found=_found(reader, sink),
+        found=_map_conditions(reader, sink),
         # Each attempt stages from scratch, so ClickHouse must know none of its tokens.
         build=new_build() if wanted.staged else build_of(wanted),
     )
 
 
-def _found(reader: Reader, sink: Sink) -> Mapping[str, str]:
+def _map_conditions(reader: Reader, sink: Sink) -> Mapping[str, str]:
     """The scan's names of a trigger's conditions: triggers on one view share a scan."""
     transitions = transitions_of(reader.source, sink.info)
     conditions = transitions.conditions if transitions else ()
     return {which: each.column(which) for each in conditions for which in CONDITION_COLUMNS}
 
 
-def _less(share: Share, tenants: Collection[str]) -> Share:
+def _exclude_tenants(share: Share, tenants: Collection[str]) -> Share:
     """The share without these tenants."""
     left = {t: number for t, number in share.registrations.items() if t not in tenants}
     return replace(share, registrations=left, others=share.others or bool(tenants))
 
 
-def _made_ready(
+def _prepare_store(
     reader: Reader, sink: Sink, share: Share
 ) -> tuple[IndexStore, Mapping[str, IscpError]]:
     """The index's tables, closed to earlier runs, and an error for each tenant not to write.
@@ -266,7 +270,7 @@ def _made_ready(
     return replace(store, attempt=new_attempt(sink.run_id)), stopped
 
 
-def _shipped(share: Share, store: IndexStore) -> Share:
+def _attach_consumer(share: Share, store: IndexStore) -> Share:
     """The share with the index's consumer; creates its staging table."""
     staged = share.data_type is DataType.SNAPSHOT
     if staged:
@@ -278,32 +282,32 @@ def _shipped(share: Share, store: IndexStore) -> Share:
     return replace(share, consumer=consumer)
 
 
-def _worker(reader: Reader, sink: Sink, share: Share, wanted: Reading) -> Worker:
+def _start_thread(reader: Reader, sink: Sink, share: Share, wanted: Reading) -> Worker:
     retriever = Retriever(share=share, settle=sink.settle, fences=sink.fences, lost=sink.lost)
-    return Worker(lambda: _own_consumer(reader, sink, wanted, retriever), retriever)
+    return Worker(lambda: _make_consumer(reader, sink, wanted, retriever), retriever)
 
 
-def _own_consumer(reader: Reader, sink: Sink, wanted: Reading, retriever: Retriever) -> Consumer:
+def _make_consumer(reader: Reader, sink: Sink, wanted: Reading, retriever: Retriever) -> Consumer:
     """The consumer that takes the rows in this process."""
     given = Scan(
         table_id=sink.claims[0].key.table_id,
         columns=reader.columns(sink.info, wanted.range.to.version),
         reason=wanted.plan.reason,
         repairs={claim.key.tenant: claim.repairs for claim in sink.claims},
-        lost=partial(_lost, sink, retriever),
+        lost=partial(_find_loss, sink, retriever),
         deployment=reader.deployment,
     )
     return consumer_kind(sink.info.type).consumer(reader.source, sink.info, given)
 
 
-def _lost(sink: Sink, retriever: Retriever, tenant: str) -> IscpError | None:
+def _find_loss(sink: Sink, retriever: Retriever, tenant: str) -> IscpError | None:
     """Why nothing more may be done for the tenant; None: it may."""
     if retriever.broken:
         return ScanError("The scan ended before its consumers did; the next iteration goes on.")
     return sink.lost_for(tenant)
 
 
-def _run(
+def _run_scan(
     reader: Reader,
     wanted: Reading,
     writer: Writer,
@@ -323,7 +327,7 @@ def _run(
     rows = reader.rows(spark, wanted, [*columns, *shared], through_spark=through_spark)
     task = writing(writer, rows.unpack, relayed=relayed)
     receipts: list[Receipt] = []
-    for row in _output(rows, task, one_by_one=bool(workers)):
+    for row in _read_output(rows, task, one_by_one=bool(workers)):
         payload = row.pop("payload")
         if payload is None:
             receipts.append(Receipt(**row))
@@ -340,7 +344,7 @@ def _run(
     return receipts
 
 
-def _output(rows: MappedFrame, task: Mapped, *, one_by_one: bool) -> Iterable[dict[str, Any]]:
+def _read_output(rows: MappedFrame, task: Mapped, *, one_by_one: bool) -> Iterable[dict[str, Any]]:
     """What the task gives. Fetching all at once takes one request; `collect` takes another."""
     if rows.few:
         found = task(rows.frame.toArrow().to_batches())
@@ -352,7 +356,7 @@ def _output(rows: MappedFrame, task: Mapped, *, one_by_one: bool) -> Iterable[di
     return given
 
 
-def _consumed(
+def _collect_result(
     written: Written, worker: Worker, receipts: Sequence[Receipt], seconds: float
 ) -> Written:
     retriever = worker.retriever
@@ -361,11 +365,11 @@ def _consumed(
     written = replace(written, stopped=stopped, told=told, seconds=seconds)
     refusal = next((each for each in receipts if each.code and not each.target), None)
     if refusal is not None:
-        error = _error(refusal)
+        error = _get_error(refusal)
         return replace(written, error=error, unsure=error.unsure)
     if worker.failure is not None:
         # A consumer's error does not say whose rows caused it, whatever its code.
-        return _refused(written, worker.failure, unsure=worker.made)
+        return _set_error(written, worker.failure, unsure=worker.made)
     return replace(
         written,
         inserted=dict(retriever.inserted),
@@ -377,17 +381,19 @@ def _consumed(
     )
 
 
-def _error(receipt: Receipt) -> Error:
+def _get_error(receipt: Receipt) -> Error:
     return Error(code=receipt.code, message=receipt.message)
 
 
-def _summed(written: Written, receipts: Sequence[Receipt], name: str, seconds: float) -> Written:
+def _sum_receipts(
+    written: Written, receipts: Sequence[Receipt], name: str, seconds: float
+) -> Written:
     mine = [receipt for receipt in receipts if receipt.target == name]
-    stopped = {each.tenant: _error(each) for each in mine if each.code and each.tenant}
+    stopped = {each.tenant: _get_error(each) for each in mine if each.code and each.tenant}
     written = replace(written, stopped={**written.stopped, **stopped}, seconds=seconds)
     failed = next((each for each in mine if each.code and not each.tenant), None)
     if failed is not None:
-        error = _error(failed)
+        error = _get_error(failed)
         return replace(written, error=error, unsure=error.unsure)
     inserted, deleted, bytes_ = Counter[str](), Counter[str](), Counter[str]()
     for each in mine:
@@ -405,7 +411,9 @@ def _summed(written: Written, receipts: Sequence[Receipt], name: str, seconds: f
     )
 
 
-def _whole(spark: SparkSession, written: Written, tenants: Collection[str]) -> Written:
+def _reject_late_inserts(
+    spark: SparkSession, written: Written, tenants: Collection[str]
+) -> Written:
     """What was written, with inserts that are still in flight rejected.
 
     An unanswered attempt could land once ClickHouse has forgotten its token.
@@ -416,5 +424,5 @@ def _whole(spark: SparkSession, written: Written, tenants: Collection[str]) -> W
     try:
         written.store.shut_out(tenants)
     except IscpError as error:
-        return _refused(written, error)
+        return _set_error(written, error)
     return written

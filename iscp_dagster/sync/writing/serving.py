@@ -57,11 +57,11 @@ def unserved(deployment: Deployment, jobs: Collection[Job]) -> frozenset[JobID]:
     return frozenset(
         name
         for name, info in wanted.items()
-        if (served := _served(deployment, info)) is not None and served < info.generation
+        if (served := _get_generation(deployment, info)) is not None and served < info.generation
     )
 
 
-def _served(deployment: Deployment, info: ConsumerInfo) -> int | None:
+def _get_generation(deployment: Deployment, info: ConsumerInfo) -> int | None:
     data = deployment.data(info)
     return None if data is None else data.served()
 
@@ -73,7 +73,7 @@ def serve_all(deployment: Deployment, sources: Sequence[SourceTable]) -> Served:
     ClickHouse only once per database.
     """
     found = Served()
-    for endpoint, database in _places(deployment, sources):
+    for endpoint, database in _list_databases(deployment, sources):
         try:
             waiting = unsettled_views(endpoint, database)
         except Exception as error:  # noqa: BLE001 - whatever a database raises stops it alone
@@ -81,12 +81,12 @@ def serve_all(deployment: Deployment, sources: Sequence[SourceTable]) -> Served:
             continue
         for source in sources:
             if endpoint.holds(source.database) == database:
-                for name in _names(deployment, source, endpoint, sorted(waiting)):
-                    _serve(deployment, source, name, found)
+                for name in _list_job_names(deployment, source, endpoint, sorted(waiting)):
+                    _serve_latest(deployment, source, name, found)
     return found
 
 
-def _places(
+def _list_databases(
     deployment: Deployment, sources: Sequence[SourceTable]
 ) -> Iterator[tuple[Endpoint, str]]:
     """Every database, on every endpoint, that holds indexes of the sources."""
@@ -95,7 +95,7 @@ def _places(
             yield endpoint, database
 
 
-def _names(
+def _list_job_names(
     deployment: Deployment, source: SourceTable, endpoint: Endpoint, views: Collection[str]
 ) -> Iterator[str]:
     """The names of the jobs whose indexes these views of an endpoint show."""
@@ -106,10 +106,10 @@ def _names(
             yield from (f"{name}{suffix(shard)}", *([] if shard else [name]))
 
 
-def _serve(deployment: Deployment, source: SourceTable, name: str, found: Served) -> None:
+def _serve_latest(deployment: Deployment, source: SourceTable, name: str, found: Served) -> None:
     job = JobID(db=source.database, table=source.table, job=name)
     try:
-        store = _store(deployment, source, job)
+        store = _find_store(deployment, source, job)
         if store is not None and serve_when_built(deployment, job, store):
             found.indexes.append(job)
         elif store is not None:
@@ -118,7 +118,7 @@ def _serve(deployment: Deployment, source: SourceTable, name: str, found: Served
         found.problems.append(f"{source.name}/{name}: {error}")
 
 
-def _store(deployment: Deployment, source: SourceTable, name: JobID) -> IndexStore | None:
+def _find_store(deployment: Deployment, source: SourceTable, name: JobID) -> IndexStore | None:
     """The tables of the index's latest generation; None where it has no jobs."""
     info = next((job.spec.detail.consumer for job in deployment.log.jobs(name=name)), None)
     if info is None or not is_index(info):

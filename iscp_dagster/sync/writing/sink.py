@@ -57,7 +57,7 @@ class Sink:
 
     def written_before(self) -> frozenset[str]:
         """The tenants for which an earlier run may have written rows: all but those of new jobs."""
-        rows = Counter(job.key.tenant for job in self._rows())
+        rows = Counter(job.key.tenant for job in self._list_jobs())
         return frozenset(
             claim.key.tenant
             for claim in self.claims
@@ -66,9 +66,9 @@ class Sink:
 
     def alive(self) -> Collection[str]:
         """The runs at work on the tables of the same index, for any tenant."""
-        index = _index(self.claims[0])
+        index = _get_index(self.claims[0])
         running = self.log.jobs(state=JobState.RUNNING)
-        return {job.run_id for job in running if job.run_id and _index(job) == index}
+        return {job.run_id for job in running if job.run_id and _get_index(job) == index}
 
     def lost(self) -> Mapping[str, FenceError]:
         """The tenants whose jobs this run no longer holds."""
@@ -102,7 +102,7 @@ class Sink:
         claims = {key: each for key, each in moved.items() if isinstance(each, Claim)}
         return {each.claim.key: claims.get(each.claim.key) for each in steps}
 
-    def _rows(self) -> list[Job]:
+    def _list_jobs(self) -> list[Job]:
         tenants = {claim.key.tenant for claim in self.claims}
         return self.log.jobs(name=self.job, tenants=tenants, include_dropped=True)
 
@@ -123,7 +123,7 @@ def lost(log: SqlLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
     }
 
 
-def _index(each: Job | Claim) -> tuple[str, str, str]:
+def _get_index(each: Job | Claim) -> tuple[str, str, str]:
     """The index, whether the job keeps a shard of it or, from before sharding, all of it."""
     shard = shard_of(each.spec.detail.consumer.options)
     return each.name.db, each.name.table, base_name(each.name.job, shard)

@@ -50,7 +50,7 @@ class IndexWriter:
         left = [each for each in deliveries if each.published is None]
         try:
             wrong |= lost(self.deployment.log, [each.claim for each in left])
-            wrong |= _put_in_place([each for each in left if each.claim.key not in wrong])
+            wrong |= _replace_partitions([each for each in left if each.claim.key not in wrong])
         except IscpError as error:
             wrong |= {each.claim.key: error for each in left if each.claim.key not in wrong}
         return commands.Placed(tuple(deliveries), wrong)
@@ -71,7 +71,7 @@ class IndexWriter:
         clear({part.job: part.written for part in written.parts})
 
 
-def _put_in_place(deliveries: Sequence[Delivery]) -> Mapping[JobKey, IscpError]:
+def _replace_partitions(deliveries: Sequence[Delivery]) -> Mapping[JobKey, IscpError]:
     """Put the staged tenants in place; returns the errors."""
     staged = {each.tenant: each for each in deliveries if each.replaces}
     if not staged:

@@ -27,7 +27,7 @@ from iscp_dagster.serviceconsumers.errors import (
 )
 from iscp_dagster.serviceconsumers.services import InvocationGoingError
 from iscp_dagster.sync.executors.retriever import Worker
-from iscp_dagster.sync.writing.scan import ScanError, _lost
+from iscp_dagster.sync.writing.scan import ScanError, _find_loss
 
 CHANGES = [(desk, id_, None, 2, False) for desk in ("acme", "globex") for id_ in range(5)]
 DESKS = ("acme", "globex")
@@ -315,7 +315,7 @@ def test_a_run_that_is_interrupted_stops_waiting():
             asked.set()
             return replace(invoked, status="suspended")
 
-    lost = partial(_lost, SimpleNamespace(lost_for=lambda _: None), retriever)
+    lost = partial(_find_loss, SimpleNamespace(lost_for=lambda _: None), retriever)
     worker = Worker(lambda: consumer(Endless(), lost=lost), retriever)
     worker.put(rows_of(CHANGES[:2]))
     ending = threading.Thread(target=worker.end)

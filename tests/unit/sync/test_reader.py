@@ -50,9 +50,9 @@ def test_one_task_reads_few_bytes_also_of_what_was_removed(tmp_path, removed, di
     delta_log = deployment.delta_log(source)
     found = Reader(deployment, source, frozenset({"eu"}), delta_log)
     range_ = Range(from_=found.delta_log.moment(0), to=found.delta_log.moment(1))
-    selection = found._selection(["id", "region"], 1)
+    selection = found._make_selection(["id", "region"], 1)
     assert found.layout(range_)["partitions"] == 1
-    assert (found._feed(range_, selection) is not None) is direct
+    assert (found._plan_feed(range_, selection) is not None) is direct
 
 
 def written(folder, size):
@@ -99,7 +99,7 @@ def test_a_layout_that_does_not_say_is_read_alike_whatever_cores_spark_has(tmp_p
     for cores in (1, 64):
         spark = NearSpark(cores=cores)
         again = replace(found, deployment=replace(found.deployment, spark=lambda s=spark: s))
-        assert again._recorded_tasks(wanted) == 2
+        assert again._get_recorded_tasks(wanted) == 2
 
 
 @pytest.mark.parametrize("tasks", range(1, MOST_TASKS + 1))

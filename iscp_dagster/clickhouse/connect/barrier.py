@@ -61,7 +61,7 @@ class Barrier:
         also rejects inserts of earlier runs for other tenants; those runs need one more attempt.
         """
         epoch = self.epoch + 1
-        kept, left = _latest({**self.tenants, **dict.fromkeys(tenants, epoch)})
+        kept, left = _keep_latest({**self.tenants, **dict.fromkeys(tenants, epoch)})
         floor = max([self.floor, *left])
         return Barrier(
             epoch=epoch, floor=floor, tenants={name: n for name, n in kept.items() if n > floor}
@@ -80,7 +80,7 @@ class Barrier:
     def sql(self, column: str | None) -> str:
         """Return the constraint's SQL; `column` names the tenant of each row."""
         tenant = f"toString({ident(column)})" if column else f"'{DEFAULT_TENANT}'"
-        names = ",".join([_NOBODY, *map(_hex, self.tenants)])
+        names = ",".join([_NOBODY, *map(_to_hex, self.tenants)])
         epochs = ",".join(map(str, [0, *self.tenants.values()]))
         least = (
             f"transform(hex({tenant}), splitByChar(',', '{names}'), "
@@ -100,11 +100,11 @@ def told(database: str, table: str) -> str:
     return f"iscp {database}.{table} "
 
 
-def _latest(tenants: Mapping[str, int]) -> tuple[dict[str, int], Iterable[int]]:
+def _keep_latest(tenants: Mapping[str, int]) -> tuple[dict[str, int], Iterable[int]]:
     """Return the tenants raised last, as many as fit, and the epochs of the others."""
     kept, left, size = dict[str, int](), list[int](), 0
     for name, epoch in sorted(tenants.items(), key=lambda each: (-each[1], each[0])):
-        size += len(_hex(name)) + len(str(epoch)) + 2
+        size += len(_to_hex(name)) + len(str(epoch)) + 2
         if size > MOST_BYTES or len(kept) == MOST_TENANTS:
             left.append(epoch)
         else:
@@ -112,5 +112,5 @@ def _latest(tenants: Mapping[str, int]) -> tuple[dict[str, int], Iterable[int]]:
     return kept, left
 
 
-def _hex(name: str) -> str:
+def _to_hex(name: str) -> str:
     return name.encode().hex().upper()

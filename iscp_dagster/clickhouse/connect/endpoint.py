@@ -68,7 +68,7 @@ class Endpoint:
                 "?database=NAME. Write http[s]://[user:password@]host[:port]; a proxy that "
                 "serves ClickHouse below a path needs a host or port of its own."
             )
-        asked = _asked(parts.query)
+        asked = _parse_settings(parts.query)
         secure = parts.scheme == "https"
         return cls(
             host=parts.hostname,
@@ -174,7 +174,7 @@ def endpoints(url: str, urls: str = "", **timeouts: float) -> tuple[Endpoint, ..
     Raises ConfigError if two of them are the same, or if CLICKHOUSE_URL is set but not the first.
     """
     found = tuple(Endpoint.parse(each, **timeouts) for each in urls_of(urls) or [url])
-    _check_apart(found)
+    _check_duplicates(found)
     first = Endpoint.parse(url, **timeouts) if url else found[0]
     if first.address != found[0].address:
         raise ConfigError(
@@ -184,7 +184,7 @@ def endpoints(url: str, urls: str = "", **timeouts: float) -> tuple[Endpoint, ..
     return found
 
 
-def _check_apart(shards: Sequence[Endpoint]) -> None:
+def _check_duplicates(shards: Sequence[Endpoint]) -> None:
     servers = Counter(each.server for each in shards)
     places = Counter((each.server, each.database) for each in shards)
     for each in shards:
@@ -201,7 +201,7 @@ def _check_apart(shards: Sequence[Endpoint]) -> None:
             )
 
 
-def _asked(query: str) -> dict[str, str]:
+def _parse_settings(query: str) -> dict[str, str]:
     """Parse the settings in a URL's query. Raises ConfigError for invalid ones."""
     pairs = parse_qsl(query, keep_blank_values=True)
     asked = dict(pairs)

@@ -51,9 +51,9 @@ class FullText(IndexKind):
         return (self.text,) if isinstance(self.text, str) else tuple(self.text)
 
     def skip_indexes(self) -> Sequence[str]:
-        return [self._index(column) for column in self.needed_columns]
+        return [self._render_index(column) for column in self.needed_columns]
 
-    def _index(self, column: str) -> str:
+    def _render_index(self, column: str) -> str:
         name, quoted = ident(f"{column}_text"), ident(column)
         # The normalization refuses other bytes than UTF-8, and FixedString.
         folded = f"normalizeUTF8NFKCCasefold(toValidUTF8({quoted}))"
@@ -65,11 +65,13 @@ class FullText(IndexKind):
     def searches(self) -> Mapping[str, Search]:
         return {
             "words": Search(
-                type="String", description="All words that a text has.", condition=self._has_words
+                type="String",
+                description="All words that a text has.",
+                condition=self._render_words_condition,
             )
         }
 
-    def _has_words(self, words: str) -> str:
+    def _render_words_condition(self, words: str) -> str:
         texts = map(ident, self.needed_columns)
         return f"({' OR '.join(f'hasAllTokens({each}, {words})' for each in texts)})"
 

@@ -162,10 +162,10 @@ class IndexTable:
         return {
             nulls.flag_name(field.name): field.name
             for field in self.fields
-            if nulls.has_parts(field.type) and self._null_rule(field) == nulls.FLAG
+            if nulls.has_parts(field.type) and self._get_null_rule(field) == nulls.FLAG
         }
 
-    def _null_rule(self, field: DeltaField) -> str:
+    def _get_null_rule(self, field: DeltaField) -> str:
         return nulls.null_rule(self.source, self.index, field.name)
 
     @property
@@ -179,7 +179,7 @@ class IndexTable:
         """The columns that say which shard a row lies on."""
         return tuple(self.index.placement.key) if self.index.placement else ()
 
-    def _sorted_by(self) -> tuple[str, ...]:
+    def _list_sort_columns(self) -> tuple[str, ...]:
         if self.index.append:
             return (*self.order_by, VERSION)
         return (*self.order_by, *self.index.sorted_after())
@@ -191,16 +191,16 @@ class IndexTable:
     @cached_property
     def stored(self) -> dict[str, Stored]:
         """How the user's columns are kept. Raises SchemaError for one that cannot be."""
-        stored = {field.name: self._stored(field) for field in self.fields}
+        stored = {field.name: self._resolve_stored_type(field) for field in self.fields}
         check_parts(self.source.name, {name: each.type for name, each in stored.items()})
         return stored
 
     def column_types(self) -> Mapping[str, str]:
         """Return every stored column's ClickHouse type, system columns last."""
-        return self._types
+        return self._column_types
 
     @cached_property
-    def _types(self) -> Mapping[str, str]:
+    def _column_types(self) -> Mapping[str, str]:
         own = {name: str(each.type) for name, each in self.stored.items()}
         flags = dict.fromkeys(self.flags, "Bool")
         return {**own, **flags, **_SYSTEM_TYPES, **self.index.system_columns()}
@@ -210,11 +210,11 @@ class IndexTable:
         default = " DEFAULT true" if name in self.flags else ""
         return f"{ident(name)} {type_}{default}"
 
-    def _stored(self, field: DeltaField) -> Stored:
+    def _resolve_stored_type(self, field: DeltaField) -> Stored:
         type_, asked = self.index.kept(self.source, field), self.index.types.get(field.name)
         key = field.name in self.order_by
         nullable = field.nullable and not key
-        rule = self._null_rule(field)
+        rule = self._get_null_rule(field)
         stored = stored_column(
             type_, asked, nullable=nullable, at=field.name, ordered=key, nulls=rule
         )
@@ -251,7 +251,10 @@ class IndexTable:
 
     def create_statements(self, barrier: Barrier | None = None) -> list[str]:
         """Create database and table, with a barrier; running them again changes nothing."""
-        return [f"CREATE DATABASE IF NOT EXISTS {ident(self.database)}", self._create(barrier)]
+        return [
+            f"CREATE DATABASE IF NOT EXISTS {ident(self.database)}",
+            self._render_create_table(barrier),
+        ]
 
     def staging_statement(self, attempt: str) -> str:
         """Create the table of an attempt, with the current columns of the rows.
@@ -261,13 +264,13 @@ class IndexTable:
         name, rows = self.name(self.staging(attempt)), self.name(self.rows)
         return (
             f"CREATE TABLE {name} AS {rows} ENGINE = {ALL_ROWS}\n"
-            f"{self._layout()}\nCOMMENT {text(self.definition)}"
+            f"{self._render_layout()}\nCOMMENT {text(self.definition)}"
         )
 
     def view_statements(self, lost: Sequence[str] = ()) -> list[str]:
         """Create or replace the views; columns that the source `lost` come last."""
         return [
-            *self._drop_views_beside(),
+            *self._render_view_drops(),
             *(
                 f"CREATE OR REPLACE VIEW {self.name(view)} AS {select} "
                 f"COMMENT {text(self.view_comment(select))}"
@@ -292,14 +295,14 @@ class IndexTable:
         said = {OWNER: self.owner, MADE_BY: version("iscp_dagster"), "select": digest, **note}
         return json.dumps(said, ensure_ascii=False)
 
-    def _drop_views_beside(self) -> Iterator[str]:
+    def _render_view_drops(self) -> Iterator[str]:
         """Drop the views of other kinds: an earlier generation may have been of one."""
         if self.generation:
             for end in views_beside():
                 if end not in self.index.beside:
                     yield f"DROP VIEW IF EXISTS {self.name(self.beside(end))}"
 
-    def _engine(self) -> str:
+    def _render_engine(self) -> str:
         return ALL_ROWS if self.index.append else last_rows(ident(VERSION), ident(DELETED))
 
     @property
@@ -311,29 +314,32 @@ class IndexTable:
     def every(self) -> str:
         return self.name(self.rows)
 
-    def _create(self, barrier: Barrier | None) -> str:
+    def _render_create_table(self, barrier: Barrier | None) -> str:
         types, comments = self.column_types(), {f.name: f.comment for f in self.fields}
         parts = [
-            *(self.column_sql(*each) + _comment(comments.get(each[0])) for each in types.items()),
+            *(
+                self.column_sql(*each) + _render_comment(comments.get(each[0]))
+                for each in types.items()
+            ),
             *self.index.skip_indexes(),
             *([barrier.sql(self.source.tenant)] if barrier else []),
         ]
         body, table = ",\n    ".join(parts), self.name(self.rows)
         return (
-            f"CREATE TABLE IF NOT EXISTS {table} (\n    {body}\n) ENGINE = {self._engine()}\n"
-            f"{self._layout()}\nCOMMENT {text(self.definition)}"
+            f"CREATE TABLE IF NOT EXISTS {table} (\n    {body}\n) ENGINE = {self._render_engine()}\n"
+            f"{self._render_layout()}\nCOMMENT {text(self.definition)}"
         )
 
-    def _layout(self) -> str:
+    def _render_layout(self) -> str:
         partition = ident(self.source.tenant) if self.source.tenant else "tuple()"
         window = {"non_replicated_deduplication_window": DEDUPLICATION_WINDOW}
         return (
-            f"PARTITION BY {partition} ORDER BY ({', '.join(map(ident, self._sorted_by()))})\n"
+            f"PARTITION BY {partition} ORDER BY ({', '.join(map(ident, self._list_sort_columns()))})\n"
             f"SETTINGS {settings(window | {**self.index.table_settings()})}"
         )
 
 
-def _comment(comment: str | None) -> str:
+def _render_comment(comment: str | None) -> str:
     return f" COMMENT {text(comment)}" if comment else ""
 
 

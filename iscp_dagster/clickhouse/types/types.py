@@ -48,11 +48,11 @@ def clickhouse_type(type_: DeltaType, *, nullable: bool, at: str) -> str:
         )
         named = (f"{ident(f.name)} {part}" for f, part in zip(type_.fields, parts, strict=True))
         return f"Tuple({', '.join(named)})"
-    scalar = _scalar(type_, at)
+    scalar = _to_scalar_type(type_, at)
     return f"Nullable({scalar})" if nullable else scalar
 
 
-def _scalar(type_: Primitive | Decimal, at: str) -> str:
+def _to_scalar_type(type_: Primitive | Decimal, at: str) -> str:
     if isinstance(type_, Decimal):
         return f"Decimal({type_.precision}, {type_.scale})"
     found = PRIMITIVES.get(type_.name)

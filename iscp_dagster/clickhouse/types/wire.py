@@ -23,7 +23,7 @@ NO_NULL = "holds no null"
 
 def sent(column: pa.ChunkedArray, stored: Stored) -> pa.ChunkedArray:
     """Convert the column to what ClickHouse accepts. Raises Misfit, which says why."""
-    made = [_fitted(chunk, stored) for chunk in column.chunks]
+    made = [_encode_values(chunk, stored) for chunk in column.chunks]
     return pa.chunked_array(made) if made else column
 
 
@@ -60,7 +60,7 @@ def blank(stored: Stored) -> Any:
 
 def selected(name: str, stored: Stored) -> str:
     """Return the expression that selects the column in a form that Arrow can read."""
-    read = _read(stored)
+    read = _get_read_type(stored)
     column = ident(name)
     # A structure may have more fields in the table than in the source.
     as_it_is = read == stored.type and not _has_fields(read)
@@ -71,20 +71,22 @@ def restored(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Convert ClickHouse's result to the source's types; texts need not be UTF-8."""
     columns = []
     for column, field in zip(table.columns, schema, strict=True):
-        options = pc.CastOptions(target_type=_as_text(column.type), allow_invalid_utf8=True)
+        options = pc.CastOptions(target_type=_to_text_type(column.type), allow_invalid_utf8=True)
         columns.append(column.cast(options=options).cast(field.type))
     return pa.table(columns, schema=schema)
 
 
-def _read(stored: Stored) -> ChType:
+def _get_read_type(stored: Stored) -> ChType:
     if stored.is_text:
         return stored.type
     members = stored.members
     if isinstance(stored.source, Array | Map):
-        return of("Array" if isinstance(stored.source, Array) else "Map", *map(_read, members))
+        return of(
+            "Array" if isinstance(stored.source, Array) else "Map", *map(_get_read_type, members)
+        )
     if isinstance(stored.source, Struct):
         names = tuple(each.name for each in stored.source.fields)
-        return ChType(name="Tuple", parts=tuple(map(_read, members)), names=names)
+        return ChType(name="Tuple", parts=tuple(map(_get_read_type, members)), names=names)
     cell, kept = stored.leaf
     if cell.read == DEFAULT:
         kept = default_type(stored.source)
@@ -97,21 +99,21 @@ def _has_fields(type_: ChType) -> bool:
     return type_.name == "Tuple" or any(map(_has_fields, type_.parts))
 
 
-def _as_text(type_: pa.DataType) -> pa.DataType:
+def _to_text_type(type_: pa.DataType) -> pa.DataType:
     """Replace binary by string: Arrow parses dates and the like from strings only."""
     if pa.types.is_map(type_):
-        return pa.map_(_as_text(type_.key_type), _as_text(type_.item_type))
+        return pa.map_(_to_text_type(type_.key_type), _to_text_type(type_.item_type))
     if pa.types.is_list(type_):
-        return pa.list_(_as_text(type_.value_type))
+        return pa.list_(_to_text_type(type_.value_type))
     if pa.types.is_struct(type_):
-        return pa.struct([(field.name, _as_text(field.type)) for field in type_])
+        return pa.struct([(field.name, _to_text_type(field.type)) for field in type_])
     binary = pa.types.is_binary(type_) or pa.types.is_fixed_size_binary(type_)
     return pa.string() if binary else type_
 
 
 def respelled(column: pa.ChunkedArray, stored: Stored) -> pa.ChunkedArray:
     """Rewrite the column's values as ClickHouse returns them, where that differs."""
-    made = [_respelled(chunk, stored) for chunk in column.chunks]
+    made = [_respell_values(chunk, stored) for chunk in column.chunks]
     return pa.chunked_array(made) if made else column
 
 
@@ -124,24 +126,24 @@ def respells(stored: Stored) -> bool:
     return stored.leaf[0].respell is not None and not stored.as_written
 
 
-def _respelled(values: pa.Array, stored: Stored) -> pa.Array:
+def _respell_values(values: pa.Array, stored: Stored) -> pa.Array:
     if stored.is_text:
         # What no text holds is in no index, so it is not compared.
         return json_texts_or_null(values, stored.source)
     if stored.has_parts:
-        return _by_part(_filled(values, stored), stored, _respelled)
+        return _map_parts(_fill_nulls(values, stored), stored, _respell_values)
     respell = stored.leaf[0].respell
     return values if respell is None else respell(values)
 
 
-def _fitted(values: pa.Array, stored: Stored) -> pa.Array:
-    values = _filled(values, stored)
+def _encode_values(values: pa.Array, stored: Stored) -> pa.Array:
+    values = _fill_nulls(values, stored)
     if values.null_count and not stored.takes_nulls:
         raise Misfit(f"{stored.type} {NO_NULL}")
     if stored.is_text:
         return json_texts(values, stored.source)
     if stored.has_parts:
-        return _by_part(values, stored, _fitted)
+        return _map_parts(values, stored, _encode_values)
     cell, kept = stored.leaf
     holds = f"{kept} holds {cell.holds}"
     values = one_per_key(values) if stored.key else values
@@ -154,7 +156,7 @@ def _fitted(values: pa.Array, stored: Stored) -> pa.Array:
     return made
 
 
-def _filled(values: pa.Array, stored: Stored) -> pa.Array:
+def _fill_nulls(values: pa.Array, stored: Stored) -> pa.Array:
     """Put empty arrays and maps, and structs of nulls, in place of nulls, where `stored` does."""
     if not (values.null_count and stored.fills):
         return values
@@ -164,9 +166,9 @@ def _filled(values: pa.Array, stored: Stored) -> pa.Array:
     return pa.concat_arrays([values, pa.array([empty], values.type)]).take(places)
 
 
-def _by_part(values: pa.Array, stored: Stored, change: Change) -> pa.Array:
+def _map_parts(values: pa.Array, stored: Stored, change: Change) -> pa.Array:
     """Apply `change` to each part of the values; return the same values if no part changed."""
-    old = _parts(values)
+    old = _list_parts(values)
     new = [change(part, each) for part, each in zip(old, stored.members, strict=True)]
     if all(made is part for made, part in zip(new, old, strict=True)):
         return values
@@ -174,22 +176,22 @@ def _by_part(values: pa.Array, stored: Stored, change: Change) -> pa.Array:
     if isinstance(stored.source, Struct):
         return pa.StructArray.from_arrays(new, [each.name for each in values.type], mask=nulls)
     kind = pa.MapArray if isinstance(stored.source, Map) else pa.ListArray
-    return kind.from_arrays(_offsets(values), *new, mask=nulls)
+    return kind.from_arrays(_compute_offsets(values), *new, mask=nulls)
 
 
-def _parts(values: pa.Array) -> list[pa.Array]:
+def _list_parts(values: pa.Array) -> list[pa.Array]:
     if pa.types.is_struct(values.type):
         return list(values.flatten())
     inside = [values.keys, values.items] if pa.types.is_map(values.type) else [values.values]
-    return [_within(values, each) for each in inside]
+    return [_slice_content(values, each) for each in inside]
 
 
-def _offsets(values: pa.Array) -> pa.Array:
+def _compute_offsets(values: pa.Array) -> pa.Array:
     """Return offsets that start at 0, even for a slice."""
     return pc.subtract(values.offsets, values.offsets[0])
 
 
-def _within(values: pa.Array, inner: pa.Array) -> pa.Array:
+def _slice_content(values: pa.Array, inner: pa.Array) -> pa.Array:
     """Return the part of a list's content that belongs to a slice of it."""
     first, last = values.offsets[0].as_py(), values.offsets[-1].as_py()
     return inner.slice(first, last - first)

@@ -86,18 +86,18 @@ class IndexConsumer:
         """Write all chunks. Raises IscpError if rows do not fit or ClickHouse refuses them."""
         numbers = Counter[frozenset[str]]()
         while (chunk := retriever.marked()) is not None:
-            owners = self._owners(retriever, chunk)
+            owners = self._list_owners(retriever, chunk)
             place = _ChunkName(owners, numbers[owners])
-            write = partial(self._write, retriever, place)
+            write = partial(self._write_piece, retriever, place)
             refusals: list[Refusal] = []
             # Chunks for staging already have a good size.
             staged = retriever.data_type is DataType.SNAPSHOT
             for start, rows in [(0, chunk)] if staged else pieces(chunk):
-                refusals += self._written(retriever, write, rows, start)
-            self._bury(retriever, write, refusals, place.number)
+                refusals += self._write_rows(retriever, write, rows, start)
+            self._write_dead_letters(retriever, write, refusals, place.number)
             numbers[owners] += 1
 
-    def _owners(self, retriever: DataRetriever, chunk: pa.Table) -> frozenset[str]:
+    def _list_owners(self, retriever: DataRetriever, chunk: pa.Table) -> frozenset[str]:
         """Return the tenants that the chunk's tokens name: without a key, only the rows' own.
 
         So its tokens stay the same, whatever other tenants take part.
@@ -107,7 +107,7 @@ class IndexConsumer:
             return retriever.tenants
         return frozenset(pc.unique(named(chunk, column)).to_pylist())
 
-    def _written(
+    def _write_rows(
         self, retriever: DataRetriever, write: Write, rows: pa.Table, start: int
     ) -> list[Refusal]:
         """Write the rows; return those that are refused, if the index sets them aside.
@@ -148,13 +148,13 @@ class IndexConsumer:
             gone = []
             for refused in isolated(write, rows, start) if self.target.keys else ():
                 if not refused.row[self.target.deleted][0].as_py():
-                    raise _stopped(self.target, refused) from None
+                    raise _make_stop_error(self.target, refused) from None
                 gone.append(refused.row)
             if not gone:
                 raise
-            self._delete_earlier(pa.concat_tables(gone))
+            self._delete_earlier_rows(pa.concat_tables(gone))
 
-    def _write(
+    def _write_piece(
         self, retriever: DataRetriever, place: _ChunkName, rows: pa.Table, start: int
     ) -> None:
         try:
@@ -163,11 +163,11 @@ class IndexConsumer:
             name = self.target.name
             raise SchemaError(f"{name}: Arrow cannot shape the rows: {error}") from error
         if fit.num_rows:
-            token = self._token(retriever, place, fit, start)
+            token = self._make_token(retriever, place, fit, start)
             if inserted(self.endpoint, self.target, fit, token, self.sleep):
                 retriever.sent_again()
 
-    def _bury(
+    def _write_dead_letters(
         self, retriever: DataRetriever, write: Write, refusals: Sequence[Refusal], number: int
     ) -> None:
         """Write dead letters for the refused rows, and stop serving older rows of their keys."""
@@ -187,9 +187,9 @@ class IndexConsumer:
         live = [each for each in refusals if not each.row[target.deleted][0].as_py()]
         retriever.set_aside(Counter(tenant_of(each.row, target) for each in live))
         if retriever.data_type is DataType.TAIL:
-            self._take_back(write, pa.concat_tables([each.row for each in refusals]))
+            self._stop_serving(write, pa.concat_tables([each.row for each in refusals]))
 
-    def _take_back(self, write: Write, rows: pa.Table) -> None:
+    def _stop_serving(self, write: Write, rows: pa.Table) -> None:
         """Stop serving earlier versions of the rows with these keys; later ones stay.
 
         The rows are inserted as deleted. If the table refuses even that, earlier versions are
@@ -198,16 +198,16 @@ class IndexConsumer:
         if not self.target.keys:
             return
         try:
-            write(_as_deleted(rows, self.target.identity), 0)
+            write(_mark_deleted(rows, self.target.identity), 0)
         except (RefusedRowsError, SchemaError):
-            self._delete_earlier(rows)
+            self._delete_earlier_rows(rows)
 
-    def _delete_earlier(self, rows: pa.Table) -> None:
+    def _delete_earlier_rows(self, rows: pa.Table) -> None:
         """Delete earlier versions of the rows with these keys; later ones stay."""
         for each in pc.unique(rows[VERSION]).to_pylist():
-            self._delete(rows.filter(pc.equal(rows[VERSION], each)), each)
+            self._delete_keys(rows.filter(pc.equal(rows[VERSION], each)), each)
 
-    def _delete(self, rows: pa.Table, before: int) -> None:
+    def _delete_keys(self, rows: pa.Table, before: int) -> None:
         target = self.target
         held = fitting_keys(target, rows.select([*target.identity]).drop_null())
         keys = [tuple(each.values()) for each in held.to_pylist()]
@@ -233,7 +233,7 @@ class IndexConsumer:
 
         patiently(delete, self.sleep)
 
-    def _token(
+    def _make_token(
         self, retriever: DataRetriever, place: _ChunkName, rows: pa.Table, start: int
     ) -> str:
         """Return the piece's token; without one ClickHouse would drop a chunk equal to another.
@@ -254,7 +254,7 @@ class IndexConsumer:
         )
 
 
-def _as_deleted(rows: pa.Table, identity: Collection[str]) -> pa.Table:
+def _mark_deleted(rows: pa.Table, identity: Collection[str]) -> pa.Table:
     """Return the rows that have a key, marked as deleted."""
     for column in identity:
         rows = rows.filter(pc.is_valid(rows[column]))
@@ -307,7 +307,7 @@ def isolated(write: Write, rows: pa.Table, start: int = 0) -> Iterator[Refusal]:
             yield Refusal(row=some, error=error)
 
 
-def _stopped(target: Target, refusal: Refusal) -> IscpError:
+def _make_stop_error(target: Target, refusal: Refusal) -> IscpError:
     """Return the error that stops the job; it names the row."""
     error = refusal.error
     if not isinstance(error, RefusedRowsError):

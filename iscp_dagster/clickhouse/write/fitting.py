@@ -21,10 +21,10 @@ def fitted(target: Target, chunk: pa.Table) -> pa.Table:
     """Return the chunk as `target` stores it. Raises KeyColumnError, SchemaError for misfits."""
     for column in (*target.keys, *([target.tenant] if target.tenant else [])):
         refuse_nulls(target.name, chunk, column, target.keys)
-    chunk = _without_gone_strangers(target, chunk)
-    rows = _with_times(chunk.select([*target.columns, *SYSTEM_COLUMNS]))
+    chunk = _drop_unheld_deletes(target, chunk)
+    rows = _cast_timestamps(chunk.select([*target.columns, *SYSTEM_COLUMNS]))
     for column in target.columns:
-        rows = _with_column(rows, column, _stored(target, chunk, column))
+        rows = _replace_column(rows, column, _fit_column(target, chunk, column))
     for flag, column in target.flags.items():
         rows = rows.append_column(flag, pc.is_null(chunk[column]))
     return rows if target.index is None else target.index.fitted(target, rows)
@@ -32,14 +32,14 @@ def fitted(target: Target, chunk: pa.Table) -> pa.Table:
 
 def fitting_keys(target: Target, rows: pa.Table) -> pa.Table:
     """Return the identity columns as `target` stores them; drop rows whose key it cannot hold."""
-    keys = _without_strangers(target, rows.select(list(target.identity)))
+    keys = _drop_unheld_keys(target, rows.select(list(target.identity)))
     for column in target.identity:
         if column in target.stored:
-            keys = _with_column(keys, column, sent(keys[column], target.stored[column]))
+            keys = _replace_column(keys, column, sent(keys[column], target.stored[column]))
     return keys
 
 
-def _stored(target: Target, chunk: pa.Table, column: str) -> pa.ChunkedArray:
+def _fit_column(target: Target, chunk: pa.Table, column: str) -> pa.ChunkedArray:
     """Return the column to send; values of deleted rows that do not fit are blanked."""
     kept, values = target.stored.get(column), chunk[column]
     if kept is None:
@@ -51,12 +51,12 @@ def _stored(target: Target, chunk: pa.Table, column: str) -> pa.ChunkedArray:
         wrong = [False] * len(values)
         for row, why in misfits(values, kept):
             if not gone[row]:
-                raise _misfit(target, chunk.slice(row, 1), column, why) from None
+                raise _make_misfit_error(target, chunk.slice(row, 1), column, why) from None
             wrong[row] = True
-        return sent(_blanked(values, wrong, kept), kept)
+        return sent(_fill_misfits(values, wrong, kept), kept)
 
 
-def _blanked(values: pa.ChunkedArray, wrong: list[bool], kept: Stored) -> pa.ChunkedArray:
+def _fill_misfits(values: pa.ChunkedArray, wrong: list[bool], kept: Stored) -> pa.ChunkedArray:
     """Put blanks in the wrong rows; the others keep their place."""
     filler = pa.array([blank(kept)], values.type)
     pieces = [*values.chunks, filler]
@@ -64,15 +64,15 @@ def _blanked(values: pa.ChunkedArray, wrong: list[bool], kept: Stored) -> pa.Chu
     return pa.chunked_array(pieces).take(pa.array(places, pa.int64()))
 
 
-def _without_gone_strangers(target: Target, chunk: pa.Table) -> pa.Table:
+def _drop_unheld_deletes(target: Target, chunk: pa.Table) -> pa.Table:
     """Drop deletes of rows whose key the index cannot hold, and so never held."""
     gone = pc.cast(chunk[DELETED], pa.bool_())
     if not pc.any(gone).as_py():
         return chunk
-    return _without_strangers(target, chunk, gone.to_pylist())
+    return _drop_unheld_keys(target, chunk, gone.to_pylist())
 
 
-def _without_strangers(target: Target, rows: pa.Table, among: list[bool] | None = None) -> pa.Table:
+def _drop_unheld_keys(target: Target, rows: pa.Table, among: list[bool] | None = None) -> pa.Table:
     """Drop rows whose key `target` cannot hold; with `among`, only rows marked there."""
     strange = {
         row
@@ -86,7 +86,7 @@ def _without_strangers(target: Target, rows: pa.Table, among: list[bool] | None 
     return rows.filter(pa.array([row not in strange for row in range(rows.num_rows)]))
 
 
-def _misfit(target: Target, row: pa.Table, column: str, why: str) -> SchemaError:
+def _make_misfit_error(target: Target, row: pa.Table, column: str, why: str) -> SchemaError:
     value, key = row[column][0], row_shown(row.select(list(target.keys)))
     culprit = f"{target.name}: column {column!r} is"
     kept = target.stored[column]
@@ -104,14 +104,14 @@ def _misfit(target: Target, row: pa.Table, column: str, why: str) -> SchemaError
     )
 
 
-def _with_column(rows: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
+def _replace_column(rows: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index(name), name, column)
 
 
-def _with_times(rows: pa.Table) -> pa.Table:
+def _cast_timestamps(rows: pa.Table) -> pa.Table:
     """Cast the microseconds to timestamps, without a copy."""
     column = rows[TIMESTAMP].cast(pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-    return _with_column(rows, TIMESTAMP, column)
+    return _replace_column(rows, TIMESTAMP, column)
 
 
 def refuse_nulls(name: str, chunk: pa.Table, column: str, keys: Sequence[str]) -> None:

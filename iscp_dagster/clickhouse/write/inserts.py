@@ -54,7 +54,7 @@ class UnconfirmedError(IscpError):
 
 
 @lru_cache(maxsize=64)
-def _turn(server: str) -> Lock:
+def _get_insert_lock(server: str) -> Lock:
     """Make a task's consumers insert in turn: in parallel they are slower and hold more memory.
 
     Each server has its own lock, so that one which hangs delays no others.
@@ -85,12 +85,12 @@ def insert(
     def attempt() -> None:
         nonlocal sent
         sent += 1
-        with _turn(endpoint.server), endpoint.errors(f"insert into {database}.{table}"):
+        with _get_insert_lock(endpoint.server), endpoint.errors(f"insert into {database}.{table}"):
             client = endpoint.client()
-            settings = _settings(endpoint) | endpoint.insert_settings
+            settings = _read_insert_settings(endpoint) | endpoint.insert_settings
             settings |= shown(database, table, epoch)
             settings["insert_deduplication_token"] = token
-            told = _send(client, database, table, rows, settings)
+            told = _send_rows(client, database, table, rows, settings)
         # The count includes rows that a token drops, and those of materialized views.
         if told.written_rows < rows.num_rows:
             raise UnconfirmedError(
@@ -102,7 +102,7 @@ def insert(
     return sent > 1
 
 
-def _send(
+def _send_rows(
     client: Client, database: str, table: str, rows: pa.Table, settings: dict[str, Any]
 ) -> QuerySummary:
     if sum(len(name.encode()) for name in rows.schema.names) <= MOST_NAMES:
@@ -116,7 +116,7 @@ def _send(
 
 
 @lru_cache(maxsize=64)
-def _settings(endpoint: Endpoint) -> dict[str, Any]:
+def _read_insert_settings(endpoint: Endpoint) -> dict[str, Any]:
     # The user's profile may truncate the client's own list of server settings.
     query = "SELECT count() FROM system.settings WHERE name = {name:String}"
     ((known,),) = endpoint.client().query(query, {"name": _SINCE_26}).result_rows
@@ -126,8 +126,8 @@ def _settings(endpoint: Endpoint) -> dict[str, Any]:
 def patiently(ask: Callable[[], T], sleep: Callable[[float], None]) -> T:
     """Ask ClickHouse; after a temporary error ask a few times more, with a new client."""
     return Retrying(
-        retry=retry_if_exception(_passes),
-        stop=_given_up,
+        retry=retry_if_exception(_is_temporary),
+        stop=_should_give_up,
         wait=wait_exponential(FIRST_WAIT),
         before_sleep=lambda _: shared_client.cache_clear(),
         sleep=sleep,
@@ -135,13 +135,13 @@ def patiently(ask: Callable[[], T], sleep: Callable[[float], None]) -> T:
     )(ask)
 
 
-def _given_up(state: RetryCallState) -> bool:
+def _should_give_up(state: RetryCallState) -> bool:
     error = state.outcome.exception() if state.outcome else None
     merging = isinstance(error, TooManyPartsError)
     return state.attempt_number >= (MERGING_ATTEMPTS if merging else ATTEMPTS)
 
 
-def _passes(error: BaseException) -> bool:
+def _is_temporary(error: BaseException) -> bool:
     if isinstance(error, FeedGoneError | FenceError):
         return False
     return isinstance(error, IscpError) and not error.permanent

@@ -40,16 +40,16 @@ class Placement:
         """Return the shard's rows, in their order. Raises UnavailableError, ClickHouseError."""
         if self.sharding.shards == 1 or not rows.num_rows:
             return rows
-        strange = self._strange(rows)
+        strange = self._find_unplaceable(rows)
         every = range(rows.num_rows)
         numbers = pa.array([n for n in every if n not in strange] if strange else every, pa.int64())
-        found = [*self._asked(rows.select(list(self.stored)), numbers)]
+        found = [*self._query_own_rows(rows.select(list(self.stored)), numbers)]
         if self.sharding.shard == 0:
             found.append(pa.array(sorted(strange), pa.int64()))
         chosen = pa.chunked_array(found, pa.int64()).combine_chunks()
         return rows.take(chosen.sort() if strange else chosen)
 
-    def _strange(self, rows: pa.Table) -> set[int]:
+    def _find_unplaceable(self, rows: pa.Table) -> set[int]:
         """Return the rows whose key has no hash: it cannot be held, or is null."""
         strange = set[int]()
         for name, kept in self.stored.items():
@@ -58,7 +58,7 @@ class Placement:
             strange |= {row for row, null in enumerate(nulls) if null}
         return strange
 
-    def _asked(self, keys: pa.Table, numbers: pa.Array) -> Iterable[pa.Array]:
+    def _query_own_rows(self, keys: pa.Table, numbers: pa.Array) -> Iterable[pa.Array]:
         """Return those of the row `numbers` that are the shard's, in order."""
         if not len(numbers):
             return []

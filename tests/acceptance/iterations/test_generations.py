@@ -274,7 +274,7 @@ def test_a_take_over_that_was_interrupted_is_finished(deployment, monkeypatch, d
     table.insert(1)
     table.follow()
     api(table).rebuild_job(EVERY, mirror(table))
-    real = IndexStore._run
+    real = IndexStore._run_statement
 
     class DiedError(Exception):
         """As a run that is killed."""

@@ -117,7 +117,7 @@ def fitted(column: pa.Array, type_: DeltaType) -> pa.Array:
         # Arrow cannot build lists from the offsets of a slice.
         column = pa.concat_arrays([column])
     if isinstance(type_, Struct):
-        return _struct(column, type_, wanted)
+        return _cast_struct(column, type_, wanted)
     mask = column.is_null() if column.null_count else None
     if isinstance(type_, Map):
         keys, items = fitted(column.keys, type_.key), fitted(column.items, type_.value)
@@ -129,7 +129,7 @@ def fitted(column: pa.Array, type_: DeltaType) -> pa.Array:
     return pa.ListArray.from_arrays(column.offsets, values, wanted, mask=mask)
 
 
-def _struct(column: pa.StructArray, type_: Struct, wanted: Any) -> pa.StructArray:
+def _cast_struct(column: pa.StructArray, type_: Struct, wanted: Any) -> pa.StructArray:
     import pyarrow as pa
 
     held = {each.name: number for number, each in enumerate(column.type)}

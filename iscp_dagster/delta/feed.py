@@ -60,7 +60,7 @@ class Feed:
         default_factory=dict, init=False, repr=False
     )
     """By tenant (None: all), version and path of each file that a reader of its feed opens."""
-    _looked: set[int] = field(default_factory=set, init=False, repr=False)
+    _loaded_versions: set[int] = field(default_factory=set, init=False, repr=False)
     """The versions that `_opened` covers."""
 
     def state(self, after: int, upto: int, tenants: Collection[str] | None = None) -> FeedState:
@@ -73,8 +73,8 @@ class Feed:
         if after >= upto:
             return WHOLE
         if (after, upto) not in self._breaks:
-            self._breaks[after, upto] = _broken(self.log, after, upto)
-        return self._breaks[after, upto] or self._vacuumed(after, upto, tenants)
+            self._breaks[after, upto] = _find_break(self.log, after, upto)
+        return self._breaks[after, upto] or self._get_file_state(after, upto, tenants)
 
     def first_drop(self, after: int, upto: int) -> int | None:
         """The first commit in (after, upto] that drops columns and does nothing else.
@@ -82,12 +82,12 @@ class Feed:
         None also where the log lacks a commit, or the columns before it.
         """
         if (after, upto) not in self._drops:
-            self._drops[after, upto] = _first_drop(self.log, after, upto)
+            self._drops[after, upto] = _find_first_drop(self.log, after, upto)
         return self._drops[after, upto]
 
-    def _vacuumed(self, after: int, upto: int, tenants: Collection[str] | None) -> FeedState:
+    def _get_file_state(self, after: int, upto: int, tenants: Collection[str] | None) -> FeedState:
         """Check the files of these tenants; those of others are not opened, and may be gone."""
-        self._look(after, upto)
+        self._load_opened_files(after, upto)
         read = self._opened if tenants is None else {*tenants, None}
         opened = [
             path
@@ -98,14 +98,16 @@ class Feed:
         if self.log.files.missing(opened) is None:
             return WHOLE
         # One reason for all tenants, so that they are read together.
-        return _gone(f"VACUUM removed files of the changes of versions {after + 1} to {upto}")
+        return _build_unavailable(
+            f"VACUUM removed files of the changes of versions {after + 1} to {upto}"
+        )
 
-    def _look(self, after: int, upto: int) -> None:
+    def _load_opened_files(self, after: int, upto: int) -> None:
         """Find the files that readers of (after, upto] open; the log must have all its commits."""
         for version in range(after + 1, upto + 1):
-            if version in self._looked:
+            if version in self._loaded_versions:
                 continue
-            self._looked.add(version)
+            self._loaded_versions.add(version)
             for tenant, path in self.log.opened(version):
                 self._opened.setdefault(tenant, []).append((version, path))
 
@@ -117,20 +119,20 @@ def feed_state(
     return Feed(log=log).state(after, upto, tenants)
 
 
-def _gone(reason: str) -> FeedState:
+def _build_unavailable(reason: str) -> FeedState:
     return FeedState(available=False, reason=reason)
 
 
-def _broken(log: DeltaLog, after: int, upto: int) -> FeedState | None:
+def _find_break(log: DeltaLog, after: int, upto: int) -> FeedState | None:
     """Why nobody can read the range: commits are gone, the feed was off, or columns changed."""
     found = list(log.commits(after, upto))
     commits = [commit for commit in found if commit is not None]
     if len(commits) < len(found):
-        return _gone(f"commit {after + 1 + found.index(None)} is no longer in the log")
-    return _changed(log, after, commits)
+        return _build_unavailable(f"commit {after + 1 + found.index(None)} is no longer in the log")
+    return _find_metadata_break(log, after, commits)
 
 
-def _changed(log: DeltaLog, after: int, commits: Sequence[Commit]) -> FeedState | None:
+def _find_metadata_break(log: DeltaLog, after: int, commits: Sequence[Commit]) -> FeedState | None:
     """Why the range is broken: the feed was off, or columns changed other than by additions."""
     stated = [(each.version, each.metadata) for each in commits if each.metadata is not None]
     if not stated and log.facts(commits[-1].version).metadata.feed_enabled:
@@ -138,27 +140,27 @@ def _changed(log: DeltaLog, after: int, commits: Sequence[Commit]) -> FeedState 
     try:
         start = log.facts(after)
     except SourceError:
-        return _gone(f"the log no longer describes the table at version {after}")
+        return _build_unavailable(f"the log no longer describes the table at version {after}")
     if commits[0].metadata is None and not start.metadata.feed_enabled:
-        return _gone(f"the change data feed was off at version {after + 1}")
+        return _build_unavailable(f"the change data feed was off at version {after + 1}")
     before, partitioned = start.fields, sorted(start.metadata.partition_columns)
     if commits[0].metadata is not None and only_drops(before, commits[0]):
         # The feed is read from that commit on, with the columns that are left.
         before = table_columns(commits[0].metadata.schema)
     for version, metadata in stated:
         if not metadata.feed_enabled:
-            return _gone(f"the change data feed was off at version {version}")
+            return _build_unavailable(f"the change data feed was off at version {version}")
         fields = table_columns(metadata.schema)
-        change = _incompatible(before, fields)
+        change = _find_schema_change(before, fields)
         if not change and sorted(metadata.partition_columns) != partitioned:
             change = "the table was partitioned by other columns"
         if change:
-            return _gone(f"{change} at version {version}")
+            return _build_unavailable(f"{change} at version {version}")
         before = fields
     return None
 
 
-def _first_drop(log: DeltaLog, after: int, upto: int) -> int | None:
+def _find_first_drop(log: DeltaLog, after: int, upto: int) -> int | None:
     before = None
     for commit in log.commits(after, upto):
         if commit is None:
@@ -183,7 +185,7 @@ def only_drops(before: Collection[DeltaField], commit: Commit) -> bool:
     return visible_columns(after) < visible_columns(before)
 
 
-def _incompatible(before: Collection[DeltaField], after: Collection[DeltaField]) -> str:
+def _find_schema_change(before: Collection[DeltaField], after: Collection[DeltaField]) -> str:
     """How the first column was renamed, dropped or retyped; empty if none was."""
     now = {each.physical: each for each in after}
     for each in before:

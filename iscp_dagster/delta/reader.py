@@ -69,7 +69,7 @@ def snapshot(spark: Any, selection: Selection, at: Moment) -> Any:
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     return of_tenants(table_at(spark, selection, at), selection).select(
-        *_read(selection),
+        *_select_output(selection),
         F.lit(at.version).cast("bigint").alias(VERSION),
         F.lit(at.micros).cast("bigint").alias(TIMESTAMP),
         F.lit(False).alias(DELETED),
@@ -103,10 +103,10 @@ def changes(
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.connect.window import Window
 
-    rows = _feed(spark, selection, after, upto)
+    rows = _read_marked_feed(spark, selection, after, upto)
     if not selection.keys:
-        return _added(rows, selection, partitions)
-    rows, by = _gathered(rows, selection, partitions)
+        return _sort_changes(rows, selection, partitions)
+    rows, by = _group_by_key(rows, selection, partitions)
     newest = [F.col(VERSION).desc(), F.col(checks.UPSERT).desc()]
     window = Window.partitionBy(*by).orderBy(*newest)
     whole = window.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
@@ -128,7 +128,7 @@ def changes(
     )
 
 
-def _gathered(rows: Any, selection: Selection, partitions: int) -> tuple[Any, list[Any]]:
+def _group_by_key(rows: Any, selection: Selection, partitions: int) -> tuple[Any, list[Any]]:
     """The rows with all changes of a key in one partition, and the columns that identify a key.
 
     `FOLDED` marks a key that some index treats as equal to another one there.
@@ -151,7 +151,7 @@ def _gathered(rows: Any, selection: Selection, partitions: int) -> tuple[Any, li
     return spread(rows, alike).withColumn(checks.FOLDED, several), [*identity, F.col(checks.LOWER)]
 
 
-def _added(rows: Any, selection: Selection, partitions: int) -> Any:
+def _sort_changes(rows: Any, selection: Selection, partitions: int) -> Any:
     """All changes by tenant and version, in an order that depends only on their values.
 
     `_repeats` is set on any that is not an insert: only a snapshot shows what remains after it.
@@ -172,13 +172,13 @@ def _added(rows: Any, selection: Selection, partitions: int) -> Any:
     )
 
 
-def _feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
+def _read_marked_feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     # The order may need columns that are not in the output.
     wide = replace(selection, columns=[*selection.output, *selection.order])
     inserted = (F.col(checks.CHANGE_TYPE) == "insert").alias(checks.INSERT)
-    return feed(spark, selection, after, upto).select(*_read(wide), *stamps(), inserted)
+    return feed(spark, selection, after, upto).select(*_select_output(wide), *stamps(), inserted)
 
 
 def feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
@@ -218,18 +218,18 @@ def of_tenants(frame: Any, selection: Selection) -> Any:
     if not tenants:
         return frame.filter(F.lit(False))
     return frame.filter(
-        tenant.isin(*(F.lit(each).cast(_sql_type(selection)) for each in sorted(tenants)))
+        tenant.isin(*(F.lit(each).cast(_get_tenant_type(selection)) for each in sorted(tenants)))
     )
 
 
-def _sql_type(selection: Selection) -> str:
+def _get_tenant_type(selection: Selection) -> str:
     """The tenant column's type under its SQL name."""
     names = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
     name = str(selection.types.get(selection.tenant_column or "", "string"))
     return names.get(name, name)
 
 
-def _read(selection: Selection) -> list[Any]:
+def _select_output(selection: Selection) -> list[Any]:
     """The output columns, with variants as JSON text."""
     types = {name: type_ for name, type_ in selection.types.items() if has_variant(type_)}
     return [

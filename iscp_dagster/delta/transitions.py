@@ -118,10 +118,10 @@ def images(spark: Any, read: ViewRead, after: Moment, upto: Moment, *, partition
     the view: the changes then do not say which rows remain. Rows are sorted by tenant, version and
     ordinal, each tenant's in one of the `partitions`.
     """
-    _in_utc(spark)
+    _set_utc(spark)
     rows = feed(spark, read.selection, after, upto)
     rows = rows.select(*columns(read.selection.output), *stamps())
-    return _imaged(rows, read, partitions)
+    return _derive_images(rows, read, partitions)
 
 
 def images_of(spark: Any, read: ViewRead, rows: pa.Table) -> Any:
@@ -132,15 +132,15 @@ def images_of(spark: Any, read: ViewRead, rows: pa.Table) -> Any:
     """
     from pyspark.sql.types import StructType
 
-    _in_utc(spark)
+    _set_utc(spark)
     types = {**read.types, VERSION: LONG, TIMESTAMP: LONG, UPSERT: BOOLEAN}
     names = [*read.selection.output, VERSION, TIMESTAMP, UPSERT]
     schema = schema_json([DeltaField(name=name, type=types[name]) for name in names])
     given = spark.createDataFrame(rows.select(names), StructType.fromJson(schema))
-    return _typed(_imaged(given, read, 1), read)
+    return _apply_schema(_derive_images(given, read, 1), read)
 
 
-def _typed(rows: Any, read: ViewRead) -> Any:
+def _apply_schema(rows: Any, read: ViewRead) -> Any:
     """The image rows with a schema that PySpark knows, where it would ask for it."""
     from pyspark.sql.types import StructType
 
@@ -153,22 +153,22 @@ def _typed(rows: Any, read: ViewRead) -> Any:
     return rows.to(StructType.fromJson(schema_json(fields)))
 
 
-def _imaged(rows: Any, read: ViewRead, partitions: int) -> Any:
+def _derive_images(rows: Any, read: ViewRead, partitions: int) -> Any:
     """The image rows of rows of the feed."""
-    rows = _viewed(rows, read, VERSION, TIMESTAMP, UPSERT)
+    rows = _select_view(rows, read, VERSION, TIMESTAMP, UPSERT)
     tenant = columns([read.selection.tenant_column] if read.selection.tenant_column else [])
     alone = partitions == 1 or not tenant
     rows = rows.coalesce(1) if alone else rows.repartition(partitions, *tenant)
-    return _numbered(_netted(rows, read), read, tenant)
+    return _rank_changes(_derive_changes(rows, read), read, tenant)
 
 
 def base(spark: Any, read: ViewRead, at: Moment) -> Any:
     """The view's rows as of version `at`, as BASE rows."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
-    _in_utc(spark)
+    _set_utc(spark)
     rows = of_tenants(table_at(spark, read.selection, at), read.selection)
-    rows = _viewed(rows.select(*columns(read.selection.output)), read)
+    rows = _select_view(rows.select(*columns(read.selection.output)), read)
     return rows.select(
         *columns(read.output),
         F.lit(int(ChangeKind.BASE)).cast("tinyint").alias(CHANGE),
@@ -182,7 +182,7 @@ def base(spark: Any, read: ViewRead, at: Moment) -> Any:
     )
 
 
-def _in_utc(spark: Any) -> None:
+def _set_utc(spark: Any) -> None:
     """Have expressions give the same wherever Spark runs: their dates and hours are UTC's."""
     spark.conf.set("spark.sql.session.timeZone", "UTC")
 
@@ -199,17 +199,19 @@ def viewed(rows: Any, transitions: Transitions) -> Any:
     return rows
 
 
-def _viewed(rows: Any, read: ViewRead, *system: str) -> Any:
+def _select_view(rows: Any, read: ViewRead, *system: str) -> Any:
     """The view's rows with its columns, the conditions' and those of the `system`."""
     variants = {name: type_ for name, type_ in read.types.items() if has_variant(type_)}
     output = [
         as_text(column(name), variants[name]).alias(name) if name in variants else column(name)
         for name in read.output
     ]
-    return viewed(rows, read.transitions).select(*output, *_conditions(read.transitions), *system)
+    return viewed(rows, read.transitions).select(
+        *output, *_build_conditions(read.transitions), *system
+    )
 
 
-def _conditions(transitions: Transitions) -> list[Any]:
+def _build_conditions(transitions: Transitions) -> list[Any]:
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     def met(text: str) -> Any:
@@ -222,7 +224,7 @@ def _conditions(transitions: Transitions) -> list[Any]:
     return found
 
 
-def _netted(rows: Any, read: ViewRead) -> Any:
+def _derive_changes(rows: Any, read: ViewRead) -> Any:
     """Each row with what it is: the images of a commit's change of a key meet in a window."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.connect.window import Window
@@ -233,7 +235,7 @@ def _netted(rows: Any, read: ViewRead) -> Any:
     numbered = (value.alias(f"c{n}") for n, value in enumerate(values))
     here = F.struct(F.col(VERSION).alias("v"), F.col(UPSERT).alias("up"), *numbered)
     window = Window.partitionBy(*columns(selection.identity)).orderBy(VERSION, UPSERT)
-    rows = _folded(rows, selection)
+    rows = _mark_folded(rows, selection)
     rows = rows.withColumn(OLDER, F.lag(here).over(window))
     rows = rows.withColumn(NEWER, F.lead(here).over(window))
     older, newer, upsert = F.col(OLDER), F.col(NEWER), F.col(UPSERT)
@@ -275,7 +277,7 @@ def _netted(rows: Any, read: ViewRead) -> Any:
     return rows.filter(here & F.col(LOWER))
 
 
-def _numbered(rows: Any, read: ViewRead, tenant: list[Any]) -> Any:
+def _rank_changes(rows: Any, read: ViewRead, tenant: list[Any]) -> Any:
     """The rows with the place of each change in its commit, in that order."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.connect.window import Window
@@ -297,7 +299,7 @@ def _numbered(rows: Any, read: ViewRead, tenant: list[Any]) -> Any:
     ).sortWithinPartitions(*tenant, VERSION, ORDINAL, IMAGE)
 
 
-def _folded(rows: Any, selection: Selection) -> Any:
+def _mark_folded(rows: Any, selection: Selection) -> Any:
     """The rows with `FOLDED`: whether an index takes the key for another one of the range."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.connect.window import Window

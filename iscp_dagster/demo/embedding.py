@@ -16,7 +16,7 @@ DIMENSION = 256
 
 
 @lru_cache(maxsize=1)
-def _model() -> Any:
+def _load_model() -> Any:
     need("demo", "an embedding of texts")
     import wordllama
 
@@ -30,5 +30,5 @@ def embedded(texts: list[str]) -> NDArray[np.float32]:
 
     if not texts:
         return np.zeros((0, DIMENSION), dtype=np.float32)
-    vectors: NDArray[np.float32] = _model().embed(texts, norm=True)
+    vectors: NDArray[np.float32] = _load_model().embed(texts, norm=True)
     return np.nan_to_num(vectors).astype(np.float32)

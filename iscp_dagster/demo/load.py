@@ -86,7 +86,7 @@ def load_symbols(load: Load) -> None:
     frame = spark.createDataFrame(files).repartition(tasks)
     config = load.config or SymbolsConfig()
     spark.sql(CREATE.format(path=path, columns=COLUMNS))
-    frame.mapInArrow(_reader(config.summary, config.deprecate), ROW).createOrReplaceTempView(
+    frame.mapInArrow(_make_reader(config.summary, config.deprecate), ROW).createOrReplaceTempView(
         "symbols_now"
     )
     # MERGE binds no parameters.
@@ -94,17 +94,17 @@ def load_symbols(load: Load) -> None:
     load.log.info("Merged the symbols of %s files of %s.", len(files), ", ".join(load.tenants))
 
 
-def _reader(summary: bool, deprecate: str) -> Any:  # noqa: FBT001 - the config's fields
+def _make_reader(summary: bool, deprecate: str) -> Any:  # noqa: FBT001 - the config's fields
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             found = (row for file in batch.to_pylist() for row in symbols(SourceFile(**file)))
             rows = noted(summarized(found) if summary else found, deprecate)
-            yield _batch(list(rows))
+            yield _build_batch(list(rows))
 
     return read
 
 
-def _batch(rows: list[Symbol]) -> pa.RecordBatch:
+def _build_batch(rows: list[Symbol]) -> pa.RecordBatch:
     import numpy as np
     import pyarrow as pa
 

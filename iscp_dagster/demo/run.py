@@ -61,24 +61,24 @@ class Demo:
         """Run the whole demo, step by step, as a person would."""
         for tenant in self.tenants:
             self.dagster.add_partition(partitions_name(self.source), tenant)
-        self._load("Loading the source table", self.tenants, {"summary": False})
+        self._load_tenants("Loading the source table", self.tenants, {"summary": False})
         self._synchronize("Initial synchronization", self.tenants)
-        before = self._delivered("Delivering the first events")
+        before = self._wait_for_delivery("Delivering the first events")
         # The last tenant does not change: its indexes must not move.
         change = {"summary": True, "deprecate": alerts.DEPRECATED}
-        self._load("Committing a change", self.tenants[:-1], change)
+        self._load_tenants("Committing a change", self.tenants[:-1], change)
         self._synchronize("Following the change", self.tenants)
-        self._delivered("Delivering the change's events")
+        self._wait_for_delivery("Delivering the change's events")
         alerts.show(self.receiver.events[before:], self.console)
         for search in searches.SEARCHES:
             search(self.deployment, self.source.database, self.console)
-        with self._step("Verifying every index against its source"):
+        with self._show_step("Verifying every index against its source"):
             verdicts = verify(self.deployment, self.source)
-        self._table(positions(self.deployment, self.source), verdicts)
+        self._print_table(positions(self.deployment, self.source), verdicts)
         return verdicts
 
-    def _load(self, what: str, tenants: Sequence[str], config: dict[str, Any]) -> None:
-        with self._step(f"{what}: {len(tenants)} distributions"):
+    def _load_tenants(self, what: str, tenants: Sequence[str], config: dict[str, Any]) -> None:
+        with self._show_step(f"{what}: {len(tenants)} distributions"):
             step = f"load_{self.source.database}_{self.source.table}"
             run_id = self.dagster.materialize(
                 source_key(self.source).path,
@@ -91,21 +91,21 @@ class Demo:
         """Wait until the runner and the run queue have brought every index in step."""
         total = len(tenants) * len(self.source.consumers)
         deadline = time.monotonic() + SYNC_SECONDS
-        with _bar(self.console, what, total) as advance_to:
-            while (done := self._in_step()) < total:
+        with _show_bar(self.console, what, total) as advance_to:
+            while (done := self._count_in_step()) < total:
                 advance_to(done)
                 if time.monotonic() > deadline:
                     raise OutOfStepError(
                         f"{total - done} of {total} jobs are not in step after "
-                        f"{SYNC_SECONDS} s: {self._errors()}; see {self.dagster.url}/runs"
+                        f"{SYNC_SECONDS} s: {self._describe_errors()}; see {self.dagster.url}/runs"
                     )
                 time.sleep(POLL_SECONDS)
             advance_to(done)
 
-    def _delivered(self, what: str) -> int:
+    def _wait_for_delivery(self, what: str) -> int:
         """Wait until no event of the demo's trigger is pending; returns how many came in all."""
         outbox = outbox_of(self.deployment)
-        with self._step(what):
+        with self._show_step(what):
             deadline = time.monotonic() + DELIVERY_SECONDS
             while outbox.numbers(alerts.TRIGGER, [alerts.RECEIVER]).events["pending"]:
                 if time.monotonic() > deadline:
@@ -116,21 +116,21 @@ class Demo:
                 time.sleep(POLL_SECONDS / 5)
         return len(self.receiver.events)
 
-    def _in_step(self) -> int:
+    def _count_in_step(self) -> int:
         return sum(each.in_step for each in positions(self.deployment, self.source))
 
-    def _errors(self) -> str:
+    def _describe_errors(self) -> str:
         found = positions(self.deployment, self.source)
         said = {each.job.status.message for each in found if each.job.status.code}
         return "; ".join(sorted(said)) or "no errors are reported"
 
     @contextmanager
-    def _step(self, what: str) -> Iterator[None]:
-        with _bar(self.console, what, 1) as advance_to:
+    def _show_step(self, what: str) -> Iterator[None]:
+        with _show_bar(self.console, what, 1) as advance_to:
             yield
             advance_to(1)
 
-    def _table(self, found: Sequence[Position], verdicts: Sequence[Verdict]) -> None:
+    def _print_table(self, found: Sequence[Position], verdicts: Sequence[Verdict]) -> None:
         agree = {(each.tenant, each.index): each for each in verdicts}
         table = Table("tenant", "index", box=None, pad_edge=False)
         for name in ("rows", "watermark", "lag"):
@@ -145,8 +145,8 @@ class Demo:
                 f"{verdict.rows - verdict.missing + verdict.extra:,}",
                 str(each.watermark.version),
                 f"{each.lag:.1f} s" if each.lag is not None else "unbuilt",
-                _yes(each.in_step),
-                _yes(verdict.agrees),
+                _format_flag(each.in_step),
+                _format_flag(verdict.agrees),
             )
         self.console.print(table)
 
@@ -172,7 +172,7 @@ def run(*, keep: bool) -> int:
             outbox_of(deployment).resume(alerts.RECEIVER)
             demo = Demo(
                 deployment=deployment,
-                source=_symbols(declared(environ)),
+                source=_find_table(declared(environ)),
                 dagster=DagsterApi(environ[DAGSTER_URL]),
                 console=console,
                 tenants=installed(),
@@ -180,7 +180,7 @@ def run(*, keep: bool) -> int:
             )
             began = time.monotonic()
             verdicts = demo.play()
-        _conclude(console, verdicts, time.monotonic() - began)
+        _report_result(console, verdicts, time.monotonic() - began)
         if keep:
             control.status(as_json=False)
             console.print(_NEXT, markup=False, soft_wrap=True)
@@ -191,7 +191,7 @@ def run(*, keep: bool) -> int:
     return 0
 
 
-def _symbols(tables: Iterable[SourceTable]) -> SourceTable:
+def _find_table(tables: Iterable[SourceTable]) -> SourceTable:
     """The demo's table. Raises SetupError if the location no longer declares it."""
     for table in tables:
         if (table.database, table.table) == (DATABASE, TABLE):
@@ -199,7 +199,7 @@ def _symbols(tables: Iterable[SourceTable]) -> SourceTable:
     raise SetupError(f"no module of assets/ declares {DATABASE}.{TABLE}; put assets/docs.py back")
 
 
-def _conclude(console: Console, verdicts: Sequence[Verdict], seconds: float) -> None:
+def _report_result(console: Console, verdicts: Sequence[Verdict], seconds: float) -> None:
     wrong = [each for each in verdicts if not each.agrees]
     if wrong or not verdicts:
         raise OutOfStepError(f"{len(wrong)} of {len(verdicts)} indexes differ from their source.")
@@ -210,12 +210,12 @@ def _conclude(console: Console, verdicts: Sequence[Verdict], seconds: float) -> 
     )
 
 
-def _yes(value: bool) -> str:  # noqa: FBT001 - a cell's value
+def _format_flag(value: bool) -> str:  # noqa: FBT001 - a cell's value
     return "[green]yes[/]" if value else "[red]no[/]"
 
 
 @contextmanager
-def _bar(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
+def _show_bar(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task(what, total=total)

@@ -51,18 +51,22 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         """Start the run. Raises DagsterUserCodeUnreachableError; Dagster then tries again."""
         self._in_daemon = True
         socket = os.environ.get(SOCKET_VARIABLE)
-        if not socket or not _is_ours(context.dagster_run) or not self._forked(socket, context):
-            self._disown(context.dagster_run.run_id)
+        if (
+            not socket
+            or not _is_this_python(context.dagster_run)
+            or not self._start_on_server(socket, context)
+        ):
+            self._clear_server_tag(context.dagster_run.run_id)
             super().launch_run(context)
 
-    def _disown(self, run_id: str) -> None:
+    def _clear_server_tag(self, run_id: str) -> None:
         """Clear the run's server tag, or monitoring would take the run for gone."""
         run = self._instance.get_run_by_id(run_id)
         if run is not None and run.tags.get(SERVER_TAG):
             # Dagster cannot remove a tag.
             self._instance.add_run_tags(run_id, {SERVER_TAG: ""})
 
-    def _forked(self, socket: str, context: LaunchRunContext) -> bool:
+    def _start_on_server(self, socket: str, context: LaunchRunContext) -> bool:
         """Start the run on the run server; False if there is none."""
         run = context.dagster_run
         assert run.job_code_origin is not None
@@ -75,13 +79,13 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
             ask(socket, what=PING)
             place = Place.at(socket)
         except OSError as error:
-            return self._warned(socket, error, run)
+            return self._warn_once(socket, error, run)
         # The process that ends the run may not have this one's environment.
         self._instance.add_run_tags(run.run_id, place.tags(run.run_id))
         try:
             ask(socket, what=START, run=run.run_id, arguments=dg.serialize_value(arguments))
         except (ConnectionRefusedError, FileNotFoundError) as error:
-            return self._warned(socket, error, run)
+            return self._warn_once(socket, error, run)
         except OSError as error:
             raise DagsterUserCodeUnreachableError(
                 f"The run server at {socket} did not say whether it started the run: {error}"
@@ -90,7 +94,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
             _SILENT.discard(socket)
         return True
 
-    def _warned(self, socket: str, error: OSError, run: dg.DagsterRun) -> bool:
+    def _warn_once(self, socket: str, error: OSError, run: dg.DagsterRun) -> bool:
         """Warn, once until the server starts a run again; returns False."""
         with _LOCK:
             known = socket in _SILENT
@@ -155,7 +159,7 @@ def _is_gone(run: dg.DagsterRun) -> bool:
     return place.is_here and not known
 
 
-def _is_ours(run: dg.DagsterRun) -> bool:
+def _is_this_python(run: dg.DagsterRun) -> bool:
     """Whether the run's code is loaded by this same Python, outside containers."""
     origin = run.job_code_origin
     if origin is None or origin.repository_origin.container_image:

@@ -35,7 +35,7 @@ class Place:
     @classmethod
     def at(cls, socket: str) -> Place:
         """The place of the socket. Raises FileNotFoundError where no server has ever been."""
-        return cls(socket=socket, name=_lock_of(socket).read_text())
+        return cls(socket=socket, name=_get_lock_path(socket).read_text())
 
     @classmethod
     def of(cls, run: DagsterRun) -> Place | None:
@@ -61,7 +61,7 @@ class Place:
     @property
     def is_deserted(self) -> bool:
         """Whether neither a server nor any of its runs lives; False if that is unknown."""
-        with suppress(OSError), _lock_of(self.socket).open() as lock:
+        with suppress(OSError), _get_lock_path(self.socket).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return lock.read() == self.name
         return False
@@ -72,10 +72,10 @@ def take(socket: str) -> Place:
 
     Waits for an earlier server and its runs to end. Raises UnavailableError if they do not.
     """
-    path = _lock_of(socket)
+    path = _get_lock_path(socket)
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     until = time.monotonic() + TAKE_SECONDS
-    while not _locked(lock):
+    while not _try_lock(lock):
         if time.monotonic() > until:
             os.close(lock)
             raise UnavailableError(
@@ -88,12 +88,12 @@ def take(socket: str) -> Place:
     return Place(socket=socket, name=os.pread(lock, 64, 0).decode())
 
 
-def _locked(lock: int) -> bool:
+def _try_lock(lock: int) -> bool:
     with suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
 
 
-def _lock_of(socket: str) -> Path:
+def _get_lock_path(socket: str) -> Path:
     return Path(f"{socket}.lock")

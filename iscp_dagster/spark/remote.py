@@ -39,8 +39,8 @@ class Remote:
     @classmethod
     def parse(cls, address: str, environ: Mapping[str, str] = os.environ) -> Remote:
         """Parse an address. Raises ConfigError, which shows no parameter, for an invalid one."""
-        parts, port = _parts(address)
-        given = _parameters(address, parts.params)
+        parts, port = _split_address(address)
+        given = _parse_parameters(address, parts.params)
         token = given.get("token", environ.get(TOKEN_VARIABLE, ""))
         headers = [(name, value) for name, value in given.items() if name not in _NO_HEADERS]
         if token:
@@ -66,7 +66,7 @@ def shown(address: str) -> str:
     return SCHEME + place.rpartition("@")[2]
 
 
-def _parts(address: str) -> tuple[ParseResult, int]:
+def _split_address(address: str) -> tuple[ParseResult, int]:
     # As PySpark does: Python splits off parameters for http, but not for sc.
     parts = urlparse("http" + address.removeprefix("sc"))
     try:
@@ -82,7 +82,7 @@ def _parts(address: str) -> tuple[ParseResult, int]:
     return parts, port
 
 
-def _parameters(address: str, text: str) -> dict[str, str]:
+def _parse_parameters(address: str, text: str) -> dict[str, str]:
     given = [part.split("=") for part in text.split(";") if text]
     for number, pair in enumerate(given, 1):
         if len(pair) != 2:  # noqa: PLR2004

@@ -19,17 +19,17 @@ neither."""
 
 def visible_columns(fields: Collection[DeltaField]) -> VisibleColumns:
     """What a reader sees of these columns, nested ones too."""
-    return frozenset(map(_visible, fields))
+    return frozenset(map(_describe_column, fields))
 
 
-def _visible(field: DeltaField) -> tuple[str, str, str, bool]:
+def _describe_column(field: DeltaField) -> tuple[str, str, str, bool]:
     return field.name, field.physical or field.name, visible_type(field.type), field.padded
 
 
 def visible_type(type_: DeltaType) -> str:
     """The type as readers see it, as text; a struct's fields in the order that an index keeps."""
     if isinstance(type_, Struct):
-        return f"struct<{','.join(repr(_visible(each)) for each in type_.fields)}>"
+        return f"struct<{','.join(repr(_describe_column(each)) for each in type_.fields)}>"
     if isinstance(type_, Array):
         return f"array<{visible_type(type_.element)}>"
     if isinstance(type_, Map):

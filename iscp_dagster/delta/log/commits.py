@@ -60,7 +60,7 @@ class CommitLog:
         """The mark of the commit's file, see `mark`, and the commit's moment."""
         mark, commit = self.mark(version), self.commit(version)
         stamped = None if commit is None else commit.in_commit_micros
-        micros = self._file_micros(version, mark) if stamped is None else stamped
+        micros = self._compute_file_micros(version, mark) if stamped is None else stamped
         moment = Moment(version, micros)
         if version in self._held:
             self._moments[version] = moment
@@ -99,7 +99,7 @@ class CommitLog:
             "Read a snapshot instead."
         )
 
-    def _file_micros(self, version: int, mark: FileMark) -> int:
+    def _compute_file_micros(self, version: int, mark: FileMark) -> int:
         """The file's time, moved up where needed to be later than those of earlier commits."""
         best = mark.micros
         for earlier in range(version - 1, max(version - MAX_STEPS, -1), -1):

@@ -90,9 +90,9 @@ class LocalFiles:
 
     def missing(self, names: list[str]) -> str | None:
         with asking(self.root):
-            return next((name for name in names if not self._exists(unquote(name))), None)
+            return next((name for name in names if not self._has_file(unquote(name))), None)
 
-    def _exists(self, name: str) -> bool:
+    def _has_file(self, name: str) -> bool:
         path = local_path(name) if ":" in name.partition("/")[0] else name
         try:
             return path is None or bool(Path(self.root, path).stat())
@@ -113,11 +113,11 @@ class ObjectFiles:
     options: dict[str, str] = field(default_factory=dict, repr=False)
 
     def mark(self, name: str) -> FileMark | None:
-        info = self._asked(name)
+        info = self._get_info(name)
         return info and FileMark(info.mtime_ns or 0, f"{info.mtime_ns or 0:x}.{info.size:x}")
 
     def read(self, name: str) -> bytes | None:
-        if (info := self._asked(name)) is None:
+        if (info := self._get_info(name)) is None:
             return None
         try:
             store = opened(self.url, self.options, {name: info.size})
@@ -126,7 +126,7 @@ class ObjectFiles:
         except MISSING:
             return None
 
-    def _asked(self, name: str) -> Any:
+    def _get_info(self, name: str) -> Any:
         """The store's information on a file; None if there is no such file."""
         with asking(self.url):
             info = self._store.get_file_info(name)

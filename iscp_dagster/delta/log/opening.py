@@ -26,16 +26,16 @@ def open_table(location: str, options: Mapping[str, str], version: int | None) -
     Raises SourceError where it cannot be opened, UnavailableError where its store does not answer.
     """
     try:
-        return _open(location, options, version)
+        return _open_delta_table(location, options, version)
     except (UnavailableError, SourceError):
         raise
     except Exception as error:
         if _SAYS_STALE_HINT in str(error):
             return _open_past_hint(location, options, version)
-        raise _refused(location, version, error) from error
+        raise _translate_error(location, version, error) from error
 
 
-def _open(location: str, options: Mapping[str, str], version: int | None) -> Any:
+def _open_delta_table(location: str, options: Mapping[str, str], version: int | None) -> Any:
     from deltalake import DeltaTable
 
     storage = {**PATIENCE, **options}
@@ -47,9 +47,9 @@ def _open_past_hint(location: str, options: Mapping[str, str], version: int | No
 
     deltalake ignores a hint that is later than the version which it opens, and reads on from there.
     """
-    hinted = _hinted(location, options)
+    hinted = _read_hint(location, options)
     try:
-        table = _open(location, options, None if hinted is None else hinted - 1)
+        table = _open_delta_table(location, options, None if hinted is None else hinted - 1)
         if version is None:
             table.update_incremental()
         else:
@@ -67,7 +67,7 @@ def _open_past_hint(location: str, options: Mapping[str, str], version: int | No
     return table
 
 
-def _hinted(location: str, options: Mapping[str, str]) -> int | None:
+def _read_hint(location: str, options: Mapping[str, str]) -> int | None:
     """The version of the checkpoint that the log's hint names; None where it cannot be read."""
     content = log_files(location, dict(options)).read(HINT)
     try:
@@ -76,7 +76,7 @@ def _hinted(location: str, options: Mapping[str, str]) -> int | None:
         return None
 
 
-def _refused(location: str, version: int | None, error: Exception) -> IscpError:
+def _translate_error(location: str, version: int | None, error: Exception) -> IscpError:
     known = unreadable(location, error)
     if isinstance(known, UnavailableError):
         return known

@@ -45,10 +45,10 @@ def service(settings: StackSettings) -> Service:
             *(("--password-env", PASSWORD_VARIABLE) if settings.secrets.password else ()),
             # By which a stack finds its processes.
             *("--shown-variable", HOME),
-            *_allowed(os.environ),
+            *_list_access_options(os.environ),
         ),
         address=without_password(settings.clickhouse),
-        environment=_environment(settings),
+        environment=_build_environment(settings),
         folder=settings.home,
         log=settings.logs / "clickhouse.log",
         probe=http_probe(settings.clickhouse_port, "/ping"),
@@ -57,7 +57,7 @@ def service(settings: StackSettings) -> Service:
     )
 
 
-def _allowed(environ: Mapping[str, str]) -> Iterator[str]:
+def _list_access_options(environ: Mapping[str, str]) -> Iterator[str]:
     """The options for what these variables let requests and queries reach."""
     for variable, option in _OPTIONS.items():
         if names := environ.get(variable):
@@ -66,7 +66,7 @@ def _allowed(environ: Mapping[str, str]) -> Iterator[str]:
         yield from ("--allowed-path", folder)
 
 
-def _environment(settings: StackSettings) -> dict[str, str]:
+def _build_environment(settings: StackSettings) -> dict[str, str]:
     """The child's environment: the server's password, but no addresses, which may hold secrets."""
     kept = child_environment(settings)
     for name in (*ADDRESS_VARIABLES, LOG_URL):

@@ -51,7 +51,10 @@ _LONGEST_SOCKET = 100
 
 def services(settings: StackSettings) -> list[Service]:
     """The code server, the run server, the daemon and the webserver; call `prepare` first."""
-    socket, runs = _socket(settings, "code.sock"), _socket(settings, "runs.sock")
+    socket, runs = (
+        _make_socket_path(settings, "code.sock"),
+        _make_socket_path(settings, "runs.sock"),
+    )
     launching = {SOCKET_VARIABLE: runs}
     forks = dagster_health.RunsHealth(runs)
     workspace = _write_workspace(settings, socket)
@@ -59,16 +62,16 @@ def services(settings: StackSettings) -> list[Service]:
     health = dagster_health.DagsterHealth(settings.dagster_port, code)
     python = (sys.executable, "-m")
     return [
-        _service(
+        _build_service(
             settings,
             CODE,
             (*python, __name__, socket),
-            extra={ENDING_VARIABLE: str(_ending(settings))},
+            extra={ENDING_VARIABLE: str(_get_ending_path(settings))},
             probe=code.answers,
             check=code.problem,
             mend=code.reload,
         ),
-        _service(
+        _build_service(
             settings,
             RUNS,
             (*python, "iscp_dagster.runs.server", runs),
@@ -76,7 +79,7 @@ def services(settings: StackSettings) -> list[Service]:
             probe=forks.answers,
             check=forks.problem,
         ),
-        _service(
+        _build_service(
             settings,
             DAEMON,
             (*python, "dagster._daemon", "run", "-w", workspace),
@@ -86,7 +89,7 @@ def services(settings: StackSettings) -> list[Service]:
             check=health.daemon_problem,
             pace=4,
         ),
-        _service(
+        _build_service(
             settings,
             DAGSTER,
             (
@@ -103,7 +106,7 @@ def services(settings: StackSettings) -> list[Service]:
     ]
 
 
-def _service(
+def _build_service(
     settings: StackSettings,
     name: str,
     command: tuple[str, ...],
@@ -130,14 +133,14 @@ def _service(
 def prepare(settings: StackSettings) -> None:
     """Make Dagster's home, with the repository's dagster.yaml and a storage if that names none."""
     settings.dagster_home.mkdir(parents=True, exist_ok=True)
-    _ending(settings).unlink(missing_ok=True)
+    _get_ending_path(settings).unlink(missing_ok=True)
     text = (repository() / "dagster.yaml").read_text(encoding="utf-8")
-    if not _names_storage(text):
+    if not _has_storage(text):
         text += _STORAGE.format(folder=json.dumps(str(settings.dagster_home)))
     (settings.dagster_home / "dagster.yaml").write_text(text, encoding="utf-8")
 
 
-def _names_storage(dagster_yaml: str) -> bool:
+def _has_storage(dagster_yaml: str) -> bool:
     import yaml  # type: ignore[import-untyped]
 
     storages = {"storage", "run_storage", "event_log_storage", "schedule_storage"}
@@ -147,14 +150,14 @@ def _names_storage(dagster_yaml: str) -> bool:
 def announce_end(settings: StackSettings) -> None:
     """Make waiting sensor ticks return now; the daemon ends only after them."""
     if settings.dagster_home.exists():
-        _ending(settings).touch()
+        _get_ending_path(settings).touch()
 
 
-def _ending(settings: StackSettings) -> Path:
+def _get_ending_path(settings: StackSettings) -> Path:
     return settings.dagster_home / "ending"
 
 
-def _socket(settings: StackSettings, name: str) -> str:
+def _make_socket_path(settings: StackSettings, name: str) -> str:
     """The path of a server's socket, which only this user can reach."""
     place = settings.dagster_home / name
     if len(os.fsencode(place)) <= _LONGEST_SOCKET:

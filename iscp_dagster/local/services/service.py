@@ -62,7 +62,7 @@ def http_probe(port: int, path: str) -> Probe:
     """A probe that succeeds once GET answers 200."""
 
     async def probe(_since: float) -> bool:
-        return await asyncio.to_thread(_answers, port, path)
+        return await asyncio.to_thread(_is_answering, port, path)
 
     return probe
 
@@ -81,7 +81,7 @@ def port_probe(port: int) -> Probe:
     return probe
 
 
-def _answers(port: int, path: str) -> bool:
+def _is_answering(port: int, path: str) -> bool:
     connection = http.client.HTTPConnection(HOST, port, timeout=_PROBE_SECONDS)
     try:
         connection.request("GET", path)

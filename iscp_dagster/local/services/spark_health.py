@@ -47,11 +47,11 @@ class SparkHealth:
                 _ANSWER_SECONDS,
             )
         except RpcError as error:
-            self._renew()
+            self._renew_session()
             return "does not answer" if error.late else f"does not answer: {error}"
-        return await self._work()
+        return await self._find_job_problem()
 
-    async def _work(self) -> str:
+    async def _find_job_problem(self) -> str:
         """Start a job when one is due; return the problem that the latest one showed."""
         if self._job is None:
             if time.monotonic() - self._ran < _JOB_EVERY:
@@ -74,13 +74,13 @@ class SparkHealth:
         try:
             self._job_rpc.drain(f"{_SERVICE}/ExecutePlan", self._session + plan, self._job_seconds)
         except RpcError as error:
-            self._renew()
+            self._renew_session()
             if error.late:
                 return Stalled(f"has run no job for {self._job_seconds:.0f} seconds")
             return f"cannot run a job: {error}"
         self.jobs += 1
         return ""
 
-    def _renew(self) -> None:
+    def _renew_session(self) -> None:
         """Switch to a new session: if the server has forgotten this one, it would fail for ever."""
         self._session = field(1, str(uuid.uuid4())) + _USER

@@ -86,7 +86,7 @@ def read(home: Path) -> StackState | None:
             f"{path} is damaged: {error}. Remove it once the processes of its stack are gone."
         ) from error
     try:
-        return _parse(held)
+        return _parse_state(held)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SetupError(
             f"{path} was written by another version of iscp_dagster. Stop its stack with that "
@@ -102,12 +102,12 @@ def running_stack(home: Path) -> StackState | None:
     if not HomeLocks(home).supervised():
         return None
     found = read(home)
-    if found is None or found.condition is Condition.DOWN or not _lives(found.supervisor):
+    if found is None or found.condition is Condition.DOWN or not _is_alive(found.supervisor):
         return None
     return found
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     """Whether the process exists: a supervisor that was killed leaves its state behind."""
     try:
         os.kill(pid, 0)
@@ -118,7 +118,7 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def _parse(fields: dict[str, Any]) -> StackState:
+def _parse_state(fields: dict[str, Any]) -> StackState:
     services = tuple(
         ServiceState(**{**service, "condition": Condition(service["condition"])})
         for service in fields["services"]

@@ -73,14 +73,14 @@ def ensure(
     if found := present(where, modules):
         return found
     where.mkdir(parents=True, exist_ok=True)
-    with _alone(where), tempfile.TemporaryDirectory(dir=where, prefix=".fetch-") as fresh:
+    with _lock_folder(where), tempfile.TemporaryDirectory(dir=where, prefix=".fetch-") as fresh:
         if found := present(where, modules):
             return found
         fetch(java, modules, Path(fresh), environ)
-        return tuple(_keep(Path(fresh) / module.file, where) for module in modules)
+        return tuple(_keep_jar(Path(fresh) / module.file, where) for module in modules)
 
 
-def _keep(jar: Path, where: Path) -> Path:
+def _keep_jar(jar: Path, where: Path) -> Path:
     if not jar.is_file():
         raise SetupError(f"{jar.name} was not found in the Maven repository; {remedy()}")
     return Path(shutil.move(jar, where / jar.name))
@@ -95,7 +95,7 @@ def remedy() -> str:
 
 
 @contextmanager
-def _alone(where: Path) -> Iterator[None]:
+def _lock_folder(where: Path) -> Iterator[None]:
     """Let one process at a time fetch into a folder."""
     file = os.open(where / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

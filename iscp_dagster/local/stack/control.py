@@ -40,15 +40,15 @@ def up(
     """
     home = home_of(os.environ)
     if HomeLocks(home).supervised():
-        return _join(home)
+        return _join_stack(home)
     services = plan.wanted(only)
     plan.fetch(plan.resolve(home, ports, os.environ, services), paths)
     # The download may have taken minutes, and other programs may have taken ports since.
     settings = plan.resolve(home, ports, os.environ, services)
-    return _detached(settings) if detach else _foreground(settings)
+    return _start_detached(settings) if detach else _run_in_foreground(settings)
 
 
-def _join(home: Path) -> int:
+def _join_stack(home: Path) -> int:
     """Wait for the stack that another `iscp up` started, then print its addresses."""
     locks = HomeLocks(home)
     with show.StartUp() as progress:
@@ -65,7 +65,7 @@ def _join(home: Path) -> int:
     return 0
 
 
-def _foreground(settings: StackSettings) -> int:
+def _run_in_foreground(settings: StackSettings) -> int:
     ready = False
     with show.StartUp() as progress:
 
@@ -77,50 +77,50 @@ def _foreground(settings: StackSettings) -> int:
             if now.condition is Condition.READY:
                 ready = True
                 progress.close()
-                _say_ready(settings, now)
+                _print_ready(settings, now)
                 show.line("Press Ctrl-C to stop.")
 
         last = running.run(settings, watch)
     if last is None:
-        return _join(settings.home)
+        return _join_stack(settings.home)
     show.line("The stack is down.")
     return 0 if ready else 128 + signal.SIGINT
 
 
-def _detached(settings: StackSettings) -> int:
+def _start_detached(settings: StackSettings) -> int:
     """Start a supervisor that keeps running in its own session; wait until it is ready."""
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = settings.logs / "supervisor.log"
     logs.rotate(log)
     since = logs.size(log)
-    supervisor = _spawn(settings, log)
+    supervisor = _spawn_supervisor(settings, log)
     try:
         with show.StartUp() as progress:
             current = _await_ready(settings.home, supervisor, progress)
     except KeyboardInterrupt:
-        _end(supervisor)
+        _end_supervisor(supervisor)
         raise
     if current is not None and current.supervisor == supervisor.pid:
-        _say_ready(settings, current)
+        _print_ready(settings, current)
         return 0
-    if _end(supervisor) == 0 or current is not None:
-        return _join(settings.home)
+    if _end_supervisor(supervisor) == 0 or current is not None:
+        return _join_stack(settings.home)
     said = logs.tail(log, since=since).rpartition("iscp: ")[2]
     raise UnavailableError(said or f"the supervisor ended; see {log}")
 
 
-def _say_ready(settings: StackSettings, now: StackState) -> None:
+def _print_ready(settings: StackSettings, now: StackState) -> None:
     for line in plan.moved(settings, now):
         show.line(line)
     show.addresses(now)
 
 
-def _end(supervisor: subprocess.Popen[bytes]) -> int:
+def _end_supervisor(supervisor: subprocess.Popen[bytes]) -> int:
     supervisor.terminate()
     return supervisor.wait()
 
 
-def _spawn(settings: StackSettings, log: Path) -> subprocess.Popen[bytes]:
+def _spawn_supervisor(settings: StackSettings, log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "iscp_dagster.cli.main", "up", *plan.options(settings)],
@@ -164,13 +164,13 @@ def down() -> None:
             return
         show.line("The supervisor is gone; waiting for its children to end.")
     else:
-        _terminate(current.supervisor, locks)
+        _terminate_supervisor(current.supervisor, locks)
     if not locks.wait_gone(_KILLED_SECONDS):
         raise UnavailableError(f"processes of the stack in {home} have not ended; see {home}/logs")
     show.line("The stack is down.")
 
 
-def _terminate(supervisor: int, locks: HomeLocks) -> None:
+def _terminate_supervisor(supervisor: int, locks: HomeLocks) -> None:
     """Ask the supervisor to stop; kill it if it does not. The wards then stop the rest."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
@@ -185,9 +185,9 @@ def status(*, as_json: bool) -> bool:
     """Print the condition of the stack's services; return whether the stack is up."""
     home = home_of(os.environ)
     current = running_stack(home)
-    found = current or _stopped(home)
+    found = current or _read_stopped_state(home)
     if as_json:
-        show.line(json.dumps(_facts(found, home), indent=2))
+        show.line(json.dumps(_to_dict(found, home), indent=2))
     elif found is None or current is None:
         show.line(f"The stack in {home} is not up.")
     else:
@@ -203,10 +203,10 @@ def problems() -> list[str]:
         each for each in services if each.condition not in {Condition.READY, Condition.EXTERNAL}
     ]
     found = [f"{each.name} is {each.condition.value}" for each in unwell]
-    return found + _jobs_in_error()
+    return found + _find_job_errors()
 
 
-def _jobs_in_error() -> list[str]:
+def _find_job_errors() -> list[str]:
     from iscp_dagster.joblog.sql.log import SqlLog
     from iscp_dagster.local.stack.environment import with_stack
     from iscp_dagster.model.states import JobState
@@ -236,7 +236,7 @@ def show_secrets(*, as_json: bool) -> bool:
     return running_stack(home) is not None
 
 
-def _stopped(home: Path) -> StackState | None:
+def _read_stopped_state(home: Path) -> StackState | None:
     """The last written state, marked as down, since a killed supervisor could not mark it."""
     last = state.read(home)
     if last is None:
@@ -247,7 +247,7 @@ def _stopped(home: Path) -> StackState | None:
     return replace(last, condition=Condition.DOWN, services=services)
 
 
-def _facts(found: StackState | None, home: Path) -> dict[str, object]:
+def _to_dict(found: StackState | None, home: Path) -> dict[str, object]:
     if found is None:
         return {"condition": Condition.DOWN.value, "home": str(home), "services": []}
     return asdict(found)

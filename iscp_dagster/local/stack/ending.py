@@ -27,7 +27,7 @@ def cancel_iterations(settings: StackSettings) -> int:
     try:
         active = [job for state in ACTIVE for job in log.jobs(state=state)]
         if shared:
-            mine = _runs_here(settings, log.active_runs())
+            mine = _find_own_runs(settings, log.active_runs())
             active = [job for job in active if job.run_id in mine]
         return len(log.cancel(job.key for job in active))
     except IscpError as error:
@@ -35,7 +35,7 @@ def cancel_iterations(settings: StackSettings) -> int:
         return 0
 
 
-def _runs_here(settings: StackSettings, names: Collection[str]) -> set[str]:
+def _find_own_runs(settings: StackSettings, names: Collection[str]) -> set[str]:
     """The `names` that belong to this stack's runs; a name is a run's id or its dispatch."""
     if not names or not (settings.dagster_home / "dagster.yaml").exists():
         return set()

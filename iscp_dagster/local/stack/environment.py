@@ -43,7 +43,7 @@ def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
     if variables.DAGSTER_URL in found:
         found[variables.DAGSTER_HOME] = str(home / "dagster")
     found |= {name: value for name, value in environ.items() if value or name not in found}
-    return found | _opened(found, state, held)
+    return found | _add_secrets(found, state, held)
 
 
 def addresses(environ: Mapping[str, str]) -> dict[str, str]:
@@ -53,7 +53,7 @@ def addresses(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: found[name] for name in names if name in found}
 
 
-def _opened(
+def _add_secrets(
     found: Mapping[str, str], state: StackState, held: credentials.Secrets
 ) -> dict[str, str]:
     opened = {

@@ -20,7 +20,7 @@ from iscp_dagster.local.services.settings import (
 
 def graphql(settings: StackSettings) -> Service:
     """`iscp serve` at its port; it starts although the location's tables cannot be served yet."""
-    return _service(
+    return _build_service(
         settings,
         GRAPHQL,
         command=("serve", "--patient"),
@@ -32,7 +32,7 @@ def graphql(settings: StackSettings) -> Service:
 
 def invocations(settings: StackSettings) -> Service:
     """`iscp invocations serve`, which also serves the stack's own services, `Iscp` and `Index`."""
-    return _service(
+    return _build_service(
         settings,
         INVOCATIONS,
         command=("invocations", "serve"),
@@ -42,7 +42,7 @@ def invocations(settings: StackSettings) -> Service:
     )
 
 
-def _service(
+def _build_service(
     settings: StackSettings,
     name: str,
     *,

@@ -38,7 +38,7 @@ def resolve(
     Raises ConfigError when a requested port is invalid or taken, or when the ClickHouse variables
     contradict each other; SetupError when other users may read a secret.
     """
-    environ = _less_own(environ, credentials.read(home))
+    environ = _drop_own_addresses(environ, credentials.read(home))
     chosen: dict[str, ChosenPort] = {}
     for service in SERVICES:
         taken = frozenset(other.port for other in chosen.values())
@@ -50,7 +50,7 @@ def resolve(
         dagster_port=chosen[DAGSTER].port,
         graphql_port=chosen[GRAPHQL].port,
         invocations_port=chosen[INVOCATIONS].port,
-        clickhouse_url=_clickhouse_url(environ),
+        clickhouse_url=_get_clickhouse_url(environ),
         clickhouse_urls=environ.get(variables.CLICKHOUSE_URLS, ""),
         spark_remote=environ.get(variables.SPARK_REMOTE) or None,
         log_url=environ.get(variables.LOG_URL) or None,
@@ -70,7 +70,7 @@ def moved(settings: StackSettings, now: StackState) -> list[str]:
     ]
 
 
-def _less_own(environ: Mapping[str, str], held: credentials.Secrets) -> dict[str, str]:
+def _drop_own_addresses(environ: Mapping[str, str], held: credentials.Secrets) -> dict[str, str]:
     """`environ` without the addresses of this very stack, which `iscp env` set."""
     kept = dict(environ)
     own = {variables.CLICKHOUSE_URL: held.password, variables.SPARK_REMOTE: held.spark_token}
@@ -80,7 +80,7 @@ def _less_own(environ: Mapping[str, str], held: credentials.Secrets) -> dict[str
     return kept
 
 
-def _clickhouse_url(environ: Mapping[str, str]) -> str | None:
+def _get_clickhouse_url(environ: Mapping[str, str]) -> str | None:
     """The URL of the user's own ClickHouse; the first if there are several.
 
     Raises ConfigError when the two variables contradict each other.

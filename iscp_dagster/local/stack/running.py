@@ -54,11 +54,11 @@ def run(settings: StackSettings, watch: Watch) -> StackState | None:
                 "end them, then try again"
             )
         _log_to_file(settings)
-        journal = _Journal(settings, watch)
+        journal = _StateWriter(settings, watch)
         services = build(settings)
         try:
             with ports.kept(plan.own_ports(settings).values()):
-                asyncio.run(_supervise(services, journal, lock, settings))
+                asyncio.run(_supervise_services(services, journal, lock, settings))
         finally:
             ending.cancel_iterations(settings)
             journal.condition(Condition.DOWN)
@@ -85,8 +85,8 @@ def build(settings: StackSettings) -> list[Service]:
     return services
 
 
-async def _supervise(
-    services: list[Service], journal: _Journal, lock: int, settings: StackSettings
+async def _supervise_services(
+    services: list[Service], journal: _StateWriter, lock: int, settings: StackSettings
 ) -> None:
     stop = asyncio.Event()
 
@@ -102,7 +102,7 @@ async def _supervise(
     await supervisor.run(stop=stop, ready=lambda: journal.condition(Condition.READY))
 
 
-class _Journal:
+class _StateWriter:
     """Writes stack.json at every change and tells the watcher."""
 
     def __init__(self, settings: StackSettings, watch: Watch) -> None:
@@ -113,32 +113,32 @@ class _Journal:
             home=str(settings.home),
             supervisor=os.getpid(),
             started_at=datetime.now(timezone.utc).isoformat(),
-            services=tuple(_expected(settings)),
+            services=tuple(_list_initial_states(settings)),
             log_url=without_password(settings.log),
             lake=os.environ.get(LAKE, str(settings.lake)),
             clickhouse_urls=" ".join(
                 map(without_password, urls_of(settings.clickhouse_urls or ""))
             ),
         )
-        self._publish()
+        self._write_state()
 
     def condition(self, condition: Condition) -> None:
         self.state = replace(self.state, condition=condition)
-        self._publish()
+        self._write_state()
 
     def note(self, service: ServiceState) -> None:
         services = tuple(
             service if known.name == service.name else known for known in self.state.services
         )
         self.state = replace(self.state, services=services)
-        self._publish()
+        self._write_state()
 
-    def _publish(self) -> None:
+    def _write_state(self) -> None:
         state.write(self._home, self.state)
         self._watch(self.state)
 
 
-def _expected(settings: StackSettings) -> list[ServiceState]:
+def _list_initial_states(settings: StackSettings) -> list[ServiceState]:
     """Every service of the stack before it starts, including those that run elsewhere."""
     elsewhere = {CLICKHOUSE: settings.clickhouse_url, SPARK: settings.spark_remote}
     addresses = {

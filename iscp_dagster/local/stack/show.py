@@ -14,20 +14,20 @@ from iscp_dagster.local.services.state import Condition, ServiceState, StackStat
 _COLOURS = {Condition.READY: "green", Condition.EXTERNAL: "green", Condition.DOWN: "red"}
 
 
-def _console() -> Console:
+def _make_console() -> Console:
     # An address that is cut in two cannot be clicked or copied.
     return Console(soft_wrap=True, highlight=False)
 
 
 def line(text: str) -> None:
     """Print a line without markup."""
-    _console().print(text, markup=False)
+    _make_console().print(text, markup=False)
 
 
 @contextmanager
 def doing(what: str) -> Iterator[None]:
     """Show that something is under way: a spinner on a terminal, a line elsewhere."""
-    console = _console()
+    console = _make_console()
     if not console.is_terminal:
         line(f"{what} …")
         yield
@@ -40,7 +40,7 @@ class StartUp:
     """Shows services coming up: one changing line on a terminal, a line per change elsewhere."""
 
     def __init__(self) -> None:
-        self._console = _console()
+        self._console = _make_console()
         self._status = self._console.status("Starting …") if self._console.is_terminal else None
         self._seen: dict[str, Condition] = {}
 
@@ -79,13 +79,13 @@ def coming_up(services: Iterable[ServiceState]) -> str:
     for service in services:
         names.setdefault(service.condition, []).append(service.name)
     ready = len(names.pop(Condition.READY, ()))
-    parts = [f"[{_colour(each)}]{each.value}[/] {' '.join(names[each])}" for each in names]
+    parts = [f"[{_get_colour(each)}]{each.value}[/] {' '.join(names[each])}" for each in names]
     if ready:
-        parts.insert(0, f"{ready} [{_colour(Condition.READY)}]ready[/]")
+        parts.insert(0, f"{ready} [{_get_colour(Condition.READY)}]ready[/]")
     return "  ".join(parts)
 
 
-def _colour(condition: Condition) -> str:
+def _get_colour(condition: Condition) -> str:
     return _COLOURS.get(condition, "yellow")
 
 
@@ -102,9 +102,9 @@ def addresses(now: StackState) -> None:
 
 def table(now: StackState) -> None:
     """Print every service's condition, address, process and log file."""
-    console = _console()
+    console = _make_console()
     for service in now.services:
-        colour = _colour(service.condition)
+        colour = _get_colour(service.condition)
         restarts = f", restarts: {service.restarts}" if service.restarts else ""
         process = f"pid {service.pid}{restarts}" if service.pid else ""
         place = "  ".join(filter(None, (service.address, process)))

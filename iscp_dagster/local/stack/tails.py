@@ -43,11 +43,11 @@ def show(
     while follow:
         sleep(_POLL)
         for name, path in found.items():
-            for line in _added(path, places):
+            for line in _read_added_lines(path, places):
                 say(f"{name}: {line}" if len(found) > 1 else line)
 
 
-def _added(path: Path, places: dict[Path, int]) -> Iterator[str]:
+def _read_added_lines(path: Path, places: dict[Path, int]) -> Iterator[str]:
     """Whole lines added since the last call; all of them if the log was rotated meanwhile."""
     if logs.size(path) < places[path]:
         places[path] = 0

@@ -326,7 +326,7 @@ class TestPoll:
         for tenant in ("a", "b", "c"):
             table.commit(file("add", tenant))
         (table.path / "_delta_log" / "_last_checkpoint").write_text('{"version": 2, "size": 3}')
-        opened = opening._open
+        opened = opening._open_delta_table
 
         def fail_past_hint(location, options, version):
             if version != 1:

@@ -425,8 +425,8 @@ SIZES = st.lists(st.integers(0, 5 * filescan.BYTES_PER_TASK), max_size=30)
 @given(SIZES, st.integers(1, 5))
 def test_every_share_goes_to_one_task_and_none_is_overloaded(sizes, least):
     files = [DataFile(path=f"{n}.parquet", bytes=size, rows=None) for n, size in enumerate(sizes)]
-    sized = list(filescan._slices(files, ["k"]))
-    tasks = filescan._dealt(sized, least)
+    sized = list(filescan._slice_files(files, ["k"]))
+    tasks = filescan._deal_slices(sized, least)
     dealt = Counter((share.path, share.part) for task in tasks for share in task)
     assert dealt == Counter((share.path, share.part) for _, share in sized)
     assert set(dealt.values()) <= {1}

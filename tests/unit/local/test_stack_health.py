@@ -174,9 +174,9 @@ def test_one_that_failed_is_looked_at_again_soon(tmp_path: Path) -> None:
     service = server(tmp_path, free_port(), pace=4)
     vigil = Vigil(service, os.getpid(), time.time(), lambda **_: None, Patience())
     assert vigil._pause() == 12
-    vigil._unwell("answers nothing", time.monotonic())
+    vigil._record_failure("answers nothing", time.monotonic())
     assert vigil._pause() == 1
-    asyncio.run(vigil._well())
+    asyncio.run(vigil._record_success())
     assert vigil._pause() == 12
 
 
@@ -292,7 +292,7 @@ class Shared(Rpc):
     overtaken = False
 
     def _open(self):
-        channel = super()._open()
+        channel = super()._open_channel()
         if not self.overtaken:
             self.overtaken = True
             with pytest.raises(RpcError):

@@ -230,7 +230,7 @@ def test_a_port_that_is_lost_while_jars_are_fetched_gives_way(tmp_path, monkeypa
         *("--graphql-port", str(after.graphql_port)),
         *("--invocations-port", str(after.invocations_port)),
     ]
-    now = stack(tmp_path, *running._expected(after))
+    now = stack(tmp_path, *running._list_initial_states(after))
     said = f"Port 8123 is taken: clickhouse gets port {after.clickhouse_port} instead."
     assert plan.moved(after, now) == [said]
 
@@ -579,7 +579,7 @@ def test_addresses_carry_the_secrets_to_children_and_commands(tmp_path, monkeypa
     told = child_environment(own, {})
     assert f":{own.secrets.password}@127.0.0.1" in told["CLICKHOUSE_URL"]
     assert told["SPARK_REMOTE"].endswith(f"/;token={own.secrets.spark_token}")
-    up = stack(tmp_path, *running._expected(own))
+    up = stack(tmp_path, *running._list_initial_states(own))
     assert own.secrets.password not in str(up)
     assert own.secrets.spark_token not in str(up)
     monkeypatch.setattr(environment, "running_stack", lambda _: up)

@@ -79,13 +79,13 @@ class FileAccess:
 
     def viewer(self, token: str | None) -> Viewer:
         if token is None:
-            raise _unknown(token)
-        found = self._tokens().get(_digest(token))
+            raise _make_unknown_error(token)
+        found = self._read_tokens().get(_compute_digest(token))
         if found is None:
-            raise _unknown(token)
+            raise _make_unknown_error(token)
         return found
 
-    def _tokens(self) -> Mapping[str, Viewer]:
+    def _read_tokens(self) -> Mapping[str, Viewer]:
         try:
             stat = self.path.stat()
             mark = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
@@ -93,7 +93,7 @@ class FileAccess:
                 self._read = (mark, tokens_in(self.path.read_text(encoding="utf-8"), self.path))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"The file of tokens {self.path} cannot be read: {_short(error)}."
+                f"The file of tokens {self.path} cannot be read: {_describe_error(error)}."
             ) from error
         return self._read[1]
 
@@ -107,12 +107,12 @@ class FunctionAccess:
     open: bool = False
 
     def viewer(self, token: str | None) -> Viewer:
-        found = self._asked(token) if token is not None else None
+        found = self._call_function(token) if token is not None else None
         if not found:
-            raise _unknown(token)
-        return _viewer(found, f"The function {self.named} returned")
+            raise _make_unknown_error(token)
+        return _parse_viewer(found, f"The function {self.named} returned")
 
-    def _asked(self, token: str) -> Any:
+    def _call_function(self, token: str) -> Any:
         try:
             return self.function(token)
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything
@@ -134,7 +134,7 @@ def access(setting: str) -> Access:
     if _FUNCTION.fullmatch(setting) and not Path(setting).exists():
         return FunctionAccess(function=object_at(setting, "function of tokens"), named=setting)
     found = FileAccess(Path(setting))
-    found._tokens()  # noqa: SLF001 - a mistake in the file is told at the start
+    found._read_tokens()  # noqa: SLF001 - a mistake in the file is told at the start
     return found
 
 
@@ -155,7 +155,7 @@ def tokens_in(text: str, path: Path) -> dict[str, Viewer]:
             raise ConfigError(
                 f"Token {number} in {path} is empty, or has characters that no header can have."
             )
-        held[digest[1] if digest else _digest(token)] = _viewer(
+        held[digest[1] if digest else _compute_digest(token)] = _parse_viewer(
             tenants, f"Token {number} in {path} has"
         )
     return held
@@ -167,7 +167,7 @@ def bearer(header: str | None) -> str | None:
     return found[1] if found else None
 
 
-def _viewer(tenants: Any, whose: str) -> Viewer:
+def _parse_viewer(tenants: Any, whose: str) -> Viewer:
     if tenants == EVERY_TENANT:
         return EVERYONE
     several = isinstance(tenants, Collection) and not isinstance(tenants, str | bytes | Mapping)
@@ -178,11 +178,11 @@ def _viewer(tenants: Any, whose: str) -> Viewer:
     )
 
 
-def _digest(token: str) -> str:
+def _compute_digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _unknown(token: str | None) -> UnauthenticatedError:
+def _make_unknown_error(token: str | None) -> UnauthenticatedError:
     if token is None:
         return UnauthenticatedError(
             "This server wants a token: send the header `Authorization: Bearer <token>`."
@@ -190,5 +190,5 @@ def _unknown(token: str | None) -> UnauthenticatedError:
     return UnauthenticatedError("The token is not known to this server.")
 
 
-def _short(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return getattr(error, "strerror", None) or type(error).__name__

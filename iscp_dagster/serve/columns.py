@@ -118,7 +118,7 @@ class Column:
     @cached_property
     def grid(self) -> tuple[Fraction, int, int] | None:
         """The step between values, and the least and largest value in steps; None: no steps."""
-        return _grid(self.type.bare)
+        return _derive_grid(self.type.bare)
 
 
 def named(name: str) -> str:
@@ -149,7 +149,7 @@ def column(name: str, type_: ChType, *, binary: bool = False) -> Column | None:
     return Column(name=name, field=named(name), type=type_, scalar=scalar, lists=lists)
 
 
-def _grid(bare: ChType) -> tuple[Fraction, int, int] | None:
+def _derive_grid(bare: ChType) -> tuple[Fraction, int, int] | None:
     if whole := _WHOLE.fullmatch(bare.name):
         bits = int(whole[2])
         one, half = Fraction(1), 2 ** (bits - 1)
@@ -163,7 +163,7 @@ def _grid(bare: ChType) -> tuple[Fraction, int, int] | None:
     if bare.name == "DateTime":
         return Fraction(scalars.NANOS), 0, 2**32 - 1
     if bare.name == "DateTime64":
-        return _moments(bare.numbers[0])
+        return _derive_time_grid(bare.numbers[0])
     return None
 
 
@@ -177,7 +177,7 @@ _LAST_OF_NANOS = 9_223_372_036
 """The last whole second before the end of 64 bits of nanoseconds, in 2262."""
 
 
-def _moments(precision: int) -> tuple[Fraction, int, int]:
+def _derive_time_grid(precision: int) -> tuple[Fraction, int, int]:
     last = _LAST_OF_NANOS if 10**precision == scalars.NANOS else _LAST_SECOND
     ticks = 10**precision
     return Fraction(scalars.NANOS, ticks), _FIRST_SECOND * ticks, (last + 1) * ticks - 1

@@ -62,7 +62,7 @@ class Served:
     @property
     def tenant(self) -> Column | None:
         """The column that names the tenant; None: the table's one tenant is `default`."""
-        return self._named(self.source.tenant) if self.source.tenant else None
+        return self._find_column(self.source.tenant) if self.source.tenant else None
 
     @cached_property
     def searches(self) -> dict[str, tuple[Search, Column]]:
@@ -83,7 +83,7 @@ class Served:
     def identity(self) -> tuple[Column, ...]:
         """Tenant and key columns, by which rows are ordered in the end."""
         names = dict.fromkeys((*([self.source.tenant] if self.source.tenant else []), *self.keys))
-        return tuple(found for name in names if (found := self._named(name)))
+        return tuple(found for name in names if (found := self._find_column(name)))
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ class Served:
     def kind(self) -> str:
         return self.index.kind
 
-    def _named(self, name: str) -> Column | None:
+    def _find_column(self, name: str) -> Column | None:
         return next((each for each in (*self.columns, *self.hidden) if each.name == name), None)
 
 
@@ -105,11 +105,11 @@ def choose_served(candidates: Iterable[Served]) -> tuple[list[Served], list[str]
     owners: dict[str, str] = {}
     chosen, left_out = [], []
     for served in candidates:
-        problem = _problem(served, owners)
+        problem = _find_clash(served, owners)
         if problem:
             left_out.append(problem)
             continue
-        owners |= dict.fromkeys(_names(served), _owner(served))
+        owners |= dict.fromkeys(_list_names(served), _get_owner(served))
         chosen.append(served)
     return chosen, left_out
 
@@ -131,10 +131,10 @@ def choose_columns(columns: Sequence[Column], where: str) -> tuple[list[Column],
     return list(shown.values()), left_out
 
 
-def _problem(served: Served, owners: dict[str, str]) -> str:
-    for name in _names(served):
-        other = owners.get(name, _owner(served))
-        if name in BUILT_IN or other != _owner(served):
+def _find_clash(served: Served, owners: dict[str, str]) -> str:
+    for name in _list_names(served):
+        other = owners.get(name, _get_owner(served))
+        if name in BUILT_IN or other != _get_owner(served):
             of = "GraphQL's own" if name in BUILT_IN else f"of {other}"
             whose = f"{served.source.name}/{served.index.shown}"
             return (
@@ -144,7 +144,7 @@ def _problem(served: Served, owners: dict[str, str]) -> str:
     return ""
 
 
-def _names(served: Served) -> list[str]:
+def _list_names(served: Served) -> list[str]:
     """The names of its field and types."""
     suffixes = ["", "_bool_exp", "_order_by"]
     if served.index.of_images:
@@ -152,6 +152,6 @@ def _names(served: Served) -> list[str]:
     return [f"{served.field}{suffix}" for suffix in suffixes]
 
 
-def _owner(served: Served) -> str:
+def _get_owner(served: Served) -> str:
     is_table = served.kind in {MIRROR, CHANGES} and served.index.shown == served.kind
     return served.source.name if is_table else f"{served.source.name}/{served.index.shown}"

@@ -66,7 +66,7 @@ def checked(
     """Parse and validate a document. Raises DocumentError."""
     shape = shape or Shape()
     try:
-        document = _parsed(text, shape)
+        document = _parse_document(text, shape)
         _check_built(ready, document)
         _check_shape(document, shape)
         errors = validate(ready.schema, document, max_errors=MOST_ERRORS)
@@ -99,7 +99,7 @@ def refused(code: str, message: str) -> DocumentError:
     return DocumentError(message, [GraphQLError(message, extensions={"code": code})])
 
 
-def _parsed(text: str, shape: Shape) -> DocumentNode:
+def _parse_document(text: str, shape: Shape) -> DocumentNode:
     try:
         return parse(text, max_tokens=shape.tokens)
     except GraphQLSyntaxError as error:
@@ -128,7 +128,7 @@ def _check_shape(document: DocumentNode, shape: Shape) -> None:
         for each in document.definitions
         if isinstance(each, FragmentDefinitionNode)
     }
-    sizes = _Sizes(fragments, shape.depth)
+    sizes = _SelectionMeter(fragments, shape.depth)
     for each in document.definitions:
         if isinstance(each, OperationDefinitionNode):
             depth, fields, roots = sizes.of(each.selection_set)
@@ -145,7 +145,7 @@ def _check_shape(document: DocumentNode, shape: Shape) -> None:
                     )
 
 
-class _Sizes:
+class _SelectionMeter:
     """Measures selections; each fragment once, so that many spreads cost little."""
 
     def __init__(self, fragments: Mapping[str, FragmentDefinitionNode], deepest: int) -> None:
@@ -154,17 +154,17 @@ class _Sizes:
 
     def of(self, selections: SelectionSetNode) -> tuple[int, int, int]:
         """The depth, the number of fields, and the number of those at the top."""
-        parts = list(self._parts(selections))
+        parts = list(self._measure_parts(selections))
         return (
             max((depth for depth, _, _ in parts), default=0),
             sum(fields for _, fields, _ in parts),
             sum(roots for _, _, roots in parts),
         )
 
-    def _parts(self, selections: SelectionSetNode) -> Iterator[tuple[int, int, int]]:
+    def _measure_parts(self, selections: SelectionSetNode) -> Iterator[tuple[int, int, int]]:
         for each in selections.selections:
             if isinstance(each, FragmentSpreadNode):
-                yield self._fragment(each.name.value)
+                yield self._measure_fragment(each.name.value)
             elif isinstance(each, FieldNode):
                 inner = self.of(each.selection_set) if each.selection_set else (0, 0, 0)
                 yield inner[0] + 1, inner[1] + 1, 1
@@ -172,7 +172,7 @@ class _Sizes:
                 inner_set: SelectionSetNode = each.selection_set  # type: ignore[attr-defined]
                 yield self.of(inner_set)
 
-    def _fragment(self, name: str) -> tuple[int, int, int]:
+    def _measure_fragment(self, name: str) -> tuple[int, int, int]:
         if name not in self._known:
             # A cycle ends here; validation names it.
             self._known[name] = (0, 0, 0)

@@ -20,7 +20,7 @@ def executed(
     What the schema tells of itself is not read from ClickHouse, whose limits do not end it.
     """
     try:
-        return _executed(ready, found, asking, variables)
+        return _execute_counted(ready, found, asking, variables)
     except _OverdrawnError:
         large = "What the query asks of the schema is more than this server tells at a time."
         raise refused(TOO_COMPLEX, large) from None
@@ -30,7 +30,7 @@ class _OverdrawnError(BaseException):
     """Introspection went beyond its cap. Not an Exception, of which each field's would be kept."""
 
 
-def _executed(
+def _execute_counted(
     ready: Ready, found: Checked, asking: Asking, variables: Mapping[str, Any]
 ) -> ExecutionResult:
 

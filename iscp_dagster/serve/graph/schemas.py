@@ -50,8 +50,8 @@ class Schemas:
     every: float = REFRESH_SECONDS
     clock: Callable[[], float] = time.monotonic
     _ready: Ready | None = None
-    _looked: float = 0.0
-    _looking: Lock = field(default_factory=Lock)
+    _refreshed_at: float = 0.0
+    _refresh_lock: Lock = field(default_factory=Lock)
 
     def current(self) -> Ready:
         """Return the schema; may ask ClickHouse. Raises IscpError when there never was one."""
@@ -59,20 +59,20 @@ class Schemas:
         if ready is not None and not self._is_due():
             return ready
         # One thread looks; the others go on with what there is.
-        if not self._looking.acquire(blocking=ready is None):
+        if not self._refresh_lock.acquire(blocking=ready is None):
             return self._ready or self.current()
         try:
             if self._ready is None or self._is_due():
-                self._look()
+                self._refresh_schema()
         finally:
-            self._looking.release()
+            self._refresh_lock.release()
         assert self._ready is not None
         return self._ready
 
     def _is_due(self) -> bool:
-        return self.clock() - self._looked >= self.every
+        return self.clock() - self._refreshed_at >= self.every
 
-    def _look(self) -> None:
+    def _refresh_schema(self) -> None:
         try:
             found = self.load()
             if self._ready is None or found != self._ready.catalog:
@@ -81,7 +81,7 @@ class Schemas:
             if self._ready is None:
                 raise
             _LOGGER.warning("The schema stays as it was: %s", error)
-        self._looked = self.clock()
+        self._refreshed_at = self.clock()
 
 
 @dataclass
@@ -99,19 +99,19 @@ class Loader:
 
     def __call__(self) -> Catalog:
         """Raises IscpError when no server answers."""
-        self._latest = catalog(self.tables, self.endpoints, self._binary, self._latest)
+        self._latest = catalog(self.tables, self.endpoints, self._find_binary_columns, self._latest)
         return self._latest
 
-    def _binary(self, served: Served, types: Mapping[str, str]) -> Collection[str]:
+    def _find_binary_columns(self, served: Served, types: Mapping[str, str]) -> Collection[str]:
         """The columns of source and view that are binary; read again when columns change."""
         name = served.source.name, served.index.shown
         if name not in self._known or self._known[name][0] != types:
-            fields = (*self._fields(served, types), *calculated(served))
+            fields = (*self._read_source_fields(served, types), *calculated(served))
             binary = {each.name for each in fields if each.type == Primitive("binary")}
             self._known[name] = types, binary
         return self._known[name][1]
 
-    def _fields(self, served: Served, types: Mapping[str, str]) -> Sequence[DeltaField]:
+    def _read_source_fields(self, served: Served, types: Mapping[str, str]) -> Sequence[DeltaField]:
         """The source's fields; none if no column of the index can keep bytes."""
         if not any(_BYTES.search(each) for each in types.values()):
             return ()

@@ -68,7 +68,7 @@ class Types:
         if not scalar.own:
             return _BUILT_IN[scalar.name]
         if scalar.name not in self._scalars:
-            self._scalars[scalar.name] = _scalar(scalar)
+            self._scalars[scalar.name] = _build_scalar_type(scalar)
         return self._scalars[scalar.name]
 
     def row(self, served: Served, *more: Column) -> GraphQLObjectType:
@@ -84,14 +84,16 @@ class Types:
                 return type_
             name = f"{name}_data"
         self.take(name, served)
-        made = self._row(name, served, columns)
+        made = self._build_row_type(name, served, columns)
         self._rows.setdefault(name, (columns, made))
         return made
 
-    def _row(self, name: str, served: Served, columns: tuple[Column, ...]) -> GraphQLObjectType:
+    def _build_row_type(
+        self, name: str, served: Served, columns: tuple[Column, ...]
+    ) -> GraphQLObjectType:
         return GraphQLObjectType(
             name,
-            {each.field: GraphQLField(self._shown(each)) for each in columns},
+            {each.field: GraphQLField(self._build_output_type(each)) for each in columns},
             description=served.index.description or served.source.description,
         )
 
@@ -106,7 +108,7 @@ class Types:
         def fields() -> dict[str, GraphQLInputField]:
             again = GraphQLInputField(GraphQLList(GraphQLNonNull(made)))
             asked = {
-                each.field: GraphQLInputField(self._comparison(each))
+                each.field: GraphQLInputField(self._get_comparison_type(each))
                 for each in served.columns
                 if each.compares or each.nulls
             }
@@ -141,13 +143,13 @@ class Types:
         takes_null = column.element.nullable
         return GraphQLList(element if takes_null else GraphQLNonNull(element))
 
-    def _shown(self, column: Column) -> Any:
+    def _build_output_type(self, column: Column) -> Any:
         shown: Any = self.scalar(column.scalar)
         for _ in range(column.lists):
             shown = GraphQLList(shown)
         return shown if column.nullable else GraphQLNonNull(shown)
 
-    def _comparison(self, column: Column) -> GraphQLInputObjectType:
+    def _get_comparison_type(self, column: Column) -> GraphQLInputObjectType:
         known = self.scalar(column.scalar) if column.compares else None
         name = f"{known.name if known else 'null'}{COMPARISON}"
         if name not in self._comparisons:
@@ -160,7 +162,7 @@ class Types:
         return self._comparisons[name]
 
 
-def _scalar(scalar: Scalar) -> GraphQLScalarType:
+def _build_scalar_type(scalar: Scalar) -> GraphQLScalarType:
     def checked(value: Any) -> Any:
         scalar.read(value)
         return value
@@ -176,7 +178,7 @@ def _scalar(scalar: Scalar) -> GraphQLScalarType:
     return GraphQLScalarType(
         scalar.name,
         description=scalar.says,
-        serialize=_same,
+        serialize=_keep_value,
         parse_value=checked,
         parse_literal=literal,
     )
@@ -192,5 +194,5 @@ _NUMBERS: Mapping[str, tuple[type[IntValueNode | FloatValueNode], ...]] = {
 """The scalars that a document may also have as numbers."""
 
 
-def _same(value: Any) -> Any:
+def _keep_value(value: Any) -> Any:
     return value

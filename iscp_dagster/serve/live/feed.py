@@ -87,7 +87,7 @@ class Feed:
         """Learn where the index stands, unless that is known. Raises IscpError, if permanent."""
         async with self._turn:
             if self.origin is None:
-                self._begin(*await self.patiently(self._look))
+                self._begin(*await self.patiently(self._read_state))
         # What happened since may not have been told to it.
         self.touch(None)
 
@@ -112,7 +112,7 @@ class Feed:
                 self.touch(dirty)
                 if isinstance(error, IscpError) and error.permanent:
                     # Whoever subscribes again is told what is wrong.
-                    await self._end_all()
+                    await self._end_readers()
                 await self.pause(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -139,12 +139,12 @@ class Feed:
         """The text of a cursor at these positions."""
         if self.origin is None:
             return ""
-        return written(cursor_of(positions, self._newest_registration()), self.origin)
+        return written(cursor_of(positions, self._get_newest_registration()), self.origin)
 
-    def _newest_registration(self) -> int:
+    def _get_newest_registration(self) -> int:
         return max(self.registrations.values(), default=0)
 
-    def _look(self) -> tuple[Reached, int, History]:
+    def _read_state(self) -> tuple[Reached, int, History]:
         found = self.source.reached(None)
         return (found, *self.source.opened())
 
@@ -152,7 +152,7 @@ class Feed:
         self.origin = Origin(index=self.index, table_id=found.table_id, generation=generation)
         self.history = history
         self.registrations = dict(found.registrations)
-        self.at = _ends(found.versions)
+        self.at = _to_positions(found.versions)
         self._upto = dict(self.at)
 
     async def _follow(self, dirty: Collection[str] | None) -> None:
@@ -161,56 +161,56 @@ class Feed:
         found = await in_thread(self.source.reached, dirty)
         moved = {
             tenant: end
-            for tenant, end in _ends(found.versions).items()
+            for tenant, end in _to_positions(found.versions).items()
             if end > self._upto.get(tenant, START) or tenant not in self.registrations
         }
         if found.table_id and found.table_id != self.table_id:
-            moved = _ends(found.versions)
+            moved = _to_positions(found.versions)
         self.registrations |= found.registrations
         self._upto |= moved
         if moved or any(self.at.get(tenant, START) < end for tenant, end in self._upto.items()):
-            await self._read(found)
+            await self._read_pages(found)
 
-    async def _read(self, found: Reached) -> None:
+    async def _read_pages(self, found: Reached) -> None:
         while True:
             self.readings += 1
             # Both at once; a page of a generation that is not the newest is dropped.
             (generation, history), page = await asyncio.gather(
-                in_thread(self.source.opened), in_thread(self._next)
+                in_thread(self.source.opened), in_thread(self._read_next_page)
             )
-            if self._is_other(generation, found.table_id):
-                await self._turn_over()
+            if self._is_replaced(generation, found.table_id):
+                await self._restart_feed()
                 return
             self.history = history
             if not page.steps and not page.gaps:
                 return
-            await self._append(page)
+            await self._append_page(page)
             if all(self.at.get(each, START) >= end for each, end in self._upto.items()):
                 return
 
-    def _next(self) -> Page:
+    def _read_next_page(self) -> Page:
         if self.history is None:
             return Page()
         return next_page(self.history, dict(self.at), dict(self._upto), self.page)
 
-    def _is_other(self, generation: int, table_id: str) -> bool:
+    def _is_replaced(self, generation: int, table_id: str) -> bool:
         origin = self.origin
         if origin is None or origin.generation != generation:
             return True
         return table_id not in {"", origin.table_id}
 
-    async def _turn_over(self) -> None:
+    async def _restart_feed(self) -> None:
         """Begin anew with another table or generation; whoever reads must do so too."""
-        found, generation, history = await in_thread(self._look)
-        await self._end_all()
+        found, generation, history = await in_thread(self._read_state)
+        await self._end_readers()
         self._begin(found, generation, history)
 
-    async def _end_all(self) -> None:
+    async def _end_readers(self) -> None:
         await self.ring.room(1, self.patience)
         self.ring.append(Entry(gap=True, cursors=dict.fromkeys(self.ring.sights(), "")))
         self.ring.wake()
 
-    async def _append(self, page: Page) -> None:
+    async def _append_page(self, page: Page) -> None:
         await self.ring.room(len(page.steps) + len(page.gaps), self.patience)
         sights = self.ring.sights()
         moved: set[str] = set()
@@ -219,37 +219,37 @@ class Feed:
             if step.stamped is None:
                 moved.add(step.tenant)
             else:
-                self._tell(step, sights)
-        self._move(moved, sights)
+                self._append_change(step, sights)
+        self._append_progress(moved, sights)
         for tenant, begin in page.gaps.items():
             self.at[tenant] = Position.after(begin)
-            seeing = [sight for sight in sights if _sees(sight, tenant)]
+            seeing = [sight for sight in sights if _can_see(sight, tenant)]
             oldest = {sight: self.cursor(self.visible(sight)) for sight in seeing}
             self.ring.append(Entry(tenant=tenant, gap=True, cursors=oldest))
         self.ring.wake()
 
-    def _tell(self, step: Step, sights: Collection[Sight]) -> None:
-        seeing = [sight for sight in sights if _sees(sight, step.tenant)]
+    def _append_change(self, step: Step, sights: Collection[Sight]) -> None:
+        seeing = [sight for sight in sights if _can_see(sight, step.tenant)]
         cursors = {sight: self.cursor(self.visible(sight)) for sight in seeing}
         self.ring.append(Entry(tenant=step.tenant, stamped=step.stamped, cursors=cursors))
 
-    def _move(self, moved: Collection[str], sights: Collection[Sight]) -> None:
+    def _append_progress(self, moved: Collection[str], sights: Collection[Sight]) -> None:
         """Tell that positions moved, once for all tenants."""
         cursors = {
             sight: self.cursor(self.visible(sight))
             for sight in sights
-            if any(_sees(sight, tenant) for tenant in moved)
+            if any(_can_see(sight, tenant) for tenant in moved)
         }
         if cursors:
             self.ring.append(Entry(cursors=cursors))
 
 
-def _ends(versions: Mapping[str, int]) -> dict[str, Position]:
+def _to_positions(versions: Mapping[str, int]) -> dict[str, Position]:
     return {
         tenant: START if version < 0 else Position.after(version)
         for tenant, version in versions.items()
     }
 
 
-def _sees(sight: Sight, tenant: str) -> bool:
+def _can_see(sight: Sight, tenant: str) -> bool:
     return sight is None or tenant in sight

@@ -46,20 +46,20 @@ class Hub:
         self._users[name] += 1
         try:
             await feed.open()
-            self._start(name, feed.run)
-            self._start("", self._watch)
+            self._start_task(name, feed.run)
+            self._start_task("", self._watch_log)
             yield feed
         finally:
             self._users[name] -= 1
             if not self._users[name]:
-                await self._end(name)
+                await self._end_feed(name)
 
-    def _start(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _start_task(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         task = self._tasks.get(name)
         if task is None or task.done():
             self._tasks[name] = asyncio.create_task(run())
 
-    async def _end(self, name: str) -> None:
+    async def _end_feed(self, name: str) -> None:
         del self._users[name]
         self.feeds.pop(name).close()
         ended = [name] if self.feeds else [name, ""]
@@ -70,7 +70,7 @@ class Hub:
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def _watch(self) -> None:
+    async def _watch_log(self) -> None:
         bookmark, pause, next_whole = None, FIRST_PAUSE, self.clock()
         while True:
             try:
@@ -84,11 +84,11 @@ class Hub:
             whole = bookmark is None or not touched.whole or self.clock() >= next_whole
             if whole:
                 next_whole = self.clock() + self.whole
-            self._touch(touched, whole=whole)
+            self._touch_feeds(touched, whole=whole)
             bookmark, pause = touched.upto, FIRST_PAUSE
             await self.pause(self.every)
 
-    def _touch(self, touched: Touched, *, whole: bool) -> None:
+    def _touch_feeds(self, touched: Touched, *, whole: bool) -> None:
         for feed in self.feeds.values():
             if whole:
                 feed.touch(None)

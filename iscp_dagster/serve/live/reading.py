@@ -64,13 +64,13 @@ def next_page(history: History, at: Positions, upto: Positions, most: int) -> Pa
     ]
     spans = portion(ends)
     found = history.changes(spans, most)
-    gaps = _gaps(spans, found.begins)
+    gaps = _find_gaps(spans, found.begins)
     kept = [each for each in spans if each.tenant not in gaps]
-    steps = _base(history, kept, found.begins, most) or _changes(kept, found)
+    steps = _read_base_steps(history, kept, found.begins, most) or _build_change_steps(kept, found)
     return Page(steps=tuple(steps), gaps=gaps)
 
 
-def _gaps(spans: Sequence[Span], begins: Mapping[str, int]) -> dict[str, int]:
+def _find_gaps(spans: Sequence[Span], begins: Mapping[str, int]) -> dict[str, int]:
     return {
         each.tenant: begin
         for each in spans
@@ -78,7 +78,7 @@ def _gaps(spans: Sequence[Span], begins: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def _base(
+def _read_base_steps(
     history: History, spans: Sequence[Span], begins: Mapping[str, int], most: int
 ) -> list[Step]:
     """The rows that a tenant's history begins with, if one has some left to tell."""
@@ -98,18 +98,18 @@ def _base(
     return []
 
 
-def _changes(spans: Sequence[Span], found: Found) -> list[Step]:
+def _build_change_steps(spans: Sequence[Span], found: Found) -> list[Step]:
     """The changes of tenants whose history's first rows have been told."""
     ready = {
         each.tenant: each.upto
         for each in spans
         if each.after.base_told is None or each.tenant not in found.begins
     }
-    steps = [each for each in _steps(found.stamped) if each.tenant in ready]
+    steps = [each for each in _to_steps(found.stamped) if each.tenant in ready]
     return [*steps, *(Step(tenant=one, at=end) for one, end in ready.items() if found.whole)]
 
 
-def _steps(found: Sequence[Stamped]) -> Iterator[Step]:
+def _to_steps(found: Sequence[Stamped]) -> Iterator[Step]:
     for change, timestamp in found:
         at = Position(timestamp.version, timestamp.ordinal)
         yield Step(tenant=change.tenant or "", at=at, stamped=(change, timestamp))

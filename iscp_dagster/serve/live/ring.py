@@ -52,15 +52,15 @@ class Ring:
 
     def __init__(self, most: int = MOST_ENTRIES) -> None:
         self.most = most
-        self._held: deque[Entry] = deque()
+        self._entries: deque[Entry] = deque()
         self._first = 0
         self._readers: set[Reader] = set()
-        self._taken = asyncio.Event()
+        self._readers_moved = asyncio.Event()
 
     @property
     def end(self) -> int:
         """The number that the next entry will have."""
-        return self._first + len(self._held)
+        return self._first + len(self._entries)
 
     @property
     def readers(self) -> int:
@@ -79,33 +79,33 @@ class Ring:
     def leave(self, reader: Reader) -> None:
         """Forget a reader. Idempotent."""
         self._readers.discard(reader)
-        self._taken.set()
+        self._readers_moved.set()
 
     async def room(self, entries: int, patience: float = PATIENCE) -> None:
         """Wait until there is room, or turn out the readers that do not make any in time."""
         with_room = self.end + entries - self.most
         with anyio.move_on_after(patience) as scope:
-            await self._made(with_room)
+            await self._wait_for_room(with_room)
         if scope.cancelled_caught:
-            self._turn_out(with_room)
+            self._evict_readers(with_room)
 
-    async def _made(self, first: int) -> None:
+    async def _wait_for_room(self, first: int) -> None:
         while any(reader.at < first for reader in self._readers):
-            self._taken.clear()
-            await self._taken.wait()
+            self._readers_moved.clear()
+            await self._readers_moved.wait()
 
     def append(self, entry: Entry) -> None:
         """Add an entry in place of the oldest; see `room`."""
-        self._held.append(entry)
-        while len(self._held) > self.most:
-            self._held.popleft()
+        self._entries.append(entry)
+        while len(self._entries) > self.most:
+            self._entries.popleft()
             self._first += 1
-        self._turn_out(self._first)
+        self._evict_readers(self._first)
 
     def clear(self) -> None:
         """Drop all entries; for a ring without readers."""
         self._first = self.end
-        self._held.clear()
+        self._entries.clear()
 
     def wake(self) -> None:
         """Tell the readers that there are new entries."""
@@ -118,21 +118,21 @@ class Ring:
         Stops early when the reader has lost its place.
         """
         while not reader.lost and reader.at < self.end:
-            yield self._held[reader.at - self._first]
+            yield self._entries[reader.at - self._first]
             reader.at += 1
-            self._taken.set()
+            self._readers_moved.set()
 
     async def news(self, reader: Reader, seconds: float | None = None) -> None:
         """Wait for new entries, no longer than `seconds`."""
         with anyio.move_on_after(seconds):
-            await self._new(reader)
+            await self._wait_until_new(reader)
 
-    async def _new(self, reader: Reader) -> None:
+    async def _wait_until_new(self, reader: Reader) -> None:
         while not reader.lost and reader.at >= self.end:
             reader.woken.clear()
             await reader.woken.wait()
 
-    def _turn_out(self, first: int) -> None:
+    def _evict_readers(self, first: int) -> None:
         for reader in [each for each in self._readers if each.at < first]:
             self._readers.discard(reader)
             reader.lost = True

@@ -81,7 +81,7 @@ class Live:
         wanted = Wanted(where=where, tenants=context.viewer.tenants, named=named)
         # Those who knew other columns go on with a feed of theirs.
         name = f"{served.field} {hash(served.columns)}"
-        async with self.hub.following(name, partial(self._feed, served)) as feed:
+        async with self.hub.following(name, partial(self._build_feed, served)) as feed:
             subscription = context.subscription = Subscription(
                 feed=feed,
                 wanted=wanted,
@@ -95,7 +95,7 @@ class Live:
                 async for message in messages:
                     yield message
 
-    def _feed(self, served: Served) -> Feed:
+    def _build_feed(self, served: Served) -> Feed:
         source, index = served.source, served.index
         job = JobID(db=source.database, table=source.table, job=index.name)
         return Feed(

@@ -58,7 +58,7 @@ class Wanted:
         An UPDATE that brings a row in is told as INSERT, one that takes it out as DELETE.
         """
         change, timestamp = stamped
-        found = self._operation(change)
+        found = self._find_operation(change)
         if found is None:
             return None
         operation, row = found
@@ -74,7 +74,7 @@ class Wanted:
             cursor=cursor,
         )
 
-    def _operation(self, change: Change) -> tuple[str, Row] | None:
+    def _find_operation(self, change: Change) -> tuple[str, Row] | None:
         meets: Callable[[Row], bool] = self.__dict__["_meets"]
         before = change.before if change.before is not None and meets(change.before) else None
         after = change.after if change.after is not None and meets(change.after) else None

@@ -80,10 +80,10 @@ class Asking:
             seconds=max(0.1, self.caps.seconds - passed),
             rows=most,
             bytes=max(1, self.caps.bytes - self._bytes),
-            spend=self._spend,
+            spend=self._charge_bytes,
         )
 
-    def _spend(self, read: int) -> None:
+    def _charge_bytes(self, read: int) -> None:
         self._bytes += read
         if self._bytes > self.caps.bytes:
             raise TooComplexError(

@@ -58,7 +58,7 @@ def nearest(asking: Asking, asked: Near) -> list[Row]:
     asking.charge(limit * asked.width)
     if served.source.tenant and not asking.viewer.sees(asked.tenant or ""):
         raise ForbiddenError(f"The token may not see the tenant {asked.tenant!r}.")
-    if served.tenant is not None and not _names(served.tenant, asked.tenant or ""):
+    if served.tenant is not None and not _is_tenant_name(served.tenant, asked.tenant or ""):
         raise BadValueError(f"tenant: {asked.tenant!r} is no {served.tenant.type.bare}.")
     dimension = asked.neighbourhood.dimension
     if len(asked.vector) != dimension:
@@ -70,16 +70,18 @@ def nearest(asking: Asking, asked: Near) -> list[Row]:
     if not limit or not tenancy.sees_some(served, asking.viewer):
         return []
     distance = distance_of(served)
-    found = [row for place in served.places for row in _neighbours(asking, asked, limit, place)]
+    found = [
+        row for place in served.places for row in _read_neighbours(asking, asked, limit, place)
+    ]
     return sorted(found, key=lambda row: ranked(distance.value(row[distance.field])))[:limit]
 
 
-def _names(tenant: Column, name: str) -> bool:
+def _is_tenant_name(tenant: Column, name: str) -> bool:
     """Whether a text is a value of the tenant's column; of some types ClickHouse decides."""
     return tenant.grid is None or fits(tenant, name)
 
 
-def _neighbours(asking: Asking, asked: Near, limit: int, place: Place) -> list[Row]:
+def _read_neighbours(asking: Asking, asked: Near, limit: int, place: Place) -> list[Row]:
     served, distance, parameters = asked.served, distance_of(asked.served), Parameters()
     columns = (distance, *asked.columns)
     vector = ",".join(repr(float(each)) for each in asked.vector)

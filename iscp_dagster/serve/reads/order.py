@@ -51,7 +51,7 @@ def merged(found: Iterable[Row], order: Sequence[Order]) -> list[Row]:
 
     def compared(one: Row, other: Row) -> int:
         for each in order:
-            found = _compared(each, one[each.column.field], other[each.column.field])
+            found = _compare_fields(each, one[each.column.field], other[each.column.field])
             if found:
                 return found
         return 0
@@ -59,7 +59,7 @@ def merged(found: Iterable[Row], order: Sequence[Order]) -> list[Row]:
     return sorted(found, key=cmp_to_key(compared))
 
 
-def _compared(order: Order, one: Any, other: Any) -> int:
+def _compare_fields(order: Order, one: Any, other: Any) -> int:
     if one is None or other is None:
         first = -1 if order.nulls_first else 1
         return 0 if one is other else first if one is None else -first

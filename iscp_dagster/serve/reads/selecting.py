@@ -45,15 +45,17 @@ def selected(asking: Asking, asked: Selection) -> list[Row]:
     places, order = asked.served.places, whole(asked.served, asked.order)
     if len(places) == 1:
         wanted = asked.columns or asked.served.columns[:1]
-        return _read(asking, asked, wanted, (limit, asked.offset), places[0])
+        return _read_shard(asking, asked, wanted, (limit, asked.offset), places[0])
     # Each shard's first rows, of which some are among the first of all.
     wanted = tuple(dict.fromkeys((*asked.columns, *(each.column for each in order))))
     most = limit + asked.offset
-    found = [row for place in places for row in _read(asking, asked, wanted, (most, 0), place)]
+    found = [
+        row for place in places for row in _read_shard(asking, asked, wanted, (most, 0), place)
+    ]
     return merged(found, order)[asked.offset : most]
 
 
-def _read(
+def _read_shard(
     asking: Asking,
     asked: Selection,
     wanted: Sequence[Column],
@@ -64,14 +66,14 @@ def _read(
     limit, offset = page
     query = (
         f"SELECT {select_list(wanted)} "
-        f"FROM {_source(asked.served, place, asking.viewer, parameters)} "
-        f"WHERE {_conditions(asked, asking.viewer, parameters)} "
+        f"FROM {_render_source(asked.served, place, asking.viewer, parameters)} "
+        f"WHERE {_render_conditions(asked, asking.viewer, parameters)} "
         f"{clause(whole(asked.served, asked.order))} LIMIT {limit} OFFSET {offset}"
     )
     return list(rows(place.endpoint, query, parameters.values, wanted, asking.limits(limit)))
 
 
-def _source(served: Served, place: Place, viewer: Viewer, parameters: Parameters) -> str:
+def _render_source(served: Served, place: Place, viewer: Viewer, parameters: Parameters) -> str:
     """Return what the rows are read from; of changes, the last image of each key."""
     view = ident(place.database, served.view)
     if not served.index.of_images:
@@ -82,7 +84,7 @@ def _source(served: Served, place: Place, viewer: Viewer, parameters: Parameters
     return f"(SELECT * FROM (SELECT * FROM {view} WHERE {seen} {last}) WHERE `_image` = 1)"
 
 
-def _conditions(asked: Selection, viewer: Viewer, parameters: Parameters) -> str:
+def _render_conditions(asked: Selection, viewer: Viewer, parameters: Parameters) -> str:
     parts = [tenancy.condition(asked.served, viewer, parameters)]
     for name, value in asked.searches.items():
         search, argument = asked.served.searches[name]

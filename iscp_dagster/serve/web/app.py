@@ -65,13 +65,13 @@ def create_app(settings: Settings) -> Starlette:
     guards = [Middleware(Guard, admission=admission)] if settings.access.open else []
     routes: list[BaseRoute] = [
         Route(PATH, answer, methods=["GET", "POST"]),
-        Route(HEALTH, _healthy),
+        Route(HEALTH, _answer_health),
     ]
     routes += [*page.routes(), *settings.routes]
     return Starlette(routes=routes, middleware=[Middleware(Draining), *guards], lifespan=lifespan)
 
 
-async def _healthy(_request: Request) -> Response:
+async def _answer_health(_request: Request) -> Response:
     return PlainTextResponse("ok\n")
 
 

@@ -50,7 +50,7 @@ def marks(environ: Mapping[str, str]) -> Marks:
     files = [file for place in places for file in Path(place).rglob("*.py")]
     if spec is not None and spec.origin and not places:
         files.append(Path(spec.origin))
-    found = ((str(file), _stat(file)) for file in files)
+    found = ((str(file), _stat_file(file)) for file in files)
     return {name: stat for name, stat in found if stat is not None}
 
 
@@ -104,7 +104,7 @@ def mistake_in(environ: Mapping[str, str]) -> str:
     return done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else ""
 
 
-def _stat(file: Path) -> tuple[int, int] | None:
+def _stat_file(file: Path) -> tuple[int, int] | None:
     try:
         found = os.stat(file)  # noqa: PTH116 - one call for both
     except OSError:

@@ -48,11 +48,11 @@ class Declared:
     def __call__(self) -> Catalog:
         """Raises ConfigError when the declarations or the settings are wrong."""
         if self._loader is None:
-            self._loader = _loader(self._environ)
+            self._loader = _build_loader(self._environ)
         return self._loader()
 
 
-def _loader(environ: Mapping[str, str]) -> Loader:
+def _build_loader(environ: Mapping[str, str]) -> Loader:
     if not (environ.get(CLICKHOUSE_URL) or environ.get(CLICKHOUSE_URLS)):
         raise ConfigError(
             f"{CLICKHOUSE_URL} is not set, and no stack is up. Start one with `iscp up`, or name "
@@ -87,7 +87,7 @@ def settings_of(environ: Mapping[str, str], host: str, tokens: str) -> Settings:
         access=known,
         environ=environ,
         routes=[WebSocketRoute(PATH, sockets.endpoint)],
-        beside=[sockets.beside, *_senders(environ)],
+        beside=[sockets.beside, *_list_senders(environ)],
     )
 
 
@@ -96,7 +96,7 @@ def sender_of(environ: Mapping[str, str]) -> SenderService | None:
     return SenderService(environ, declared_endpoints(environ)) if environ.get(LOG_URL) else None
 
 
-def _senders(environ: Mapping[str, str]) -> list[Beside]:
+def _list_senders(environ: Mapping[str, str]) -> list[Beside]:
     def load() -> SenderService:
         return SenderService(environ, declared_endpoints(environ))
 

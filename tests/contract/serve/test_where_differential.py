@@ -6,13 +6,19 @@ from wherecases import EDGES, ONLY_CLICKHOUSE, clickhouse_says, conditions
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.types.typetext import parsed
 from iscp_dagster.serve.columns import column
-from iscp_dagster.serve.where import MOST_TERMS, BadValueError, _truth, parse, predicate
+from iscp_dagster.serve.where import (
+    MOST_TERMS,
+    BadValueError,
+    _compile_expression,
+    parse,
+    predicate,
+)
 
 
 @pytest.mark.parametrize("edge", [*EDGES, *ONLY_CLICKHOUSE], ids=lambda edge: edge.name)
 def test_python_finds_what_clickhouse_finds(edge, clickhouse_url):
     columns = {edge.name: column(edge.name, parsed(edge.type))}
-    python = [_truth(parse(columns, where)) for where in conditions(edge)]
+    python = [_compile_expression(parse(columns, where)) for where in conditions(edge)]
     for row, said in clickhouse_says(Endpoint.parse(clickhouse_url), edge):
         for where, truth, clickhouse in zip(conditions(edge), python, said, strict=True):
             assert truth(row) is clickhouse, (where, row[edge.name])

@@ -11,7 +11,7 @@ from iscp_dagster.serve.live.cursor import (
     MOST_NAMED,
     Cursor,
     Origin,
-    _digest,
+    _compute_digest,
     cursor_of,
     read,
     written,
@@ -69,7 +69,7 @@ def test_a_damaged_cursor_is_invalid(data):
 )
 def test_a_cursor_that_says_what_no_server_says_is_invalid(said):
     whole = bytes([_FORMAT]) + b"".join(ORIGIN.signs) + said
-    text = base64.urlsafe_b64encode(whole + _digest(whole)).decode().rstrip("=")
+    text = base64.urlsafe_b64encode(whole + _compute_digest(whole)).decode().rstrip("=")
     with pytest.raises(PositionInvalidError):
         read(text, ORIGIN)
 

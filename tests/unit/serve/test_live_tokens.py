@@ -66,7 +66,7 @@ async def test_readings_that_take_long_do_not_put_off_who_connects():
         connection = Connection(sockets=Sockets(schemas=None, access=Tokens()), websocket=Deaf())
         connection.websocket.headers = {}
         try:
-            connecting = asyncio.create_task(connection._admit({"token": "one"}))
+            connecting = asyncio.create_task(connection._identify_client({"token": "one"}))
             await until(lambda: connection.viewer == ACME)
         finally:
             go.set()

@@ -21,7 +21,7 @@ NOT_UP = 3
 UNWELL = 1
 
 
-def _known(services: list[str] | None) -> list[str] | None:
+def _check_services(services: list[str] | None) -> list[str] | None:
     """The services asked for; an unknown name is a usage error."""
     from iscp_dagster.local.services.settings import SERVICES
 
@@ -42,7 +42,7 @@ def up(
             help="Start only this service: clickhouse, spark, dagster, graphql or invocations; "
             "repeatable.",
             show_default=False,
-            callback=_known,
+            callback=_check_services,
         ),
     ] = None,
     clickhouse_port: Annotated[
@@ -83,10 +83,10 @@ def up(
         GRAPHQL: graphql_port,
         INVOCATIONS: invocations_port,
     }
-    raise typer.Exit(control.up(ports, service or [], detach=detach, paths=_paths))
+    raise typer.Exit(control.up(ports, service or [], detach=detach, paths=_list_table_paths))
 
 
-def _paths() -> list[str | None]:
+def _list_table_paths() -> list[str | None]:
     """The paths of the declared tables; empty without AWS settings, since then none is in S3."""
     if not any(name.startswith("AWS_") for name in os.environ):
         return []

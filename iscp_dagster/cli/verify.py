@@ -68,7 +68,7 @@ def verify(
             theirs = [j for j in deployment.log.jobs() if f"{j.name.db}.{j.name.table}" in tables]
             check_tenant(deployment, tables.values(), theirs, tenant)
         if not as_json:
-            show.nothing(found, tenant, _unregistered(deployment, wanted, tenant))
+            show.nothing(found, tenant, _find_unregistered_jobs(deployment, wanted, tenant))
     except IscpError as error:
         # Exit code 1 says that an index differs.
         typer.echo(f"iscp: {plain(str(error), colours=True)}", err=True)
@@ -77,7 +77,9 @@ def verify(
     raise typer.Exit(DIFFERS if found.differs else 0 if found.whole else NOT_COMPARED)
 
 
-def _unregistered(deployment: Deployment, wanted: Wanted, tenant: str | None) -> list[Job]:
+def _find_unregistered_jobs(
+    deployment: Deployment, wanted: Wanted, tenant: str | None
+) -> list[Job]:
     """The jobs of the wanted indexes that a person unregistered."""
     from iscp_dagster.model.consumers.kinds import is_index
 

@@ -90,9 +90,11 @@ def table_definitions(
     """What belongs to one table alone: its assets and their checks."""
     environ = os.environ if environ is None else environ
     table = spread(table, shards_of(environ))
-    below = [index_assets(table, _pool(environ), databases_of(environ))] if table.consumers else []
+    below = (
+        [index_assets(table, _get_pool(environ), databases_of(environ))] if table.consumers else []
+    )
     return Definitions(
-        assets=[_source(table), *below],
+        assets=[_build_source(table), *below],
         asset_checks=[*map(index_checks, [table] if table.indexes else []), source_check(table)],
     )
 
@@ -116,7 +118,7 @@ def runner_definitions(
     resources = {**reporting, **resources}
     lookout = Lookout(laid_out, scan_seconds_of(environ))
     maintenance = maintenance_jobs(laid_out, resources, runs_kept_of(environ))
-    iterations = jobs_of(laid_out, resources, _pool(environ))
+    iterations = jobs_of(laid_out, resources, _get_pool(environ))
     return Definitions(
         jobs=maintenance,
         schedules=hourly(maintenance),
@@ -127,7 +129,7 @@ def runner_definitions(
     )
 
 
-def _pool(environ: Mapping[str, str]) -> str:
+def _get_pool(environ: Mapping[str, str]) -> str:
     return clickhouse_pool(*(environ.get(name, "") for name in _CLICKHOUSES))
 
 
@@ -137,5 +139,5 @@ def scan_seconds_of(environ: Mapping[str, str]) -> int:
     return SCAN_SECONDS if seconds is None else seconds
 
 
-def _source(table: SourceTable) -> AssetsDefinition | AssetSpec:
+def _build_source(table: SourceTable) -> AssetsDefinition | AssetSpec:
     return source_spec(table) if table.load is None else source_asset(table, table.load)

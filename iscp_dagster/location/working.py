@@ -20,11 +20,11 @@ def working(deployment: Deployment, run: DagsterRun) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            _refuse(deployment, run, error)
+            _refuse_dispatch(deployment, run, error)
             raise
 
 
-def _refuse(deployment: Deployment, run: DagsterRun, error: Exception) -> None:
+def _refuse_dispatch(deployment: Deployment, run: DagsterRun, error: Exception) -> None:
     dispatch = run.tags.get(DISPATCH_TAG)
     if dispatch is None:
         return

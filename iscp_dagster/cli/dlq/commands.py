@@ -46,7 +46,7 @@ def list_letters(
     """Count dead letters by index, and list them: the rows that indexes could not take."""
     from iscp_dagster.cli.dlq import show as dlq_show
 
-    _, letters = _chosen(None, index, tenant)
+    _, letters = _find_letters(None, index, tenant)
     dlq_show.letters(letters, as_json=as_json, limit=limit)
 
 
@@ -62,7 +62,7 @@ def show(
     """Show a dead letter: its row and why it was refused."""
     from iscp_dagster.cli.dlq import show as dlq_show
 
-    _, letters = _chosen([id_], None, None)
+    _, letters = _find_letters([id_], None, None)
     dlq_show.whole(letters, as_json=as_json)
 
 
@@ -78,7 +78,7 @@ def replay(
     from iscp_dagster.cli.dlq import show as dlq_show
     from iscp_dagster.upkeep.dead_letters import replay_letters
 
-    jobs, letters = _chosen(ids, index, tenant)
+    jobs, letters = _find_letters(ids, index, tenant)
     done = replay_letters(jobs.deployment, jobs.sources, letters)
     dlq_show.replayed(done, as_json=as_json)
     raise typer.Exit(1 if any(each.error for each in done) else 0)
@@ -105,12 +105,12 @@ def drop(
 
     if not (ids or index or tenant or every):
         raise ConfigError("Say which letters to delete: by ID, --index or --tenant, or --all.")
-    jobs, letters = _chosen(ids, index, tenant)
+    jobs, letters = _find_letters(ids, index, tenant)
     drop_letters(jobs.deployment, jobs.sources, letters)
     dlq_show.dropped(letters, as_json=as_json)
 
 
-def _chosen(
+def _find_letters(
     ids: list[str] | None, index: str | None, tenant: str | None
 ) -> tuple[Jobs, list[DeadLetter]]:
     from iscp_dagster.api import jobs as api

@@ -42,9 +42,9 @@ def list_events(
     from iscp_dagster.cli.events import show as event_show
     from iscp_dagster.cli.jobs.json import write
 
-    deliveries = _opened()
+    deliveries = _open_deliveries()
     names = {"trigger": trigger, "endpoint": endpoint, "tenant": tenant, "state": state}
-    chosen = _chosen(deliveries, names, from_, to)
+    chosen = _parse_selection(deliveries, names, from_, to)
     found = deliveries.outbox.listed(chosen, limit=limit)
     if as_json:
         write([event_json.delivery(each) for each in found])
@@ -61,9 +61,9 @@ def show(
     from iscp_dagster.cli.events import show as event_show
     from iscp_dagster.cli.jobs.json import write
 
-    found, attempts = _opened().outbox.show(id_, endpoint)
+    found, attempts = _open_deliveries().outbox.show(id_, endpoint)
     if not found:
-        raise _no_event(id_, endpoint)
+        raise _make_no_event_error(id_, endpoint)
     if as_json:
         write(event_json.whole(found, attempts))
     else:
@@ -77,9 +77,9 @@ def resend(
     """Send an event again, under the same id, whether it was delivered or is a dead letter."""
     from iscp_dagster.cli.parts.results import print_result
 
-    sent = _opened().outbox.resend(id_, endpoint)
+    sent = _open_deliveries().outbox.resend(id_, endpoint)
     if not sent:
-        raise _no_event(id_, endpoint)
+        raise _make_no_event_error(id_, endpoint)
     text = f"{id_} is sent again, to {sent:,} endpoint{'s' * (sent != 1)}."
     print_result({"event_id": id_, "endpoints": sent}, text, as_json=as_json)
 
@@ -98,21 +98,21 @@ def replay(
     """Send a trigger's events of a time range again, in order, under the same ids."""
     from iscp_dagster.cli.parts.results import print_result
 
-    deliveries = _opened()
+    deliveries = _open_deliveries()
     names = {"trigger": trigger, "endpoint": endpoint, "tenant": tenant, "state": state}
-    chosen = _chosen(deliveries, names, from_, to)
+    chosen = _parse_selection(deliveries, names, from_, to)
     sent = deliveries.outbox.replay(chosen)
     some = f"1 event of {trigger} is" if sent == 1 else f"{sent:,} events of {trigger} are"
     print_result({"trigger": trigger, "events": sent}, f"{some} sent again.", as_json=as_json)
 
 
-def _opened() -> Deliveries:
+def _open_deliveries() -> Deliveries:
     from iscp_dagster.api.outbox import open_deliveries
 
     return open_deliveries(os.environ)
 
 
-def _chosen(
+def _parse_selection(
     deliveries: Deliveries, names: Mapping[str, str | None], from_: str | None, to: str | None
 ) -> Chosen:
     """Which events the options name. Raises ConfigError for a name or a time that is none."""
@@ -120,7 +120,7 @@ def _chosen(
     from iscp_dagster.webhooks.history import Chosen
 
     now = deliveries.outbox.clock()
-    _check(deliveries, names)
+    _check_names(deliveries, names)
     return Chosen(
         **names,
         source_from=moment_of(from_, now) if from_ else None,
@@ -128,7 +128,7 @@ def _chosen(
     )
 
 
-def _check(deliveries: Deliveries, names: Mapping[str, str | None]) -> None:
+def _check_names(deliveries: Deliveries, names: Mapping[str, str | None]) -> None:
     from iscp_dagster.model.errors import ConfigError
     from iscp_dagster.webhooks.tables import State
 
@@ -142,7 +142,7 @@ def _check(deliveries: Deliveries, names: Mapping[str, str | None]) -> None:
         deliveries.check_endpoint(endpoint)
 
 
-def _no_event(id_: str, endpoint: str | None) -> Exception:
+def _make_no_event_error(id_: str, endpoint: str | None) -> Exception:
     from iscp_dagster.model.errors import ConfigError
 
     to = "" if endpoint is None else f" for endpoint {endpoint!r}"

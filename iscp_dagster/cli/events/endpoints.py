@@ -53,7 +53,7 @@ def pause(
     deliveries = open_deliveries(os.environ)
     deliveries.check_endpoint(name)
     why = reason or f"paused by {user()}"
-    _changed(deliveries.outbox.pause(name, why), as_json=as_json)
+    _print_state(deliveries.outbox.pause(name, why), as_json=as_json)
 
 
 @endpoint.command()
@@ -63,7 +63,7 @@ def resume(name: EndpointName, *, as_json: AsJson = False) -> None:
 
     deliveries = open_deliveries(os.environ)
     deliveries.check_endpoint(name)
-    _changed(deliveries.outbox.resume(name), as_json=as_json)
+    _print_state(deliveries.outbox.resume(name), as_json=as_json)
 
 
 @endpoint.command()
@@ -90,7 +90,7 @@ def ping(name: EndpointName, *, as_json: AsJson = False) -> None:
     raise typer.Exit(0 if answer.accepted else 1)
 
 
-def _changed(state: EndpointState, *, as_json: bool) -> None:
+def _print_state(state: EndpointState, *, as_json: bool) -> None:
     from iscp_dagster.cli.parts.results import print_result
 
     fact = {"endpoint": state.name, "state": state.state, "reason": state.reason}

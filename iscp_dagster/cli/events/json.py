@@ -37,7 +37,7 @@ def whole(found: Sequence[Delivery], attempts: Sequence[Attempt]) -> dict[str, A
         "event_id": found[0].event_id,
         "body": json.loads(found[0].body),
         "deliveries": [delivery(each) for each in found],
-        "attempts": [_attempt(each) for each in attempts],
+        "attempts": [_describe_attempt(each) for each in attempts],
     }
 
 
@@ -59,7 +59,7 @@ def endpoint(each: Standing) -> dict[str, Any]:
     }
 
 
-def _attempt(each: Attempt) -> dict[str, Any]:
+def _describe_attempt(each: Attempt) -> dict[str, Any]:
     return {
         "endpoint": each.endpoint,
         "message_id": each.message_id,

@@ -28,10 +28,10 @@ def send() -> None:
     log_to_stderr()
     names = ", ".join(sorted(each.name for each in endpoints)) or "no endpoint: none is declared"
     typer.echo(f"Delivering to {names}.")
-    asyncio.run(_until_signalled(service.run))
+    asyncio.run(_run_until_signalled(service.run))
 
 
-async def _until_signalled(run: Run) -> None:
+async def _run_until_signalled(run: Run) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for each in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(each, stop.set)

@@ -28,7 +28,7 @@ def deliveries(found: Sequence[Delivery], limit: int, counts: Mapping[str, int])
             (each.event_id, f"{each.trigger} {each.key}"),
             *(each.event_type, each.endpoint),
             (each.state.label, str(each.attempts or "")),
-            (time_text(each.recorded, _SHORT), _next(each, _SHORT)),
+            (time_text(each.recorded, _SHORT), _format_next_try(each, _SHORT)),
         )
         for each in found
     ]
@@ -54,8 +54,8 @@ def whole(found: Sequence[Delivery], attempts: Sequence[Attempt]) -> None:
     print_facts(facts)
     for each in found:
         line("")
-        print_facts(_delivery(each))
-        _attempts([one for one in attempts if one.endpoint == each.endpoint])
+        print_facts(_describe_delivery(each))
+        _print_attempts([one for one in attempts if one.endpoint == each.endpoint])
 
 
 def endpoints(found: Sequence[Standing]) -> None:
@@ -81,10 +81,10 @@ def endpoints(found: Sequence[Standing]) -> None:
         line("no endpoints")
 
 
-def _delivery(each: Delivery) -> dict[str, str]:
+def _describe_delivery(each: Delivery) -> dict[str, str]:
     facts = {"endpoint": each.endpoint, "state": each.state.label, "attempts": str(each.attempts)}
     if each.pending:
-        facts["next try"] = _next(each, _FULL)
+        facts["next try"] = _format_next_try(each, _FULL)
     if each.failed_at:
         facts["failed first"] = time_text(each.failed_at, _FULL)
     if each.ended_at:
@@ -94,12 +94,12 @@ def _delivery(each: Delivery) -> dict[str, str]:
     return facts
 
 
-def _attempts(found: Sequence[Attempt]) -> None:
+def _print_attempts(found: Sequence[Attempt]) -> None:
     heads = ("attempt", "seconds", "status", "answer", "what follows")
-    print_listing(Listing(heads=heads, rows=list(map(_attempt, found))))
+    print_listing(Listing(heads=heads, rows=list(map(_build_attempt_row, found))))
 
 
-def _attempt(each: Attempt) -> tuple[str, ...]:
+def _build_attempt_row(each: Attempt) -> tuple[str, ...]:
     follows = each.verdict
     if each.next_at is not None:
         follows = f"{each.verdict}, {time_text(each.next_at, _SHORT)}"
@@ -107,5 +107,5 @@ def _attempt(each: Attempt) -> tuple[str, ...]:
     return (time_text(each.at, _SHORT), f"{each.seconds:.2f}", status, each.answer, follows)
 
 
-def _next(each: Delivery, form: str) -> str:
+def _format_next_try(each: Delivery, form: str) -> str:
     return time_text(each.next_at, form) if each.pending else ""

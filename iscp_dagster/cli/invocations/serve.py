@@ -94,13 +94,13 @@ def serve(
         environ,
         host,
         runtime=Settings(policy=policy),
-        retention=_kept(keep),
+        retention=_parse_retention(keep),
         services=None if no_own_services else services_app(environ),
     )
     server.serve(settings, host, port, typer.echo, follow=follow)
 
 
-def _kept(text: str) -> timedelta:
+def _parse_retention(text: str) -> timedelta:
     found = duration(text)
     if found is None or not found:
         raise typer.BadParameter(f"{text!r} is no time; write {DURATION}.", param_hint="--keep")

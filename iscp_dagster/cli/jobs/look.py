@@ -53,9 +53,9 @@ def status(
     newest = {each.key.tenant: each for each in named}
     every = [newest[each] for each in sorted(newest)]
     found = every[: limit or (None if as_json else ROWS)]
-    lags = _lags(jobs, table, {each.key.tenant for each in found}, [wanted.job])
-    built, waiting = _progress(jobs, found), _unserved(jobs, found)
-    begun = _histories(jobs, found)
+    lags = _read_lags(jobs, table, {each.key.tenant for each in found}, [wanted.job])
+    built, waiting = _read_progress(jobs, found), _find_unserved(jobs, found)
+    begun = _read_histories(jobs, found)
     if as_json:
         job_json.write(
             [
@@ -95,7 +95,7 @@ def list_jobs(
     from iscp_dagster.model.states import JobState
 
     jobs = api.open_jobs(os.environ)
-    every = _in_state(jobs, state, tenant, table)
+    every = _list_jobs_in_state(jobs, state, tenant, table)
     if not as_json:
         every.sort(key=lambda each: each.state is not JobState.ERROR)
     found = every[: limit or (None if as_json else ROWS)]
@@ -105,7 +105,7 @@ def list_jobs(
     tenants: dict[str, set[str]] = {}
     for each in found:
         tenants.setdefault(f"{each.name.db}.{each.name.table}", set()).add(each.key.tenant)
-    lags = {key: lag for each in tenants.items() for key, lag in _lags(jobs, *each).items()}
+    lags = {key: lag for each in tenants.items() for key, lag in _read_lags(jobs, *each).items()}
     if as_json:
         all_ = [job_json.standing(*each) for each in standing.items()]
         job_json.write(all_ + [job_facts(e) | {"lag": lags.get(e.key)} for e in found])
@@ -114,7 +114,7 @@ def list_jobs(
         job_show.count_states(every, len(standing))
     job_show.jobs(found, standing, lags)
     print_rest(len(found), len(every), "--state, --tenant, --table")
-    job_show.problems(_problems(jobs, every))
+    job_show.problems(_find_table_problems(jobs, every))
 
 
 def count(*, state: State = None, limit: Limit = None, as_json: AsJson = False) -> None:
@@ -131,7 +131,7 @@ def count(*, state: State = None, limit: Limit = None, as_json: AsJson = False) 
         else:
             job_show.counts(counted)
         return
-    found = [(each.key.tenant, each.name, each.status) for each in _in_state(jobs, state)]
+    found = [(each.key.tenant, each.name, each.status) for each in _list_jobs_in_state(jobs, state)]
     if as_json:
         job_json.write([job_json.counted(*each) for each in found[:limit]])
     else:
@@ -170,7 +170,7 @@ def history(
         job_show.history(found)
 
 
-def _problems(jobs: Jobs, held: Iterable[Job]) -> list[Problem]:
+def _find_table_problems(jobs: Jobs, held: Iterable[Job]) -> list[Problem]:
     """What is wrong with the tables of these jobs."""
     from iscp_dagster.planning.table_problems import problems_of
 
@@ -179,7 +179,7 @@ def _problems(jobs: Jobs, held: Iterable[Job]) -> list[Problem]:
     return [problem for source in chosen for problem in problems_of(jobs.deployment, source)]
 
 
-def _in_state(
+def _list_jobs_in_state(
     jobs: Jobs, label: str | None, tenant: str | None = None, table: str | None = None
 ) -> list[Job]:
     """The jobs in a state of `STATES`; None for any. Raises ConfigError for an unknown one."""
@@ -193,7 +193,7 @@ def _in_state(
     return [each for each in jobs.list_jobs(tenant, table) if is_building(each)]
 
 
-def _progress(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Progress | None]:
+def _read_progress(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Progress | None]:
     """How far each building job has come; left out if a service does not answer."""
     from iscp_dagster.api.facts import is_building
     from iscp_dagster.model.errors import IscpError
@@ -206,7 +206,7 @@ def _progress(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Progress | None]:
     return found
 
 
-def _histories(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Beginning | None]:
+def _read_histories(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Beginning | None]:
     """Where the histories of changes begin; left out if a service does not answer."""
     from iscp_dagster.model.errors import IscpError
 
@@ -217,7 +217,7 @@ def _histories(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Beginning | None
     return found
 
 
-def _unserved(jobs: Jobs, held: Collection[Job]) -> frozenset[JobID]:
+def _find_unserved(jobs: Jobs, held: Collection[Job]) -> frozenset[JobID]:
     """The indexes that still show an earlier generation; empty if a service does not answer."""
     from iscp_dagster.model.errors import IscpError
     from iscp_dagster.sync.writing.serving import unserved
@@ -228,7 +228,7 @@ def _unserved(jobs: Jobs, held: Collection[Job]) -> frozenset[JobID]:
         return frozenset()
 
 
-def _lags(
+def _read_lags(
     jobs: Jobs, table: str, tenants: Collection[str], names: Collection[str] | None = None
 ) -> dict[JobKey, float | None]:
     """The lag by job in seconds, None if it is not built; empty when the table cannot be read."""

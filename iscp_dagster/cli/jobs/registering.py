@@ -38,24 +38,24 @@ class Registered:
 def registered(jobs: Jobs, wish: Wish) -> Registered:
     """Register the wish. Raises what `Jobs.register_job` raises."""
     created = jobs.register_job(wish.tenant, wish.job, wish.spec)
-    note = "" if created and wish.tenant != EVERY else _other(jobs, wish)
+    note = "" if created and wish.tenant != EVERY else _describe_difference(jobs, wish)
     differs = bool(note)
     if created and not note:
-        note = _rowless(jobs, wish)
+        note = _note_missing_rows(jobs, wish)
     return Registered(wish=wish, created=created, note=note, differs=differs)
 
 
-def _other(jobs: Jobs, wish: Wish) -> str:
+def _describe_difference(jobs: Jobs, wish: Wish) -> str:
     """Say how the first existing job that differs from the wish differs; empty if none does."""
-    for place, spec in _held(jobs, wish):
+    for place, spec in _list_existing_jobs(jobs, wish):
         if found := wish.change.differences(spec):
-            said = "; ".join(_said(name, *values) for name, values in found.items())
+            said = "; ".join(_format_difference(name, *values) for name, values in found.items())
             change = command("update", wish.tenant, wish.job)
             return f"{place}with another specification ({said}); change it with {change}"
     return ""
 
 
-def _held(jobs: Jobs, wish: Wish) -> Iterator[tuple[str, JobSpec]]:
+def _list_existing_jobs(jobs: Jobs, wish: Wish) -> Iterator[tuple[str, JobSpec]]:
     """The existing jobs that the wish names, each with the start of a sentence about it."""
     name, every = wish.job, wish.tenant == EVERY
     if every and name in (standing := jobs.standing()):
@@ -64,16 +64,16 @@ def _held(jobs: Jobs, wish: Wish) -> Iterator[tuple[str, JobSpec]]:
         yield f"for {whose(job.key.tenant)} it already exists, " if every else "", job.spec
 
 
-def _said(name: str, held: Any, asked: Any) -> str:
+def _format_difference(name: str, held: Any, asked: Any) -> str:
     called = "trigger" if name == "job_type" else name
-    return f"{called}: {_value(held)}, not {_value(asked)}"
+    return f"{called}: {_format_value(held)}, not {_format_value(asked)}"
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _rowless(jobs: Jobs, wish: Wish) -> str:
+def _note_missing_rows(jobs: Jobs, wish: Wish) -> str:
     delta_log = jobs.deployment.delta_log(jobs.source(f"{wish.job.db}.{wish.job.table}"))
     tenants = tenants_in(delta_log)
     if wish.tenant == EVERY or tenants is None or wish.tenant in tenants:

@@ -42,9 +42,9 @@ _FULL = f"{_DAY} {_CLOCK} UTC"
 _UUID = re.compile(r"^([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
 """A run's id; Dagster's UI shows its first part."""
 _COUNTS = ("iterations", "failed", "canceled", "inserted", "deleted", "bytes")
-_COUNTED = {"matches": "began to match", "unmatches": "ceased to match"}
+_COUNT_TITLES = {"matches": "began to match", "unmatches": "ceased to match"}
 """What an event trigger counts."""
-_RARE = {"failed", "canceled", "deleted"}
+_RARE_COUNTS = {"failed", "canceled", "deleted"}
 line = print_line
 
 
@@ -70,8 +70,8 @@ def status(
 ) -> None:
     """Print every job with its lag in seconds and its latest iteration, one line per fact."""
     for number, job in enumerate(found):
-        facts = _facts(job, _lag(job, lags), built.get(job.key))
-        facts |= _history((begun or {}).get(job.key))
+        facts = _describe_job(job, _format_lag(job, lags), built.get(job.key))
+        facts |= _describe_history((begun or {}).get(job.key))
         if job.name in waiting:
             facts["readers see"] = "the previous generation, until every tenant is built"
         if number:
@@ -97,12 +97,12 @@ def jobs(
     """Print one line per standing registration, then one per job."""
     rows = []
     for name, spec in standing.items():
-        rows.append(((str(name), EVERY), "", ("", ""), _kind_and_trigger(spec), ""))
+        rows.append(((str(name), EVERY), "", ("", ""), _get_kind_and_trigger(spec), ""))
     for job in found:
         names = (str(job.name), job.key.tenant)
-        place = (_version(job.watermark), _seconds(lags.get(job.key)))
+        place = (_format_version(job.watermark), _format_seconds(lags.get(job.key)))
         code = str(job.status.code or "")
-        rows.append((names, state_of(job), place, _kind_and_trigger(job.spec), code))
+        rows.append((names, state_of(job), place, _get_kind_and_trigger(job.spec), code))
     heads = ("job\ntenant", "state", "version\nlag", "type\ntrigger", "code")
     numbers = {"version\nlag", "code"}
     print_listing(
@@ -129,7 +129,7 @@ def statuses(found: Sequence[tuple[str, JobID, JobStatus]], limit: int | None = 
     rows = [
         (
             (str(name), tenant),
-            (_range(each.from_, each.to), str(each.code)),
+            (_format_range(each.from_, each.to), str(each.code)),
             (time_text(each.end_at, _DAY), time_text(each.end_at, _CLOCK)),
             each.message,
         )
@@ -147,8 +147,8 @@ def history(found: Sequence[Entry]) -> None:
         (
             (time_text(each.at, _DAY), time_text(each.at, _CLOCK)),
             (str(each.name), each.key.tenant),
-            (each.event.value, _states(each)),
-            (_range(each.from_, each.to), str(each.code or "")),
+            (each.event.value, _format_transition(each)),
+            (_format_range(each.from_, each.to), str(each.code or "")),
             _UUID.sub(r"\1", each.who),
         )
         for each in found
@@ -170,22 +170,22 @@ def usage(found: Sequence[Usage], limit: int | None = None) -> None:
     if not found:
         print_line("no usage")
         return
-    print_counts(len(found), "job", _totals(found))
+    print_counts(len(found), "job", _compute_totals(found))
     most = sorted(found, key=lambda each: -each.seconds)[: limit or ROWS]
-    wide = _usage_wide(most)
-    print_listing(wide if not is_terminal() or fits(wide) else _usage_narrow(most))
+    wide = _build_wide_usage(most)
+    print_listing(wide if not is_terminal() or fits(wide) else _build_narrow_usage(most))
     print_rest(len(most), len(found), "--tenant, --table, --since")
 
 
-def _totals(found: Sequence[Usage]) -> dict[str, Any]:
+def _compute_totals(found: Sequence[Usage]) -> dict[str, Any]:
     totals: dict[str, Any] = {name: sum(getattr(each, name) for each in found) for name in _COUNTS}
     return totals | {"seconds": round(sum(each.seconds for each in found), 1)}
 
 
-def _usage_wide(found: Sequence[Usage]) -> Listing:
+def _build_wide_usage(found: Sequence[Usage]) -> Listing:
     """Leaves out counts that are 0 for all."""
-    rare = [name for name in _RARE if any(getattr(each, name) for each in found)]
-    counts = [name for name in _COUNTS if name not in _RARE or name in rare]
+    rare = [name for name in _RARE_COUNTS if any(getattr(each, name) for each in found)]
+    counts = [name for name in _COUNTS if name not in _RARE_COUNTS or name in rare]
     rows = [
         (
             *(str(each.name), each.tenant, *(f"{getattr(each, name):,}" for name in counts)),
@@ -197,7 +197,7 @@ def _usage_wide(found: Sequence[Usage]) -> Listing:
     return Listing(heads=heads, rows=rows, numbers=heads[2:])
 
 
-def _usage_narrow(found: Sequence[Usage]) -> Listing:
+def _build_narrow_usage(found: Sequence[Usage]) -> Listing:
     heads = ("iterations", "failed\ncanceled", "inserted\ndeleted", "bytes", "seconds")
     rows = [
         (
@@ -213,46 +213,46 @@ def _usage_narrow(found: Sequence[Usage]) -> Listing:
     return Listing(heads=("job\ntenant", *heads), rows=rows, numbers=heads)
 
 
-def _facts(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
+def _describe_job(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
     status = job.status
     return {
         "job": str(job.name),
         "tenant": job.key.tenant,
-        "state": state_of(job) + _for_what(job) + _of_rows(built),
-        "watermark": _place(job.watermark),
+        "state": state_of(job) + _describe_wait(job) + _format_progress(built),
+        "watermark": _format_moment(job.watermark),
         "lag": lag,
-        "type": _kind(job.spec),
-        "trigger": _trigger(job),
+        "type": _get_kind_title(job.spec),
+        "trigger": _format_trigger(job),
         "priority": str(job.priority),
-        "last range": _range(status.from_, status.to),
+        "last range": _format_range(status.from_, status.to),
         "started": time_text(status.start_at, _FULL),
         "ended": time_text(status.end_at, _FULL),
         "code": str(status.code),
         "message": status.message,
         "counts": ", ".join(
-            f"{_COUNTED.get(name, name)} {number:,}" for name, number in status.counts.items()
+            f"{_COUNT_TITLES.get(name, name)} {number:,}" for name, number in status.counts.items()
         ),
     }
 
 
-def _history(begun: Beginning | None) -> dict[str, str]:
+def _describe_history(begun: Beginning | None) -> dict[str, str]:
     """Where the history of changes begins, and the versions that it lacks."""
     if begun is None:
         return {}
     gap = {"gap": begun.gap[0]} if begun.gap else {}
-    return {"changes since": _place(begun.at), **gap}
+    return {"changes since": _format_moment(begun.at), **gap}
 
 
-def _kind(spec: JobSpec) -> str:
+def _get_kind_title(spec: JobSpec) -> str:
     """The type of the job's consumer."""
     return consumer_kind(spec.detail.consumer.type).title
 
 
-def _kind_and_trigger(spec: JobSpec) -> tuple[str, str]:
-    return _kind(spec), spec.trigger.job_type
+def _get_kind_and_trigger(spec: JobSpec) -> tuple[str, str]:
+    return _get_kind_title(spec), spec.trigger.job_type
 
 
-def _for_what(job: Job) -> str:
+def _describe_wait(job: Job) -> str:
     """What a job waits for, if it is not built yet, idle and not paused."""
     if job.active or job.paused_at or not is_building(job):
         return ""
@@ -260,46 +260,46 @@ def _for_what(job: Job) -> str:
     return " to be tried again" if job.status.code else trigger
 
 
-def _of_rows(built: Progress | None) -> str:
+def _format_progress(built: Progress | None) -> str:
     if built is None:
         return ""
     return f", {built.done:,} rows of {'?' if built.of is None else f'{built.of:,}'}"
 
 
-def _states(each: Entry) -> str:
+def _format_transition(each: Entry) -> str:
     if each.before is each.after:
         return each.after.label
     return f"{each.before.label if each.before is not None else ''} → {each.after.label}".strip()
 
 
-def _lag(job: Job, lags: Mapping[JobKey, float | None]) -> str:
+def _format_lag(job: Job, lags: Mapping[JobKey, float | None]) -> str:
     if job.key not in lags:
         return "unknown: the table cannot be read, or the job belongs to an earlier table"
-    return _seconds(lags[job.key]) or "not built"
+    return _format_seconds(lags[job.key]) or "not built"
 
 
-def _seconds(lag: float | None) -> str:
+def _format_seconds(lag: float | None) -> str:
     return "" if lag is None else f"{lag:,.1f} s"
 
 
-def _trigger(job: Job) -> str:
+def _format_trigger(job: Job) -> str:
     trigger = job.spec.trigger
     schedule = [f"{name} {value}" for name, value in trigger.schedule.items()]
     parts = [trigger.job_type, *schedule, *(["independent"] if trigger.independent else [])]
     return ", ".join(parts)
 
 
-def _place(watermark: Moment) -> str:
+def _format_moment(watermark: Moment) -> str:
     if watermark == START:
         return "before the first version"
     return f"{watermark.version} of {time_text(watermark.at, _FULL)}"
 
 
-def _version(watermark: Moment) -> str:
+def _format_version(watermark: Moment) -> str:
     return "" if watermark == START else str(watermark.version)
 
 
-def _range(from_: Moment | None, to: Moment | None) -> str:
+def _format_range(from_: Moment | None, to: Moment | None) -> str:
     if from_ is None or to is None:
         return ""
     return f"all to {to.version}" if from_ == START else f"{from_.version} to {to.version}"

@@ -67,8 +67,8 @@ def asked(
         max_versions=max_versions,
         max_bytes=max_bytes,
         type=type,
-        columns=None if columns is None else tuple(_split(columns)),
-        options=_options(option) if option else None,
+        columns=None if columns is None else tuple(_split_columns(columns)),
+        options=_parse_options(option) if option else None,
     )
 
 
@@ -79,7 +79,7 @@ def scheduled(change: SpecUpdate, held: Collection[TriggerSpec]) -> SpecUpdate:
     """
     if not change.schedule:
         return change
-    after = [_rescheduled(change, each) for each in held]
+    after = [_merge_schedule(change, each) for each in held]
     if any(each != after[0] for each in after):
         raise ConfigError(
             "The jobs have different triggers, and --interval and --share alone do not say which "
@@ -89,7 +89,7 @@ def scheduled(change: SpecUpdate, held: Collection[TriggerSpec]) -> SpecUpdate:
     return after[0] if after else change
 
 
-def _rescheduled(change: SpecUpdate, held: TriggerSpec) -> SpecUpdate:
+def _merge_schedule(change: SpecUpdate, held: TriggerSpec) -> SpecUpdate:
     kept = held.schedule if change.job_type in {None, held.job_type} else {}
     schedule = {**kept, **(change.schedule or {})}
     return replace(change, job_type=change.job_type or held.job_type, schedule=schedule)
@@ -115,16 +115,16 @@ def wished(
 
 def read_file(jobs: Jobs, path: Path) -> list[Wish]:
     """The jobs that a YAML file lists, all checked. Raises ConfigError."""
-    entries = _yaml(path)
+    entries = _read_yaml(path)
     if not isinstance(entries, list):
         raise ConfigError(f"{path} is not a list; write `- tenant: …`, `  job: …`, `  spec: …`.")
     wishes = {
-        f"{path}, entry {at}": _entry(jobs, f"{path}, entry {at}", each)
+        f"{path}, entry {at}": _parse_entry(jobs, f"{path}, entry {at}", each)
         for at, each in enumerate(entries, 1)
     }
     first: dict[JobID, str] = {}
     for where, wish in wishes.items():
-        _check_alike(where, wish, wishes[first.setdefault(wish.job, where)])
+        _check_same_consumer(where, wish, wishes[first.setdefault(wish.job, where)])
     for job, where in first.items():
         tenants = {wish.tenant for wish in wishes.values() if wish.job == job}
         try:
@@ -151,7 +151,7 @@ def moment_of(text: str, now: datetime) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 
 
-def _entry(jobs: Jobs, where: str, value: Any) -> Wish:
+def _parse_entry(jobs: Jobs, where: str, value: Any) -> Wish:
     try:
         fields = json_object("entry", value, ("tenant", "job", "spec"), ("job",))
         job = parsed(str(fields["job"]))
@@ -164,7 +164,7 @@ def _entry(jobs: Jobs, where: str, value: Any) -> Wish:
     return wish
 
 
-def _check_alike(where: str, wish: Wish, first: Wish) -> None:
+def _check_same_consumer(where: str, wish: Wish, first: Wish) -> None:
     consumers = [each.spec.detail.consumer for each in (first, wish)]
     if consumers[0] != consumers[1] and {each.type for each in consumers} & set(kind_names()):
         raise ConfigError(
@@ -173,7 +173,7 @@ def _check_alike(where: str, wish: Wish, first: Wish) -> None:
         )
 
 
-def _yaml(path: Path) -> Any:
+def _read_yaml(path: Path) -> Any:
     import yaml  # type: ignore[import-untyped]
 
     try:
@@ -184,15 +184,15 @@ def _yaml(path: Path) -> Any:
         raise ConfigError(f"The file {path} is not YAML: {error}") from error
 
 
-def _split(text: str) -> list[str]:
+def _split_columns(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _options(given: Sequence[str]) -> Mapping[str, Any]:
-    return dict(map(_option, given))
+def _parse_options(given: Sequence[str]) -> Mapping[str, Any]:
+    return dict(map(_parse_option, given))
 
 
-def _option(text: str) -> tuple[str, Any]:
+def _parse_option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise ConfigError(f"The option {text!r} is not written name=value.")

@@ -27,8 +27,8 @@ class Updated:
     """Whether iterations under way were to be interrupted."""
 
     def __str__(self) -> str:
-        then = f"; {self._interrupted}" if self.interrupt else ""
-        return f"{titled(str(self.job), self.tenant)}: {self._changed}{then}"
+        then = f"; {self._interruption_text}" if self.interrupt else ""
+        return f"{titled(str(self.job), self.tenant)}: {self._change_text}{then}"
 
     def to_json(self) -> dict[str, Any]:
         """Return what was changed; with --interrupt, of how many jobs iterations were canceled."""
@@ -37,7 +37,7 @@ class Updated:
         return {"tenant": self.tenant, "job": str(self.job), "changed": changed, **number}
 
     @property
-    def _changed(self) -> str:
+    def _change_text(self) -> str:
         if self.respecified:
             return "updated"
         if self.done.changed and not self.done.keys:
@@ -45,7 +45,7 @@ class Updated:
         return "unchanged"
 
     @property
-    def _interrupted(self) -> str:
+    def _interruption_text(self) -> str:
         number = len(self.done.keys)
         if not number:
             return "no iteration was under way"

@@ -30,7 +30,7 @@ def check_known(
     held, tables = jobs.list_jobs(), jobs.known_tables()
     if table is not None and table not in tables:
         check_table(table)
-    _check("table", table, tables)
+    _check_name("table", table, tables)
     declared = {
         f"{source.name}/{called}"
         for source in jobs.sources
@@ -38,9 +38,9 @@ def check_known(
         for called in (each.name, each.shown)
     }
     if name is not None:
-        _check(what, str(parsed(name, what)), declared | {str(each.name) for each in held})
+        _check_name(what, str(parsed(name, what)), declared | {str(each.name) for each in held})
     if tenant is not None and tenant != EVERY:
-        where = table or (_table(parsed(name, what)) if name else None)
+        where = table or (_get_table_name(parsed(name, what)) if name else None)
         check_tenant(jobs.deployment, jobs.sources, held, tenant, where)
 
 
@@ -57,7 +57,7 @@ def check_tenant(
     """
     known: dict[str, set[str]] = {}
     for each in held:
-        known.setdefault(_table(each.name), set()).add(each.key.tenant)
+        known.setdefault(_get_table_name(each.name), set()).add(each.key.tenant)
     if any(tenant in its for its in known.values()):
         return
     for source in sources:
@@ -68,10 +68,10 @@ def check_tenant(
         raise no_such("tenant", tenant, every if table is None else known[table], table or "")
 
 
-def _table(job: JobID) -> str:
+def _get_table_name(job: JobID) -> str:
     return f"{job.db}.{job.table}"
 
 
-def _check(what: str, name: str | None, known: set[str]) -> None:
+def _check_name(what: str, name: str | None, known: set[str]) -> None:
     if name is not None and name not in known:
         raise no_such(what, name, known)

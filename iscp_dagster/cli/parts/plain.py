@@ -17,7 +17,7 @@ def plain(text: str, *, colours: bool = False) -> str:
 
     Newlines and tabs stay; with `colours`, so do colour codes, which logs contain.
     """
-    return (_BUT_COLOURS if colours else _CONTROL).sub(_written_out, text)
+    return (_BUT_COLOURS if colours else _CONTROL).sub(_escape_character, text)
 
 
 def cell(text: str) -> str:
@@ -36,6 +36,6 @@ def one_line(text: str) -> str:
     return repr(seen) if seen.isspace() else seen
 
 
-def _written_out(found: re.Match[str]) -> str:
+def _escape_character(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\x{code:02x}" if code <= _LATIN else f"\\u{code:04x}"

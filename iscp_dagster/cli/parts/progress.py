@@ -28,7 +28,7 @@ def telling(
     since the last one, or since the start; with None, print nothing.
     """
     if not console.is_terminal:
-        yield _untold if seconds is None else Lines(console, seconds, monotonic)
+        yield _ignore_text if seconds is None else Lines(console, seconds, monotonic)
         return
     with console.status("", refresh_per_second=FRAMES_A_SECOND) as shown:
         yield lambda text: shown.update(cell(text))
@@ -54,5 +54,5 @@ class Lines:
             self._last, self._at = text, self.monotonic()
 
 
-def _untold(_: str) -> None:
+def _ignore_text(_: str) -> None:
     """Nobody watches."""

@@ -74,7 +74,7 @@ def print_listing(listing: Listing, nothing: str = "") -> None:
         if nothing:
             print_line(nothing)
     elif is_terminal():
-        spread = _spread(listing) if listing.spreads else listing
+        spread = _split_columns(listing) if listing.spreads else listing
         Console(highlight=False).print(table_of(spread if fits(spread) else listing))
     else:
         print_lines(listing)
@@ -87,14 +87,14 @@ def fits(listing: Listing) -> bool:
     return console.measure(table_of(listing), options=unbounded).maximum <= console.width
 
 
-def _spread(listing: Listing) -> Listing:
+def _split_columns(listing: Listing) -> Listing:
     """The listing with a column, and a cell, for each text."""
     spans = [head.split("\n") for head in listing.heads]
     heads = {head: head.split("\n") for head in listing.heads}
     return replace(
         listing,
         heads=[name for names in heads.values() for name in names],
-        rows=[_flat(row, spans) for row in listing.rows],
+        rows=[_flatten_row(row, spans) for row in listing.rows],
         numbers=[name for head in listing.numbers for name in heads.get(head, ())],
         unwrapped=[name for head in listing.unwrapped for name in heads.get(head, ())],
     )
@@ -112,18 +112,18 @@ def table_of(listing: Listing) -> Table:
             justify="right" if head in listing.numbers else "left",
         )
     for row in listing.rows:
-        table.add_row(*(_styled(listing, each) for each in row))
+        table.add_row(*(_apply_style(listing, each) for each in row))
     return table
 
 
 def print_lines(listing: Listing) -> None:
     """Print one line a row, with tabs between columns; a head of two lines makes two columns."""
-    spread = _spread(listing)
+    spread = _split_columns(listing)
     for line in (spread.heads, *spread.rows):
         print("\t".join(map(one_line, map(str, line))))  # noqa: T201
 
 
-def _flat(row: Sequence[Cell], spans: Sequence[Sequence[str]]) -> list[str]:
+def _flatten_row(row: Sequence[Cell], spans: Sequence[Sequence[str]]) -> list[str]:
     """A cell for each column; more texts than columns become one."""
     flat: list[str] = []
     for each, span in zip(row, spans, strict=True):
@@ -133,7 +133,7 @@ def _flat(row: Sequence[Cell], spans: Sequence[Sequence[str]]) -> list[str]:
     return flat
 
 
-def _styled(listing: Listing, each: Cell) -> str:
+def _apply_style(listing: Listing, each: Cell) -> str:
     if not isinstance(each, str):
         return "\n".join(map(word, each))
     style = listing.styles.get(each)

@@ -78,13 +78,13 @@ class DataVersions:
     source: SourceTable
     delta_log: DeltaLog
     upto: int
-    _changes: dict[int, Mapping[str, int] | None] = field(default_factory=dict)
+    _changes_by_version: dict[int, Mapping[str, int] | None] = field(default_factory=dict)
 
     def news(self, tenants: Collection[str]) -> list[AssetEvent]:
         """Events for the tenants whose last change has not been reported."""
-        before = self._before(tenants)
+        before = self._read_reported_versions(tenants)
         found = ((tenant, before.get(tenant)) for tenant in tenants)
-        now = {tenant: (last, self._current(tenant, last)) for tenant, last in found}
+        now = {tenant: (last, self._find_version_since(tenant, last)) for tenant, last in found}
         told = {tenant: last for tenant, (reported, last) in now.items() if reported != last}
         # Of the facts about a table, Dagster shows only those in the latest event.
         facts = facts_if_known(self.delta_log, self.upto) if told else {}
@@ -92,16 +92,16 @@ class DataVersions:
 
     def current(self, tenant: str) -> int:
         """The last version that changed the tenant; `upto` if that is unknown."""
-        return self._current(tenant, self._before([tenant]).get(tenant))
+        return self._find_version_since(tenant, self._read_reported_versions([tenant]).get(tenant))
 
-    def _before(self, tenants: Collection[str]) -> dict[str, int]:
+    def _read_reported_versions(self, tenants: Collection[str]) -> dict[str, int]:
         found = reported(self.instance, self.source, tenants)
         return {tenant: int(text) for tenant, text in found.items() if text.isdigit()}
 
-    def _current(self, tenant: str, before: int | None) -> int:
+    def _find_version_since(self, tenant: str, before: int | None) -> int:
         if before is None or before >= self.upto:
             return self.upto if before is None else before
-        if before not in self._changes:
-            self._changes[before] = self.delta_log.last_changes(before, self.upto)
-        changes = self._changes[before]
+        if before not in self._changes_by_version:
+            self._changes_by_version[before] = self.delta_log.last_changes(before, self.upto)
+        changes = self._changes_by_version[before]
         return self.upto if changes is None else changes.get(tenant, before)

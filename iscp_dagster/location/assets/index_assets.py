@@ -64,7 +64,7 @@ def index_assets(
             context.instance,
             deployment=deployment,
             source=source,
-            tenants=_tenants(context, source, deployment),
+            tenants=_take_over_tenants(context, source, deployment),
             chosen=[
                 by_name[name] for name in sorted(context.op_execution_context.selected_output_names)
             ],
@@ -77,10 +77,10 @@ def index_assets(
                 # An output of the step would give every tenant what belongs to all of them.
                 _, failed = iterated(context, iterations)
             else:
-                failed = yield from _of_one(context, iterations)
+                failed = yield from _sync_tenant(context, iterations)
             done = set(iterations.tenants)
             # Runs of the same backfill that were queued meanwhile.
-            while more := set(_tenants(context, source, deployment)) - done:
+            while more := set(_take_over_tenants(context, source, deployment)) - done:
                 _, wrong = iterated(context, replace(iterations, tenants=sorted(more)))
                 failed, done = [*failed, *wrong], done | more
         report(failed)
@@ -88,14 +88,14 @@ def index_assets(
     return synchronize
 
 
-def _of_one(
+def _sync_tenant(
     context: dg.AssetExecutionContext, its: Iterations
 ) -> Generator[dg.Output[Success], None, list[Outcome]]:
     """Bring one tenant in step; yields the outputs of its jobs, and returns what failed."""
     held = InOrder[dg.Output[Success]](parents(its.source), {each.name for each in its.chosen})
     declared = {each.name for each in its.source.consumers}
     views, failed = views_of(its.source), list[Outcome]()
-    with _reporting(context, its) as reported:
+    with _report_in_background(context, its) as reported:
         try:
             for outcome in (each for some in its.outcomes() for each in some):
                 reported()
@@ -103,7 +103,7 @@ def _of_one(
                     failed.append(outcome)
                     store_events(context, observations(its.source, [outcome]))
                 elif outcome.job_name in declared:
-                    output = _output(its, outcome, views.get(outcome.job_name))
+                    output = _build_output(its, outcome, views.get(outcome.job_name))
                     yield from held.put(outcome.job_name, output)
                 elif isinstance(outcome, Delivery):
                     made = materializations(
@@ -117,7 +117,9 @@ def _of_one(
     return failed
 
 
-def _output(its: Iterations, outcome: Success, view: dg.AssetKey | None) -> dg.Output[Success]:
+def _build_output(
+    its: Iterations, outcome: Success, view: dg.AssetKey | None
+) -> dg.Output[Success]:
     return dg.Output(
         outcome,
         output_name=outcome.job_name,
@@ -129,7 +131,9 @@ def _output(its: Iterations, outcome: Success, view: dg.AssetKey | None) -> dg.O
 
 
 @contextmanager
-def _reporting(context: dg.AssetExecutionContext, its: Iterations) -> Iterator[Callable[[], None]]:
+def _report_in_background(
+    context: dg.AssetExecutionContext, its: Iterations
+) -> Iterator[Callable[[], None]]:
     """Report, in parallel with the iteration, the versions that the runner has not reported.
 
     Yields a function that returns once Dagster has them: before that, Dagster would record wrongly
@@ -149,7 +153,7 @@ def _report_versions(context: dg.AssetExecutionContext, news: Sequence[Reported]
         context.get_step_execution_context().fetch_external_input_asset_version_info()
 
 
-def _tenants(
+def _take_over_tenants(
     context: dg.AssetExecutionContext, source: SourceTable, deployment: Deployment
 ) -> list[str]:
     """The tenants that the run names, and those that it takes over from its backfill."""

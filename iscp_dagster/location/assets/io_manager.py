@@ -33,7 +33,7 @@ class OutcomeIOManager(dg.IOManager):
 
     def handle_output(self, context: dg.OutputContext, obj: Delivery | InStep | Outcomes) -> None:
         """Show on the output what was done; the watermarks have moved already."""
-        _show(context, obj)
+        _show_outcome(context, obj)
 
     def load_input(self, context: dg.InputContext) -> Any:
         """Raises ConfigError: there is no table."""
@@ -72,10 +72,10 @@ class ClickHouseIOManager(dg.IOManager):
         elif isinstance(obj, Delivery):
             self.writer.place([obj])
         elif not isinstance(obj, InStep):
-            return context.add_output_metadata(self._store(context, obj))
-        return _show(context, obj)
+            return context.add_output_metadata(self._store_frame(context, obj))
+        return _show_outcome(context, obj)
 
-    def _store(self, context: dg.OutputContext, frame: Frame) -> dict[str, Any]:
+    def _store_frame(self, context: dg.OutputContext, frame: Frame) -> dict[str, Any]:
         rows = arrow_of(frame, context.asset_key.to_user_string())
         table = frame_table(self._deployment().endpoint, context, context.definition_metadata)
         if table.partition is not None and not context.has_asset_partitions:
@@ -106,7 +106,7 @@ class ClickHouseIOManager(dg.IOManager):
             return client.query_arrow(f"SELECT * FROM {view}{where}", parameters=parameters)
 
 
-def _show(context: dg.OutputContext, obj: Delivery | InStep | Outcomes) -> None:
+def _show_outcome(context: dg.OutputContext, obj: Delivery | InStep | Outcomes) -> None:
     shown_ = obj.summary() if isinstance(obj, Outcomes) else shown(obj, {})
     context.add_output_metadata(shown_)
 
@@ -168,13 +168,13 @@ def shown(outcome: Delivery | InStep, tables: dict[int, Mapping[str, Any]]) -> d
         return dict(in_step(outcome.job))
     store = outcome.store
     if store is None:
-        return _delivered(outcome)
+        return _build_delivery_metadata(outcome)
     if id(store) not in tables:
-        tables[id(store)] = _table(store)
-    return {**_delivered(outcome), **tables[id(store)]}
+        tables[id(store)] = _read_table_metadata(store)
+    return {**_build_delivery_metadata(outcome), **tables[id(store)]}
 
 
-def _delivered(delivery: Delivery) -> dict[str, Any]:
+def _build_delivery_metadata(delivery: Delivery) -> dict[str, Any]:
     written = delivery.written
     rows = delivery.inserted + delivery.deleted
     # Not the time now: Dagster stores events one by one, maybe long after rows were searchable.
@@ -213,7 +213,7 @@ def in_step(job: Job) -> Mapping[str, Any]:
     }
 
 
-def _table(store: IndexStore) -> Mapping[str, Any]:
+def _read_table_metadata(store: IndexStore) -> Mapping[str, Any]:
     lost: list[str] = []
     # The rows are served already: a ClickHouse that has gone since must not fail the run.
     with suppress(IscpError):

@@ -58,7 +58,7 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
     )
     def iterate_tenants(context: dg.OpExecutionContext) -> Iterator[dg.Output[Outcomes]]:
         deployment: Deployment = context.resources.iscp.deployment()
-        iterations = _iterations(context, deployment, source)
+        iterations = _build_iterations(context, deployment, source)
 
         def news(served: Sequence[Success]) -> Sequence[Success]:
             """What Dagster has not been told yet: jobs in step are not reported again."""
@@ -88,7 +88,7 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
     return iterate_job
 
 
-def _iterations(
+def _build_iterations(
     context: dg.OpExecutionContext, deployment: Deployment, source: SourceTable
 ) -> Iterations:
     """The run's iterations; by hand they are for the tenant that the tag names, else for all.
@@ -111,10 +111,13 @@ def _iterations(
     if tenant := context.run.tags.get(names.TENANT_TAG):
         return replace(found, tenants=[tenant])
     dispatch = context.run.tags.get(DISPATCH_TAG)
-    return replace(found, tenants=_repeated(found, dispatch) if dispatch else _everyone(found))
+    return replace(
+        found,
+        tenants=_read_repeated_tenants(found, dispatch) if dispatch else _list_all_tenants(found),
+    )
 
 
-def _repeated(its: Iterations, dispatch: str) -> list[str]:
+def _read_repeated_tenants(its: Iterations, dispatch: str) -> list[str]:
     """The tenants of the run that is executed again, also when later runs took their jobs."""
     had = its.deployment.log.tenants_of_runs(its.repeats)
     if not had:
@@ -122,7 +125,7 @@ def _repeated(its: Iterations, dispatch: str) -> list[str]:
     return sorted(had)
 
 
-def _everyone(its: Iterations) -> list[str]:
+def _list_all_tenants(its: Iterations) -> list[str]:
     """All tenants that have rows or jobs."""
     table_id = its.delta_log.table_id()
     return sorted({*its.delta_log.tenants(), *its.deployment.log.tenants(table_id)})

@@ -82,13 +82,13 @@ def maintenance_jobs(
         with working(deployment, context.run):
             found = maintenance.garbage(deployment, sources, timedelta(hours=config.keep_hours))
             if not config.dry_run:
-                with _noted(problems):
+                with _record_problem(problems):
                     forgotten = maintenance.collect(deployment, sources, found)
-                with _noted(problems):
+                with _record_problem(problems):
                     pruned = maintenance.prune_history(
                         deployment, timedelta(days=config.history_days)
                     )
-                with _noted(problems):
+                with _record_problem(problems):
                     events = prune_events(deployment, timedelta(days=config.events_days))
                 served = serve_all(deployment, sources)
                 problems += [*served.problems, *maintenance.clear_staging(deployment, sources)]
@@ -148,11 +148,11 @@ def maintenance_jobs(
     def prune_job() -> None:
         prune()
 
-    return [flush_job, collect_job, prune_job, _report_job(sources, resources)]
+    return [flush_job, collect_job, prune_job, _build_report_job(sources, resources)]
 
 
 @contextmanager
-def _noted(problems: list[str]) -> Iterator[None]:
+def _record_problem(problems: list[str]) -> Iterator[None]:
     """Add an error to the problems: one step of the upkeep stops no other."""
     try:
         yield
@@ -160,7 +160,9 @@ def _noted(problems: list[str]) -> Iterator[None]:
         problems.append(str(as_ours(error)))
 
 
-def _report_job(sources: Sequence[SourceTable], resources: Mapping[str, Any]) -> dg.JobDefinition:
+def _build_report_job(
+    sources: Sequence[SourceTable], resources: Mapping[str, Any]
+) -> dg.JobDefinition:
     @dg.op(name=f"{REPORT}_op", required_resource_keys={"iscp"})
     def report(context: dg.OpExecutionContext) -> None:
         deployment: Deployment = context.resources.iscp.deployment()

@@ -128,17 +128,17 @@ def store_events(context: Context, events: Iterable[Reported]) -> None:
     Dagster writes a batch's events of an asset together if DAGSTER_EVENT_BATCH_SIZE allows it.
     """
     for some in split_into_portions(events, most=BATCH):
-        for _, mine in groupby(sorted(some, key=_series), key=_series):
-            _store(context, list(mine))
+        for _, mine in groupby(sorted(some, key=_get_event_series), key=_get_event_series):
+            _store_batch(context, list(mine))
 
 
-def _series(event: Reported) -> tuple[bool, str, str]:
+def _get_event_series(event: Reported) -> tuple[bool, str, str]:
     # Dagster takes a check as of the version before it.
     is_check = isinstance(event, dg.AssetCheckEvaluation)
     return is_check, type(event).__name__, event.asset_key.to_user_string()
 
 
-def _store(context: Context, events: Sequence[Reported]) -> None:
+def _store_batch(context: Context, events: Sequence[Reported]) -> None:
     batch = str(uuid4())
     for number, event in enumerate(events, start=1):
         log_event(context, event, DagsterEventBatchMetadata(batch, number == len(events)))
@@ -249,13 +249,13 @@ def find_unmarked_errors(
             wrong[job.key.job_name].append(job)
     found: list[Job] = []
     for name, its in wrong.items():
-        tries = _runs_since_materialized(instance, source, name) if its else {}
-        failed = _failed_of(instance, {tries.get(job.key.tenant, "") for job in its})
+        tries = _find_latest_attempts(instance, source, name) if its else {}
+        failed = _find_failed_runs(instance, {tries.get(job.key.tenant, "") for job in its})
         found += [job for job in its if tries.get(job.key.tenant, "") not in failed]
     return found
 
 
-def _runs_since_materialized(
+def _find_latest_attempts(
     instance: dg.DagsterInstance, source: SourceTable, name: str
 ) -> dict[str, str]:
     """By tenant, the latest run that planned to materialize it and has not."""
@@ -263,7 +263,7 @@ def _runs_since_materialized(
     return {tenant: run for tenant, (run, _) in ask(job_key(source, name)).items()}
 
 
-def _failed_of(instance: dg.DagsterInstance, runs: Collection[str]) -> set[str]:
+def _find_failed_runs(instance: dg.DagsterInstance, runs: Collection[str]) -> set[str]:
     """Those of the runs that have failed."""
     failed = [dg.DagsterRunStatus.FAILURE]
     return {
@@ -286,7 +286,9 @@ def unreported(
     for name, group in groupby(sorted(jobs, key=by_name), key=by_name):
         served = [job for job in group if job.watermark.version > START.version]
         told = latest(instance, job_key(source, name), kind, [job.key.tenant for job in served])
-        found += [InStep(job=job) for job in served if _untold(job, told.get(job.key.tenant))]
+        found += [
+            InStep(job=job) for job in served if _is_unreported(job, told.get(job.key.tenant))
+        ]
     return found
 
 
@@ -296,7 +298,7 @@ def agrees(outcome: Success) -> int:
     return moment.version
 
 
-def _untold(job: Job, version: str | None) -> bool:
+def _is_unreported(job: Job, version: str | None) -> bool:
     if version is None:
         return True
     # After an iteration that failed, the row no longer says which version was delivered last.
@@ -319,14 +321,14 @@ def report_indexes(
         if not deployment.log.table_ids(source.database, source.table):
             continue  # it has no jobs, and may not be there yet
         try:
-            reported[source.name], wrong = _report(context, deployment, source)
+            reported[source.name], wrong = _report_table(context, deployment, source)
             problems += wrong
         except Exception as error:  # noqa: BLE001 - whatever a table raises stops it alone
             problems.append(str(problem_of(source, error)))
     return reported, problems
 
 
-def _report(
+def _report_table(
     context: dg.OpExecutionContext, deployment: Deployment, source: SourceTable
 ) -> tuple[int, list[str]]:
     """How many jobs were reported as materialized, and a line for each reported as failed."""
@@ -336,7 +338,7 @@ def _report(
     for some in portions(sorted(deployment.log.tenants(table_id))):
         jobs = deployment.log.jobs(table_id=table_id, tenants=some)
         # Read after the jobs: a run that has ended since has reported what it completed.
-        working = _at_work(context.instance)
+        working = _find_working_runs(context.instance)
         idle = [job for job in jobs if not job.active and job.run_id not in working]
         left = [each.job for each in unreported(context.instance, source, idle)]
         outcomes = [InStep(job=job) for job in effective(delta_log, left, to)]
@@ -353,5 +355,5 @@ def _report(
     return count, problems
 
 
-def _at_work(instance: dg.DagsterInstance) -> set[str]:
+def _find_working_runs(instance: dg.DagsterInstance) -> set[str]:
     return {run.run_id for run in instance.get_runs(dg.RunsFilter(statuses=list(WORKED)))}

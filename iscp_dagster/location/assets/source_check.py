@@ -30,9 +30,9 @@ def source_check(source: SourceTable) -> dg.AssetChecksDefinition:
         found = problems_of(deployment, source)
         return dg.AssetCheckResult(
             passed=not found,
-            severity=_severity(found),
-            description=_description(found),
-            metadata=_facts(found),
+            severity=_get_severity(found),
+            description=_describe_problems(found),
+            metadata=_collect_facts(found),
         )
 
     return can_be_followed
@@ -44,20 +44,20 @@ def evaluation(source: SourceTable, found: Sequence[Problem]) -> dg.AssetCheckEv
         asset_key=source_key(source),
         check_name=CHECK,
         passed=not found,
-        severity=_severity(found),
-        description=_description(found),
-        metadata=_facts(found),
+        severity=_get_severity(found),
+        description=_describe_problems(found),
+        metadata=_collect_facts(found),
     )
 
 
-def _severity(found: Sequence[Problem]) -> dg.AssetCheckSeverity:
+def _get_severity(found: Sequence[Problem]) -> dg.AssetCheckSeverity:
     severe = any(each.severe for each in found)
     return dg.AssetCheckSeverity.ERROR if severe else dg.AssetCheckSeverity.WARN
 
 
-def _description(found: Sequence[Problem]) -> str | None:
+def _describe_problems(found: Sequence[Problem]) -> str | None:
     return "\n".join(each.message for each in found) or None
 
 
-def _facts(found: Sequence[Problem]) -> dict[str, int]:
+def _collect_facts(found: Sequence[Problem]) -> dict[str, int]:
     return {name: number for each in found for name, number in each.facts.items()}

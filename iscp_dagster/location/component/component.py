@@ -91,13 +91,15 @@ class SourceTableComponent(dg.Component, dg.Resolvable):
                 "its return type; annotate it with `-> SourceTableComponent`, without quotes or "
                 "`from __future__ import annotations`."
             )
-        found = _standing(tuple(every))
+        found = _filter_declarations(tuple(every))
         table = found.declared.get(id(self.table))
         own = [] if table is None else [table_definitions(table)]
-        return dg.Definitions.merge(*own, *([_shared(every)] if every[0] is self else []))
+        return dg.Definitions.merge(
+            *own, *([_build_shared_definitions(every)] if every[0] is self else [])
+        )
 
 
-def _declared(every: Sequence[SourceTableComponent]) -> Declared:
+def _collect_declarations(every: Sequence[SourceTableComponent]) -> Declared:
     declared: dict[int, object] = {}
     files: dict[int, str] = {}
     for each in every:
@@ -108,11 +110,13 @@ def _declared(every: Sequence[SourceTableComponent]) -> Declared:
 
 
 @lru_cache(maxsize=1)
-def _standing(every: tuple[SourceTableComponent, ...]) -> Sound:
+def _filter_declarations(every: tuple[SourceTableComponent, ...]) -> Sound:
     """Kept for the next component of the same project, since each asks for it."""
-    return standing(_declared(every), os.environ)
+    return standing(_collect_declarations(every), os.environ)
 
 
-def _shared(every: Sequence[SourceTableComponent]) -> dg.Definitions:
-    tables = _standing(tuple(every)).tables
-    return runner_definitions(tables, resources_from_environment(), given=_declared(every))
+def _build_shared_definitions(every: Sequence[SourceTableComponent]) -> dg.Definitions:
+    tables = _filter_declarations(tuple(every)).tables
+    return runner_definitions(
+        tables, resources_from_environment(), given=_collect_declarations(every)
+    )

@@ -34,7 +34,7 @@ def resources_from_environment(
     """
     spark = Spark(remote=EnvVar(variables.SPARK_REMOTE))
     iscp = Iscp(
-        clickhouse=_clickhouse(connect_timeout=connect_timeout, query_timeout=query_timeout),
+        clickhouse=_build_clickhouse(connect_timeout=connect_timeout, query_timeout=query_timeout),
         lake=Lake(root=EnvVar(variables.LAKE)),
         log=IscpLog(url=EnvVar(variables.LOG_URL)),
         spark=spark,
@@ -47,7 +47,7 @@ def resources_from_environment(
     return {"iscp": iscp, "spark": spark, CLICKHOUSE: ClickHouseTables(iscp=iscp)}
 
 
-def _clickhouse(**seconds: Any) -> ClickHouse:
+def _build_clickhouse(**seconds: Any) -> ClickHouse:
     if os.environ.get(variables.CLICKHOUSE_URLS):
         if os.environ.get(variables.CLICKHOUSE_URL):
             # It must then be the first of CLICKHOUSE_URLS.

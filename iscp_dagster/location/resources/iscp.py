@@ -50,11 +50,11 @@ class IscpLog(ConfigurableResource[SqlLog]):
 
     def open(self) -> SqlLog:
         """The log, made ready at first use in the process."""
-        return _opened(self.url)
+        return _open_log(self.url)
 
 
 @lru_cache(maxsize=4)
-def _opened(url: str) -> SqlLog:
+def _open_log(url: str) -> SqlLog:
     log = SqlLog(url, who="dagster")
     log.ensure()
     return log

@@ -78,26 +78,26 @@ class Recovery:
     def look(self, instance: DagsterInstance) -> None:
         """End orphans, then free the jobs of all runs that are gone."""
         try:
-            self._look(instance)
+            self._recover_runs(instance)
         except Exception:
             self._since = None
             raise
 
-    def _look(self, instance: DagsterInstance) -> None:
+    def _recover_runs(self, instance: DagsterInstance) -> None:
         now = self.monotonic()
         self._since = now if self._since is None else self._since
         sure = now - self._since >= self.deployment.log.leases.run
-        self._end_runs(instance, sure=sure)
-        self._settle_queued(instance)
-        self.deployment.log.reclaim(None if sure else self._finished(instance))
+        self._end_orphans(instance, sure=sure)
+        self._process_queued_jobs(instance)
+        self.deployment.log.reclaim(None if sure else self._list_finished_runs(instance))
 
-    def _finished(self, instance: DagsterInstance) -> list[str]:
+    def _list_finished_runs(self, instance: DagsterInstance) -> list[str]:
         """Runs of this instance that hold jobs though Dagster says that they have finished."""
         running = self.deployment.log.active_runs(JobState.RUNNING)
         found = instance.get_runs(RunsFilter(run_ids=list(running))) if running else ()
         return [run.run_id for run in found if run.is_finished]
 
-    def _end_runs(self, instance: DagsterInstance, *, sure: bool) -> None:
+    def _end_orphans(self, instance: DagsterInstance, *, sure: bool) -> None:
         """End orphans: Dagster's default launcher does not notice them; they block the queue."""
         log = self.deployment.log
         runs = {run.run_id: run for run in instance.get_runs(RunsFilter(statuses=list(WORKED)))}
@@ -108,7 +108,7 @@ class Recovery:
             if run is not None and run.status in WORKED:
                 end(instance, run, GONE)
 
-    def _settle_queued(self, instance: DagsterInstance) -> None:
+    def _process_queued_jobs(self, instance: DagsterInstance) -> None:
         """Keep jobs that wait for a run of this instance; free those whose run has ended.
 
         A run that this instance does not know is another's, or was never submitted: the lease of
@@ -123,9 +123,9 @@ class Recovery:
         log.keep(awaited, log.leases.queued)
         for run in runs:
             if run.is_finished:
-                self._free(run, names_of(run) & queued - set(awaited))
+                self._free_jobs(run, names_of(run) & queued - set(awaited))
 
-    def _free(self, run: DagsterRun, names: set[str]) -> None:
+    def _free_jobs(self, run: DagsterRun, names: set[str]) -> None:
         log = self.deployment.log
         if run.status is DagsterRunStatus.FAILURE:
             for name in sorted(names):

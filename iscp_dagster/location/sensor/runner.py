@@ -61,7 +61,7 @@ class Lookout:
     monotonic: Callable[[], float] = time.monotonic
     _lock: Lock = field(default_factory=Lock)
     """A restarted daemon may evaluate a sensor while the previous one still does."""
-    _begun: tuple[Recovery, Runner] | None = None
+    _recovery_and_runner: tuple[Recovery, Runner] | None = None
     _turn: int = 0
     """Counts the ticks; a newer tick ends the waiting of earlier ones."""
 
@@ -76,7 +76,7 @@ class Lookout:
         cursor = context.cursor
         while True:
             began = self.monotonic()
-            look = self._look(context, cursor)
+            look = self._take_look(context, cursor)
             yield look
             cursor, took = look.cursor, self.monotonic() - began
             rested = self.monotonic() + RESTS * took
@@ -87,17 +87,19 @@ class Lookout:
     def reporter(self, context: dg.SensorEvaluationContext) -> Iterator[Reporter]:
         """Yield a reporter of the looks so far; no look is taken meanwhile."""
         with self._lock:
-            _, runner = self._kept(context)
+            _, runner = self._get_recovery_and_runner(context)
             yield Reporter(runner)
 
-    def _look(self, context: dg.SensorEvaluationContext, cursor: str | None) -> Look:
+    def _take_look(self, context: dg.SensorEvaluationContext, cursor: str | None) -> Look:
         with self._lock:
-            recovery, runner = self._kept(context)
+            recovery, runner = self._get_recovery_and_runner(context)
             recovery.look(context.instance)
             return runner.look(cursor)
 
-    def _kept(self, context: dg.SensorEvaluationContext) -> tuple[Recovery, Runner]:
-        if self._begun is None:
+    def _get_recovery_and_runner(
+        self, context: dg.SensorEvaluationContext
+    ) -> tuple[Recovery, Runner]:
+        if self._recovery_and_runner is None:
             deployment: Deployment = context.resources.iscp.deployment()
             origin = context.code_location_origin
             ours = Ours.of(self.sources, None if origin is None else origin.location_name)
@@ -109,8 +111,8 @@ class Lookout:
                 monotonic=self.monotonic,
                 ending=is_ending,
             )
-            self._begun = Recovery(deployment, ours, self.monotonic), runner
-        return self._begun
+            self._recovery_and_runner = Recovery(deployment, ours, self.monotonic), runner
+        return self._recovery_and_runner
 
     def _wait_for_reason(self, turn: int, rested: float, until: float) -> bool:
         """Wait for a reason to look again; False if there is none before `until`."""
@@ -128,9 +130,9 @@ class Lookout:
 
     def _has_news(self, *, events: bool) -> bool:
         with self._lock:
-            if self._begun is None:
+            if self._recovery_and_runner is None:
                 return False
-            _, runner = self._begun
+            _, runner = self._recovery_and_runner
             return runner.has_new_commit() or (events and runner.has_new_event())
 
 
@@ -148,28 +150,30 @@ def runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> dg.SensorDefin
     )
     def iscp_runner(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         if is_trial(context):
-            return _tried(context, lookout.sources)
+            return _evaluate_trial(context, lookout.sources)
         for each in lookout.looks(context):
             look = each
             add_partitions(context.instance, lookout.sources, look.present)
-        for line in _told(look):
+        for line in _format_new_problems(look):
             context.log.warning(line)
-        add_partitions(context.instance, lookout.sources, _dispatched(look))
+        add_partitions(context.instance, lookout.sources, _list_dispatched_tenants(look))
         return dg.SensorResult(
             run_requests=[run_request(dispatch) for dispatch in look.dispatches],
-            skip_reason=None if look.dispatches else _reason(look),
+            skip_reason=None if look.dispatches else _format_skip_reason(look),
             cursor=look.cursor,
         )
 
     return iscp_runner
 
 
-def _tried(context: dg.SensorEvaluationContext, sources: Sequence[SourceTable]) -> dg.SensorResult:
+def _evaluate_trial(
+    context: dg.SensorEvaluationContext, sources: Sequence[SourceTable]
+) -> dg.SensorResult:
     """What a tick would request now; the cursor stays, since a trial changes nothing."""
     look = trial_look(context.resources.iscp.deployment(), sources, context.cursor)
     return dg.SensorResult(
         run_requests=[by_hand(run_request(dispatch)) for dispatch in look.dispatches],
-        skip_reason=None if look.dispatches else _reason(look),
+        skip_reason=None if look.dispatches else _format_skip_reason(look),
         cursor=context.cursor,
         dynamic_partitions_requests=list(missing_partitions(context.instance, look.dispatches)),
     )
@@ -219,7 +223,7 @@ def add_partitions(
                 instance.add_dynamic_partitions(partitions_name(source), some)
 
 
-def _dispatched(look: Look) -> Mapping[str, Sequence[str]]:
+def _list_dispatched_tenants(look: Look) -> Mapping[str, Sequence[str]]:
     """Dispatched tenants by table, also those that have jobs but no rows yet."""
     found: dict[str, list[str]] = {}
     for dispatch in look.dispatches:
@@ -227,16 +231,16 @@ def _dispatched(look: Look) -> Mapping[str, Sequence[str]]:
     return found
 
 
-def _told(look: Look) -> list[str]:
+def _format_new_problems(look: Look) -> list[str]:
     """What no earlier tick has reported."""
     forgot = [FORGOT] if look.forgot else []
     return [*forgot, *(str(each) for each in look.problems if each.table in look.risen)]
 
 
-def _reason(look: Look) -> str:
+def _format_skip_reason(look: Look) -> str:
     known = sorted({each.table for each in look.problems} - look.risen)
     still = f"Still wrong, as reported before (see the table's check): {', '.join(known)}."
-    lines = [*_told(look), *([still] if known else [])]
+    lines = [*_format_new_problems(look), *([still] if known else [])]
     if look.elsewhere:
         names = ", ".join(sorted(look.elsewhere))
         lines += [f"Another Dagster on the same ISCP log looks after {names}; this one stands by."]

@@ -289,7 +289,7 @@ def test_a_job_in_error_that_no_run_told_of_shows_as_failed_until_it_is_material
 
 def failing(name, tenant, code=10_100):
     """Return iterations in which that job of the tenant fails."""
-    by_hand = Iterations._by_hand
+    by_hand = Iterations._iterate_by_hand
 
     def failing_by_hand(its):
         for outcomes in by_hand(its):
@@ -309,7 +309,7 @@ def failing(name, tenant, code=10_100):
 
 def test_what_was_served_before_an_error_is_reported(location, monkeypatch):
     location.in_step("eu")
-    found = Iterations._by_hand
+    found = Iterations._iterate_by_hand
 
     def breaking(its):
         for outcomes in found(its):

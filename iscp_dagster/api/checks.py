@@ -68,11 +68,11 @@ def check_view_free(
         for index in each.indexes
         if view_name(each.table, index.shown) == view
     }
-    others |= {each for each in _owners(near, view) if _has_jobs(deployment.log, each)}
+    others |= {each for each in _list_view_owners(near, view) if _has_jobs(deployment.log, each)}
     others -= {JobID(db=source.database, table=source.table, job=mine.shown)}
     taken = [f"index {each}" for each in sorted(map(str, others))]
     taken += [f"source table {each.name}" for each in sources if each.name == asset]
-    taken += sorted(_others(sources, asset))
+    taken += sorted(_list_asset_owners(sources, asset))
     if taken:
         raise ConfigError(
             f"The index view {place}.{view} already belongs to {taken[0]}; give the index "
@@ -80,7 +80,7 @@ def check_view_free(
         )
 
 
-def _others(sources: Sequence[SourceTable], asset: str) -> Iterator[str]:
+def _list_asset_owners(sources: Sequence[SourceTable], asset: str) -> Iterator[str]:
     """The triggers and service consumers whose asset has that name."""
     for source in sources:
         for kind in declared_kinds():
@@ -89,7 +89,7 @@ def _others(sources: Sequence[SourceTable], asset: str) -> Iterator[str]:
                     yield f"{kind.called} {source.name}/{each.name}"
 
 
-def _owners(near: Sequence[SourceTable], view: str) -> Iterator[JobID]:
+def _list_view_owners(near: Sequence[SourceTable], view: str) -> Iterator[JobID]:
     for database in {each.database for each in near}:
         yield from (JobID(db=database, table=t, job=index) for t, index in owners(view))
 

@@ -48,7 +48,9 @@ def declared_endpoints(environ: Mapping[str, str]) -> list[Endpoint]:
 def declarations(environ: Mapping[str, str]) -> Declared:
     """What the modules of the location declare, whether or not it can stand together."""
     found = [
-        (each, _file_of(module)) for module in modules_of(environ) for each in _declared_in(module)
+        (each, _format_file(module))
+        for module in modules_of(environ)
+        for each in _list_declarations(module)
     ]
     files: dict[int, str] = {}
     for each, file in found:
@@ -80,14 +82,14 @@ def stands(given: Declared, environ: Mapping[str, str]) -> Sound:
 
 
 @contextmanager
-def _package_of(environ: Mapping[str, str]) -> Iterator[str]:
+def _use_package(environ: Mapping[str, str]) -> Iterator[str]:
     """The package that declares the location's tables. Raises ConfigError if there is none."""
     package = environ.get(ASSETS) or DEFAULT
     try:
         yield package
     except ConfigError as error:
         if _is_missing(package, error.__cause__):
-            raise ConfigError(_not_found(environ)) from error
+            raise ConfigError(_describe_missing(environ)) from error
         raise
 
 
@@ -103,7 +105,7 @@ def _is_missing(package: str, error: BaseException | None) -> bool:
     return gone is not None and f"{package}.".startswith(f"{gone}.")
 
 
-def _not_found(environ: Mapping[str, str]) -> str:
+def _describe_missing(environ: Mapping[str, str]) -> str:
     if package := environ.get(ASSETS):
         return (
             f"{ASSETS} names the module {package!r}, which is neither in the working directory nor "
@@ -117,24 +119,24 @@ def _not_found(environ: Mapping[str, str]) -> str:
 
 def modules_of(environ: Mapping[str, str]) -> list[ModuleType]:
     """The package that declares the location's tables, and its modules. Raises ConfigError."""
-    with _package_of(environ) as package:
+    with _use_package(environ) as package:
         top = imported(package)
         names = sorted(found.name for found in pkgutil.iter_modules(getattr(top, "__path__", ())))
         return [top, *(imported(f"{package}.{name}") for name in names)]
 
 
-def _declared_in(module: ModuleType) -> list[object]:
+def _list_declarations(module: ModuleType) -> list[object]:
     """Also what Dagster definitions there were built from, and those of a `defs` folder."""
     named = [value for value in vars(module).values() if isinstance(value, DECLARATIONS)]
-    return [*named, *_built_of(module)]
+    return [*named, *_list_definition_sources(module)]
 
 
-def _file_of(module: ModuleType) -> str:
+def _format_file(module: ModuleType) -> str:
     inside = "/__init__" if hasattr(module, "__path__") else ""
     return f"{module.__name__.replace('.', '/')}{inside}.py"
 
 
-def _built_of(module: ModuleType) -> Iterator[object]:
+def _list_definition_sources(module: ModuleType) -> Iterator[object]:
     for definitions in definitions_in(module):
         held = definitions.metadata.get(TABLES)
         yield from getattr(held, "instance", None) or ()
@@ -150,12 +152,12 @@ def definitions_in(module: ModuleType) -> Iterator[Definitions]:
 
     for value in list(vars(module).values()):
         lazy = isinstance(value, LazyDefinitions) and not value.has_context_arg
-        definitions = _loaded(value, module.__name__) if lazy else value
+        definitions = _load_definitions(value, module.__name__) if lazy else value
         if isinstance(definitions, Definitions):
             yield definitions
 
 
-def _loaded(lazy: Any, module: str) -> Definitions:
+def _load_definitions(lazy: Any, module: str) -> Definitions:
     """Raises ConfigError with the cause alone, without the tree that Dagster draws."""
     try:
         definitions: Definitions = lazy()
@@ -163,11 +165,11 @@ def _loaded(lazy: Any, module: str) -> Definitions:
         cause: BaseException = error
         while cause.__cause__ is not None and not isinstance(cause, IscpError):
             cause = cause.__cause__
-        raise ConfigError(_told(cause, module)) from error
+        raise ConfigError(_describe_cause(cause, module)) from error
     return definitions
 
 
-def _told(cause: BaseException, module: str) -> str:
+def _describe_cause(cause: BaseException, module: str) -> str:
     if isinstance(cause, IscpError):
         return str(cause)
     if isinstance(cause, ValidationError):

@@ -62,11 +62,11 @@ def databases_of(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(each.database for each in endpoints_of(environ)) if named else ()
 
 
-def _by_urls(name: str, environ: Mapping[str, str]) -> bool:
+def _is_set_by_urls(name: str, environ: Mapping[str, str]) -> bool:
     return name == CLICKHOUSE_URL and bool(urls_of(environ.get(CLICKHOUSE_URLS, "")))
 
 
-def _unset(names: Sequence[str]) -> str:
+def _describe_unset(names: Sequence[str]) -> str:
     *others, last = names
     return f"{', '.join(others)} and {last} are" if others else f"{last} is"
 
@@ -110,10 +110,10 @@ def number_of(
 
 def deployment_of(environ: Mapping[str, str]) -> Deployment:
     """The deployment; Spark connects at first use. Raises ConfigError naming unset variables."""
-    missing = [name for name in NEEDED if not (environ.get(name) or _by_urls(name, environ))]
+    missing = [name for name in NEEDED if not (environ.get(name) or _is_set_by_urls(name, environ))]
     if missing:
         raise ConfigError(
-            f"{_unset(missing)} not set, and no stack is up. Start one with `iscp up`, or name the "
+            f"{_describe_unset(missing)} not set, and no stack is up. Start one with `iscp up`, or name the "
             "services of your deployment."
         )
     log = SqlLog(environ[LOG_URL], who=user())

@@ -71,7 +71,7 @@ def compared(found: Comparison) -> list[dict[str, Any]]:
     rows = [
         asdict(verdict)
         | {"index": named(source, verdict.index), "agrees": verdict.agrees, "built": True}
-        | _why(None)
+        | _describe_error(None)
         for source, verdict in found.verdicts
     ]
     rows += [
@@ -80,7 +80,7 @@ def compared(found: Comparison) -> list[dict[str, Any]]:
             "tenant": lacking.tenant,
             "agrees": False,
             "built": False,
-            **_why(lacking.error),
+            **_describe_error(lacking.error),
         }
         for source, lacking in found.unbuilt
     ]
@@ -102,7 +102,7 @@ def compared(found: Comparison) -> list[dict[str, Any]]:
     return rows
 
 
-def _why(error: JobStatus | None) -> dict[str, Any]:
+def _describe_error(error: JobStatus | None) -> dict[str, Any]:
     code, message = (0, "") if error is None else (error.code, error.message)
     return {"code": code, "message": message}
 

@@ -94,7 +94,7 @@ class Jobs:
         check_sole(self.deployment, self.source(f"{job.db}.{job.table}"), table_id)
         rows = [
             NewJob(tenant=each, name=job, table_id=table_id, spec=spec)
-            for each in (self._tenants(job, delta_log) if tenant == EVERY else [tenant])
+            for each in (self._list_tenants(job, delta_log) if tenant == EVERY else [tenant])
         ]
         if tenant == EVERY:
             created = self.deployment.log.stand(job, spec, rows)
@@ -116,7 +116,7 @@ class Jobs:
         log, chosen = self.deployment.log, narrowed(tenant)
         done = log.unregister(chosen, job)
         if not (done or log.jobs(tenant=chosen, name=job, include_dropped=True)):
-            raise self._unknown(tenant, job)
+            raise self._make_unknown_error(tenant, job)
         return done
 
     def update_job_spec(
@@ -146,10 +146,10 @@ class Jobs:
         self, tenant: str, job: JobID, change: SpecUpdate | JobSpec, *, interrupt: bool
     ) -> Interrupted:
         """Like `update_job_spec`, with an answer that names the jobs that were interrupted."""
-        if isinstance(change, JobSpec) and _named(change) != job:
+        if isinstance(change, JobSpec) and _get_job_id(change) != job:
             self.checked(job, change)
         wanted = change if isinstance(change, SpecUpdate) else stated(change)
-        held, standing = self._rows(tenant, job), self._standing(tenant, job)
+        held, standing = self._find_jobs(tenant, job), self._find_template(tenant, job)
         for spec in [*(each.spec for each in held), *filter(None, [standing])]:
             self._check_applied(job, wanted, spec)
         if wanted.type in kind_names() and held:
@@ -158,7 +158,7 @@ class Jobs:
             narrowed(tenant), job, wanted, interrupt=interrupt, declared=standing
         )
         if done is None:
-            raise self._unknown(tenant, job)
+            raise self._make_unknown_error(tenant, job)
         if done.runs:
             self.cancel_runs(done.runs)
         return done
@@ -173,9 +173,9 @@ class Jobs:
         """
         job = job_of(job)
         if tenant == EVERY:
-            change = SpecUpdate(rebuild=True, type=self._declared_kind(job))
+            change = SpecUpdate(rebuild=True, type=self._get_declared_kind(job))
             return self.update_job_spec(EVERY, job, change)
-        held = self._held(tenant, job)
+        held = self._get_jobs(tenant, job)
         self.deployment.log.rebuild([each.key for each in held])
         self.deployment.log.repair(
             [e.key for e in held if e.state is JobState.ERROR and not self._is_stranded(e)]
@@ -188,12 +188,12 @@ class Jobs:
         `*` pauses the job of every tenant that has one now. Raises NoSuchJobError.
         """
         job = job_of(job)
-        return self._told(tenant, job, self.deployment.log.pause(narrowed(tenant), job))
+        return self._confirm_change(tenant, job, self.deployment.log.pause(narrowed(tenant), job))
 
     def resume_job(self, tenant: str, job: JobID | str) -> bool:
         """Plan a paused job again; False when it is not paused. Raises NoSuchJobError."""
         job = job_of(job)
-        return self._told(tenant, job, self.deployment.log.resume(narrowed(tenant), job))
+        return self._confirm_change(tenant, job, self.deployment.log.resume(narrowed(tenant), job))
 
     def repair_job(self, tenant: str, job: JobID | str) -> bool:
         """Plan a job in error again, once the cause is gone; False when it is not in error.
@@ -201,7 +201,7 @@ class Jobs:
         Raises NoSuchJobError, and ConfigError for a job whose table is gone.
         """
         job = job_of(job)
-        broken = [each for each in self._held(tenant, job) if each.state is JobState.ERROR]
+        broken = [each for each in self._get_jobs(tenant, job) if each.state is JobState.ERROR]
         stranded = [each for each in broken if self._is_stranded(each)]
         repaired = self.deployment.log.repair([each.key for each in broken if each not in stranded])
         if stranded and not repaired:
@@ -218,7 +218,7 @@ class Jobs:
 
     def get_job(self, tenant: str, job: JobID | str) -> Job:
         """The job; if several tables had its name, the latest one. Raises NoSuchJobError."""
-        return max(self._held(tenant, job_of(job)), key=lambda each: each.create_at)
+        return max(self._get_jobs(tenant, job_of(job)), key=lambda each: each.create_at)
 
     def get_progress(self, job: Job) -> Progress | None:
         """How far an index that is building has come. Raises SourceError, UnavailableError."""
@@ -415,27 +415,27 @@ class Jobs:
                 check_keys(delta_log.location, columns, source.keys)
         return delta_log
 
-    def _told(self, tenant: str, job: JobID, changed: Collection[JobKey]) -> bool:
+    def _confirm_change(self, tenant: str, job: JobID, changed: Collection[JobKey]) -> bool:
         """Whether anything changed. Raises NoSuchJobError if there is no job."""
         if not changed:
-            self._held(tenant, job)
+            self._get_jobs(tenant, job)
         return bool(changed)
 
     def specs(self, tenant: str, job: JobID) -> list[JobSpec]:
         """The spec of the tenant's job; for `*` every tenant's, and the one for later tenants."""
-        later = self._standing(tenant, job)
-        return [each.spec for each in self._rows(tenant, job)] + ([later] if later else [])
+        later = self._find_template(tenant, job)
+        return [each.spec for each in self._find_jobs(tenant, job)] + ([later] if later else [])
 
-    def _rows(self, tenant: str, job: JobID) -> list[Job]:
+    def _find_jobs(self, tenant: str, job: JobID) -> list[Job]:
         return self.deployment.log.jobs(tenant=narrowed(tenant), name=job)
 
-    def _held(self, tenant: str, job: JobID) -> list[Job]:
-        held = self._rows(tenant, job)
+    def _get_jobs(self, tenant: str, job: JobID) -> list[Job]:
+        held = self._find_jobs(tenant, job)
         if not held:
-            raise self._unknown(tenant, job)
+            raise self._make_unknown_error(tenant, job)
         return held
 
-    def _standing(self, tenant: str, job: JobID) -> JobSpec | None:
+    def _find_template(self, tenant: str, job: JobID) -> JobSpec | None:
         """The spec that later tenants get: as registered for `*`, else as declared."""
         if tenant != EVERY:
             return None
@@ -445,11 +445,11 @@ class Jobs:
         found = {**declared(source, auto), **standing}
         return found.get(job)
 
-    def _declared_kind(self, job: JobID) -> str | None:
+    def _get_declared_kind(self, job: JobID) -> str | None:
         """The declared kind of the index; None if a spec sets columns or options."""
         source = self.source(f"{job.db}.{job.table}")
         kinds = [index.kind for index in source.indexes if index.name == job.job]
-        held = [each.spec.detail.consumer for each in self._rows(EVERY, job)]
+        held = [each.spec.detail.consumer for each in self._find_jobs(EVERY, job)]
         plain = not any(each.columns or set(each.options) - {SHARD} for each in held)
         return (
             kinds[0]
@@ -457,16 +457,16 @@ class Jobs:
             else None
         )
 
-    def _tenants(self, job: JobID, delta_log: DeltaLog) -> list[str]:
+    def _list_tenants(self, job: JobID, delta_log: DeltaLog) -> list[str]:
         """The table's tenants, and those that have the job, perhaps for an earlier table.
 
         A tenant that the table lacks would else be served the earlier one's rows for ever.
         """
-        held = {each.key.tenant for each in self._rows(EVERY, job)}
+        held = {each.key.tenant for each in self._find_jobs(EVERY, job)}
         return sorted(held.union(delta_log.tenants()))
 
     def _unregister_earlier(self, tenant: str, job: JobID, table_id: str) -> None:
-        for each in self._rows(tenant, job):
+        for each in self._find_jobs(tenant, job):
             if each.key.table_id != table_id:
                 self.deployment.log.unregister(each.key.tenant, job, each.key.table_id)
 
@@ -476,13 +476,13 @@ class Jobs:
         source = self.source(f"{job.name.db}.{job.name.table}")
         return job.key.table_id != self.deployment.delta_log(source).table_id()
 
-    def _unknown(self, tenant: str, job: JobID) -> errors.NoSuchJobError:
+    def _make_unknown_error(self, tenant: str, job: JobID) -> errors.NoSuchJobError:
         table = f"{job.db}.{job.table}"
         tables = self.known_tables()
         if table not in tables:
             return no_such("table", table, tables)
         known = sorted({each.name.job for each in self.list_jobs(tenant, table)})
-        if others := {each.key.tenant for each in self._rows(EVERY, job)}:
+        if others := {each.key.tenant for each in self._find_jobs(EVERY, job)}:
             return errors.NoSuchJobError(
                 f"There is no job {job} of {whose(tenant)}; its tenants are: "
                 f"{listed(others, tenant)}. Name one with --tenant, or all with --tenant '*'."
@@ -527,6 +527,6 @@ def open_jobs(environ: Mapping[str, str]) -> Jobs:
     )
 
 
-def _named(spec: JobSpec) -> JobID:
+def _get_job_id(spec: JobSpec) -> JobID:
     consumer = spec.detail.consumer
     return JobID(db=consumer.db, table=consumer.table, job=consumer.job)

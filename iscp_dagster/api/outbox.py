@@ -35,14 +35,14 @@ class Deliveries:
 
     environ: Mapping[str, str]
     outbox: Outbox
-    _given: Sequence[Endpoint] | None = field(default=None, kw_only=True)
+    _declared: Sequence[Endpoint] | None = field(default=None, kw_only=True)
 
     @cached_property
     def endpoints(self) -> list[Endpoint]:
         """The declared endpoints. Raises ConfigError if the declarations cannot be imported."""
         from iscp_dagster.api.discovery import declared_endpoints
 
-        return list(declared_endpoints(self.environ) if self._given is None else self._given)
+        return list(declared_endpoints(self.environ) if self._declared is None else self._declared)
 
     def endpoint(self, name: str) -> Endpoint:
         """The declared endpoint. Raises NoSuchJobError, naming those that there are."""
@@ -71,7 +71,7 @@ class Deliveries:
         held, counts = self.outbox.endpoints(), self.outbox.counts()
         declared = {each.name for each in self.endpoints}
         return [
-            _standing(
+            _summarize_endpoint(
                 held.get(name, EndpointState(name=name)),
                 [each for each in counts if each.endpoint == name],
                 declared=name in declared,
@@ -80,7 +80,9 @@ class Deliveries:
         ]
 
 
-def _standing(state: EndpointState, counts: Sequence[Count], *, declared: bool) -> Standing:
+def _summarize_endpoint(
+    state: EndpointState, counts: Sequence[Count], *, declared: bool
+) -> Standing:
     def events(label: str) -> int:
         return sum(each.events for each in counts if each.state == label)
 

@@ -109,13 +109,15 @@ def serve(
     """
     clock = SteadyClock()
     with as_job_errors():
-        store = _store(settings, clock)
+        store = _open_store(settings, clock)
         store.ensure()
     with listening(host, port) as place:
         address, at, *_ = place.getsockname()
-        tell(f"Invocations: http://{_bracketed(host)}:{at}")
+        tell(f"Invocations: http://{_bracket_host(host)}:{at}")
         config = uvicorn.Config(
-            application(settings, store, clock, f"http://{_bracketed(_reached(address))}:{at}"),
+            application(
+                settings, store, clock, f"http://{_bracket_host(_get_own_address(address))}:{at}"
+            ),
             **options(),
             timeout_graceful_shutdown=_END_SECONDS,
         )
@@ -168,7 +170,7 @@ async def _register_own(runtime: Runtime, url: str, settings: Settings) -> None:
         return
 
 
-def _store(settings: Settings, clock: SteadyClock) -> SqlStore:
+def _open_store(settings: Settings, clock: SteadyClock) -> SqlStore:
     return SqlStore(
         open_engine(settings.log_url, IN_LOG, kept=True),
         owner=settings.runtime.owner,
@@ -178,10 +180,10 @@ def _store(settings: Settings, clock: SteadyClock) -> SqlStore:
     )
 
 
-def _reached(address: str) -> str:
+def _get_own_address(address: str) -> str:
     """The address at which the process reaches itself."""
     return {"0.0.0.0": HOST, "::": "::1"}.get(address, address)  # noqa: S104 - it is read
 
 
-def _bracketed(host: str) -> str:
+def _bracket_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host

@@ -36,42 +36,42 @@ class Steps:
 
     def register(self, asked: arguments.Specified) -> dict[str, Any]:
         """Register a job, or those of every tenant; it is the same whoever did it before."""
-        with _told():
+        with _translate_errors():
             jobs, job = self.jobs(), job_of(asked.job)
-            change = _change(asked)
-            spec = _first(change.applied(jobs.plain_spec(job, change.type)))
+            change = _parse_change(asked)
+            spec = _reset_generation(change.applied(jobs.plain_spec(job, change.type)))
             jobs.register_job(asked.tenant, job, spec)
         return {"tenant": asked.tenant, "job": str(job), "registered": True}
 
     def update(self, asked: arguments.Updated) -> dict[str, Any]:
         """Change a job's spec."""
-        with _told():
-            change = _change(asked)
+        with _translate_errors():
+            change = _parse_change(asked)
             done = self.jobs().update_job_spec(
                 asked.tenant, asked.job, change, interrupt=asked.interrupt
             )
-        return {**_named(asked), "changed": done}
+        return {**_identify_job(asked), "changed": done}
 
     def pause(self, asked: arguments.Named) -> dict[str, Any]:
         """Plan no more iterations."""
-        with _told():
+        with _translate_errors():
             done = self.jobs().pause_job(asked.tenant, asked.job)
-        return {**_named(asked), "changed": done}
+        return {**_identify_job(asked), "changed": done}
 
     def resume(self, asked: arguments.Named) -> dict[str, Any]:
         """Plan a paused job again."""
-        with _told():
+        with _translate_errors():
             done = self.jobs().resume_job(asked.tenant, asked.job)
-        return {**_named(asked), "changed": done}
+        return {**_identify_job(asked), "changed": done}
 
     def status(self, asked: arguments.Named) -> list[dict[str, Any]]:
         """Everything about the job of one tenant, or of each."""
-        with _told():
-            return [job_facts(each) for each in self._held(asked)]
+        with _translate_errors():
+            return [job_facts(each) for each in self._find_jobs(asked)]
 
     def version(self, table: str) -> int:
         """The table's latest commit."""
-        with _told():
+        with _translate_errors():
             jobs = self.jobs()
             return jobs.deployment.delta_log(jobs.source(table)).latest().version
 
@@ -80,7 +80,7 @@ class Steps:
 
         TerminalError (409) if waiting cannot help: a job is in error or paused.
         """
-        with _told():
+        with _translate_errors():
             jobs = self.jobs()
             now = jobs.deployment.clock().timestamp()
             try:
@@ -93,7 +93,7 @@ class Steps:
 
     def verifiable(self, asked: arguments.Compared) -> list[tuple[str, list[str] | None]]:
         """The tables to compare, each with the names of some of its indexes; None: all."""
-        with _told():
+        with _translate_errors():
             jobs = self.jobs()
             held = jobs.deployment.log.jobs()
             names = {each.name for each in held if is_index(each.spec.detail.consumer)}
@@ -104,12 +104,12 @@ class Steps:
         self, table: str, indexes: list[str] | None, tenant: str | None
     ) -> list[dict[str, Any]]:
         """Compare indexes of a table with it, as `iscp verify` does. Reads only."""
-        with _told():
+        with _translate_errors():
             jobs = self.jobs()
             found = compared(jobs.deployment, [(jobs.source(table), indexes)], tenant)
             return compared_facts(found)
 
-    def _held(self, asked: arguments.Named) -> list[Job]:
+    def _find_jobs(self, asked: arguments.Named) -> list[Job]:
         jobs = self.jobs()
         if asked.tenant != EVERY:
             return [jobs.get_job(asked.tenant, asked.job)]
@@ -117,7 +117,7 @@ class Steps:
         return [each for each in jobs.list_jobs(EVERY) if each.name == name]
 
 
-def _change(asked: arguments.SpecOfKey) -> SpecUpdate:
+def _parse_change(asked: arguments.SpecOfKey) -> SpecUpdate:
     """The change that is asked for. Raises ConfigError, also for code by its import path."""
     change = SpecUpdate.from_json(dict(asked.spec))
     for what, named in (("consumer", change.type), ("trigger", change.job_type)):
@@ -130,18 +130,18 @@ def _change(asked: arguments.SpecOfKey) -> SpecUpdate:
     return change
 
 
-def _first(spec: JobSpec) -> JobSpec:
+def _reset_generation(spec: JobSpec) -> JobSpec:
     """The spec of a job that has built nothing yet."""
     detail = spec.detail
     return replace(spec, detail=replace(detail, consumer=replace(detail.consumer, generation=0)))
 
 
-def _named(asked: arguments.Named) -> dict[str, Any]:
+def _identify_job(asked: arguments.Named) -> dict[str, Any]:
     return {"tenant": asked.tenant, "job": str(job_of(asked.job))}
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Say of an error whether another attempt may help."""
     try:
         yield

@@ -125,17 +125,17 @@ def decide(
     and ends after it counts as overlapping.
     """
     if previous is None:
-        return Decision(case=Case.NONE, steps=(_insert(incoming),))
+        return Decision(case=Case.NONE, steps=(_make_insert_step(incoming),))
     kept, cropped = _crop(previous.range, incoming)
-    case = _case(previous.range, kept)
+    case = _classify_range(previous.range, kept)
     if case is Case.INVALID:
         action = Action.SKIP if tolerate_state_mismatch else Action.REJECT
         return Decision(case=case, steps=(Step(action=action, range=incoming),))
     confirmed = previous.phase is Phase.AFTER
     if confirmed:
-        steps = _confirmed(case, previous, kept)
+        steps = _decide_confirmed(case, previous, kept)
     else:
-        steps = _unsure(case, previous, kept, repeatable=repeatable)
+        steps = _decide_unconfirmed(case, previous, kept, repeatable=repeatable)
     return Decision(case=case, steps=steps, cropped=cropped)
 
 
@@ -155,7 +155,7 @@ def claim_steps(
     """
     if incoming.initial:
         return Case.NONE, (Step(action=Action.INSERT, range=incoming, layout=layout),)
-    wanted = _widened(previous, incoming)
+    wanted = _widen_range(previous, incoming)
     decision = decide(
         previous,
         wanted,
@@ -167,7 +167,7 @@ def claim_steps(
     )
 
 
-def _widened(previous: BatchRecord | None, incoming: Range) -> Range:
+def _widen_range(previous: BatchRecord | None, incoming: Range) -> Range:
     if previous is None or previous.phase is Phase.AFTER:
         return incoming
     stored = previous.range
@@ -187,7 +187,7 @@ def _crop(previous: Range, incoming: Range) -> tuple[Range, Range | None]:
     return Range(from_=edge, to=incoming.to), Range(from_=incoming.from_, to=edge)
 
 
-def _case(previous: Range, incoming: Range) -> Case:
+def _classify_range(previous: Range, incoming: Range) -> Case:
     if incoming.to.version <= previous.from_.version:
         return Case.INVALID
     if incoming.from_.version >= previous.to.version:
@@ -199,31 +199,31 @@ def _case(previous: Range, incoming: Range) -> Case:
     return Case.SAME if same_from and same_to else Case.CONTAINS
 
 
-def _confirmed(case: Case, previous: BatchRecord, incoming: Range) -> tuple[Step, ...]:
+def _decide_confirmed(case: Case, previous: BatchRecord, incoming: Range) -> tuple[Step, ...]:
     if case is Case.NEW:
-        return (_insert(incoming),)
+        return (_make_insert_step(incoming),)
     if case is Case.OVERLAPPING:
-        return (_insert(_rest(previous, incoming)),)
+        return (_make_insert_step(_compute_remainder(previous, incoming)),)
     return (Step(action=Action.SKIP, range=incoming),)
 
 
-def _unsure(
+def _decide_unconfirmed(
     case: Case, previous: BatchRecord, incoming: Range, *, repeatable: bool
 ) -> tuple[Step, ...]:
     action = Action.REPLAY if repeatable else Action.DEAD_LETTER
     first = Step(action=action, range=previous.range, layout=previous.layout)
     if case is Case.NEW:
-        return first, _insert(incoming)
+        return first, _make_insert_step(incoming)
     if case is Case.OVERLAPPING:
-        return first, _insert(_rest(previous, incoming))
+        return first, _make_insert_step(_compute_remainder(previous, incoming))
     if case is Case.SAME:
         return (first,)
     return (Step(action=Action.DEAD_LETTER, range=incoming),)
 
 
-def _rest(previous: BatchRecord, incoming: Range) -> Range:
+def _compute_remainder(previous: BatchRecord, incoming: Range) -> Range:
     return Range(from_=previous.range.to, to=incoming.to)
 
 
-def _insert(range_: Range) -> Step:
+def _make_insert_step(range_: Range) -> Step:
     return Step(action=Action.INSERT, range=range_)

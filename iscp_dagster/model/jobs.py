@@ -110,10 +110,10 @@ class JobStatus:
     def from_json(cls, value: Mapping[str, Any]) -> JobStatus:
         """Read what `to_json` gave."""
         return cls(
-            from_=_maybe(Moment.parse, value["from"]),
-            to=_maybe(Moment.parse, value["to"]),
-            start_at=_maybe(datetime.fromisoformat, value["start_at"]),
-            end_at=_maybe(datetime.fromisoformat, value["end_at"]),
+            from_=_parse_optional(Moment.parse, value["from"]),
+            to=_parse_optional(Moment.parse, value["to"]),
+            start_at=_parse_optional(datetime.fromisoformat, value["start_at"]),
+            end_at=_parse_optional(datetime.fromisoformat, value["end_at"]),
             code=value["error_code"],
             message=value["error_msg"],
             counts=value["counts"],
@@ -190,5 +190,5 @@ def storable(text: str) -> str:
     return text.replace("\0", "").encode(errors="replace").decode()
 
 
-def _maybe(read: Any, value: Any) -> Any:
+def _parse_optional(read: Any, value: Any) -> Any:
     return None if value is None else read(value)

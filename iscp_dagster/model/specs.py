@@ -53,9 +53,9 @@ class TriggerSpec:
 
     def __post_init__(self) -> None:
         _fill(self, {"job_type": DEFAULT_TYPE, "schedule": {}, "independent": False})
-        _expect("job_type", self.job_type, str)
-        _expect("schedule", self.schedule, Mapping)
-        _expect("independent", self.independent, bool)
+        _check_type("job_type", self.job_type, str)
+        _check_type("schedule", self.schedule, Mapping)
+        _check_type("independent", self.independent, bool)
         if not self.job_type:
             raise ConfigError("The trigger's job_type is empty; leave it out for the default.")
 
@@ -103,8 +103,8 @@ class ConsumerInfo:
         object.__setattr__(self, "columns", tuple(self.columns))
         for column in self.columns:
             checked_name("consumer's column", column)
-        _expect("consumer's options", self.options, Mapping)
-        object.__setattr__(self, "options", _as_json("consumer's options", self.options))
+        _check_type("consumer's options", self.options, Mapping)
+        object.__setattr__(self, "options", _to_json_value("consumer's options", self.options))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -147,7 +147,7 @@ class IterationDetail:
 
     def __post_init__(self) -> None:
         _fill(self, {"priority": 0, "max_versions": 0, "max_bytes": 0})
-        _expect("consumer", self.consumer, ConsumerInfo)
+        _check_type("consumer", self.consumer, ConsumerInfo)
         for name in ("max_versions", "max_bytes"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
@@ -211,7 +211,7 @@ def checked_name(what: str, name: Any) -> str:
     raise ConfigError(f"The {what} {name!r} is not a name; use printable text.")
 
 
-def _as_json(what: str, value: Any) -> Any:
+def _to_json_value(what: str, value: Any) -> Any:
     """The value as JSON returns it, so that equivalent values are equal."""
     try:
         return json.loads(json.dumps(value))
@@ -219,7 +219,7 @@ def _as_json(what: str, value: Any) -> Any:
         raise ConfigError(f"The {what} {value!r} are not JSON: {error}.") from error
 
 
-def _expect(name: str, value: Any, kind: type) -> None:
+def _check_type(name: str, value: Any, kind: type) -> None:
     if not isinstance(value, kind):
         raise ConfigError(f"The {name} {value!r} is not a {kind.__name__.lower()}.")
 

@@ -70,7 +70,7 @@ class Chunk:
             *(part.tenant, part.from_, part.to, part.snapshot, self.number),
             hashlib.sha256(self.body).hexdigest(),
         ]
-        key = f"iscp-{hashlib.sha256(_json(named).encode()).hexdigest()}"
+        key = f"iscp-{hashlib.sha256(_to_json(named).encode()).hexdigest()}"
         return f"{key}-{repairs}" if repairs else key
 
 
@@ -80,7 +80,7 @@ def line(row: Mapping[str, Any], version: int, change: str) -> str:
     Values have the texts that they have in an event's `data`.
     """
     said = {name: json_value(value, at=name) for name, value in row.items()}
-    return f"{version:0{_DIGITS}d}{_json({**said, CHANGE: change, VERSION: version})}"
+    return f"{version:0{_DIGITS}d}{_to_json({**said, CHANGE: change, VERSION: version})}"
 
 
 def chunks(
@@ -90,18 +90,18 @@ def chunks(
 
     A snapshot has at least one chunk, which may be empty: it says that nothing is left.
     """
-    number, held = 0, _Held()
+    number, held = 0, _ChunkBuilder()
     for each in lines:
         text = each[_DIGITS:]
         if held.texts and (len(held.texts) >= rows or held.bytes + len(text.encode()) > most):
             yield held.chunk(part, number, last=False)
-            number, held = number + 1, _Held()
+            number, held = number + 1, _ChunkBuilder()
         held.add(text)
     if held.texts or (part.snapshot and number == 0):
         yield held.chunk(part, number, last=True)
 
 
-class _Held:
+class _ChunkBuilder:
     """The rows of the next chunk."""
 
     def __init__(self) -> None:
@@ -122,9 +122,9 @@ class _Held:
             "chunk": number,
             "last": last,
         }
-        body = f'{_json(head)[:-1]},"rows":[{",".join(self.texts)}]}}'
+        body = f'{_to_json(head)[:-1]},"rows":[{",".join(self.texts)}]}}'
         return Chunk(part=part, number=number, last=last, rows=len(self.texts), body=body.encode())
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -85,7 +85,7 @@ class InvokingConsumer:
             lines.collect(retriever, sorter)
             tenants = sorted(retriever.tenants - retriever.refused.keys())
             patience = Patience(self.declared.patience, self.monotonic)
-            its = _Consuming(its=self, retriever=retriever, sorter=sorter, patience=patience)
+            its = _Consumption(its=self, retriever=retriever, sorter=sorter, patience=patience)
             with ThreadPoolExecutor(TENANTS, f"invoking {self.declared.name}") as pool:
                 ends = list(pool.map(its.end_of, tenants))
         for tenant, error in zip(tenants, ends, strict=True):
@@ -94,7 +94,7 @@ class InvokingConsumer:
 
 
 @dataclass(kw_only=True)
-class _Consuming:
+class _Consumption:
     """One call of `consume`, once everything is read."""
 
     its: InvokingConsumer
@@ -108,9 +108,9 @@ class _Consuming:
         """Invoke the tenant's chunks to their ends; returns why they do not all have one."""
         if self.down is not None:
             return self.down
-        invoking = self._invoking(tenant)
+        invoking = self._make_invoker(tenant)
         try:
-            invoking.invoke(self._chunks(tenant))
+            invoking.invoke(self._cut_chunks(tenant))
         except UnavailableError as error:
             self.down = error
             return error
@@ -120,7 +120,7 @@ class _Consuming:
             self.retriever.tell(tenant, invoking.facts)
         return None
 
-    def _invoking(self, tenant: str) -> Invoking:
+    def _make_invoker(self, tenant: str) -> Invoking:
         its = self.its
         owner = Owner(
             table_id=its.table_id,
@@ -139,7 +139,7 @@ class _Consuming:
             repairs=its.repairs.get(tenant, 0),
         )
 
-    def _chunks(self, tenant: str) -> Iterator[Chunk]:
+    def _cut_chunks(self, tenant: str) -> Iterator[Chunk]:
         retriever = self.retriever
         part = Part(
             table=self.its.source.name,

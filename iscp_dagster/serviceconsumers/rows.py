@@ -30,21 +30,21 @@ class Lines:
     def collect(self, retriever: DataRetriever, into: Sorter) -> None:
         """Read to the end. A tenant with a value that JSON cannot have is refused."""
         while (rows := retriever.marked()) is not None:
-            for tenant, some in self._parts(rows):
+            for tenant, some in self._split_by_tenant(rows):
                 if tenant in retriever.refused:
                     continue
                 try:
-                    into.add(tenant, list(self._lines(some)))
+                    into.add(tenant, list(self._format_lines(some)))
                 except IscpError as error:
                     retriever.refuse(tenant, error)
                     into.drop(tenant)
 
-    def _parts(self, rows: pa.Table) -> list[tuple[str, pa.Table]]:
+    def _split_by_tenant(self, rows: pa.Table) -> list[tuple[str, pa.Table]]:
         if self.tenant is None:
             return [(DEFAULT_TENANT, rows)]
         return [(each.tenant, each.rows) for each in parted(rows, named(rows, self.tenant))]
 
-    def _lines(self, rows: pa.Table) -> Iterator[str]:
+    def _format_lines(self, rows: pa.Table) -> Iterator[str]:
         identity = {*self.keys, *((self.tenant,) if self.tenant else ())}
         for row in listed(in_utf8(rows, self.keys, self.name), self.name):
             gone = bool(row[DELETED])

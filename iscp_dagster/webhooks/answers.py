@@ -135,12 +135,12 @@ def outcome(
         return Outcome(verdict=Verdict.DELIVERED)
     if answer.status == GONE:
         return Outcome(verdict=Verdict.HELD, change=Change.DISABLE, reason="it answered 410 Gone")
-    change, reason = _change(answer, health, now, rules)
-    if answer.status in WRONG or _spent(attempt, first_failure, health, now, rules):
+    change, reason = _decide_change(answer, health, now, rules)
+    if answer.status in WRONG or _is_exhausted(attempt, first_failure, health, now, rules):
         if events > 1:
             return Outcome(verdict=Verdict.SPLIT, next_at=now, change=change, reason=reason)
         return Outcome(verdict=Verdict.DEAD, change=change, reason=reason)
-    seconds = _asked(answer, now, rules) or _delay(attempt, rules, random)
+    seconds = _get_requested_delay(answer, now, rules) or _compute_delay(attempt, rules, random)
     next_at = now + timedelta(seconds=seconds)
     return Outcome(verdict=Verdict.AGAIN, next_at=next_at, change=change, reason=reason)
 
@@ -159,7 +159,7 @@ def seconds_asked(header: str | None, now: datetime) -> float | None:
         return None
 
 
-def _spent(
+def _is_exhausted(
     attempt: int, first_failure: datetime | None, health: Health, now: datetime, rules: Rules
 ) -> bool:
     """Whether the message's tries are used up while the endpoint accepted others."""
@@ -171,18 +171,18 @@ def _spent(
     return tried_long_enough and since is not None and since > first_failure
 
 
-def _asked(answer: Answer, now: datetime, rules: Rules) -> float | None:
+def _get_requested_delay(answer: Answer, now: datetime, rules: Rules) -> float | None:
     asked = seconds_asked(answer.retry_after, now)
     # A receiver that asks for no wait at all is not asked again within the second.
     return None if asked is None else min(max(asked, 1.0), rules.longest)
 
 
-def _delay(attempt: int, rules: Rules, random: float) -> float:
+def _compute_delay(attempt: int, rules: Rules, random: float) -> float:
     delay = rules.delays[min(attempt, len(rules.delays)) - 1]
     return delay * (1 + rules.jitter * (2 * random - 1))
 
 
-def _change(
+def _decide_change(
     answer: Answer, health: Health, now: datetime, rules: Rules
 ) -> tuple[Change | None, str]:
     since = health.failing_since

@@ -58,10 +58,10 @@ def halves(message: Message, batch_id: BatchId) -> tuple[Message, Message]:
     ends = list(accumulate(Counter(each.lane for each in ordered).values()))[:-1]
     middle = len(ordered) // 2
     cut = min(ends, key=lambda end: abs(end - middle), default=middle)
-    return _batch_of(ordered[:cut], batch_id), _batch_of(ordered[cut:], batch_id)
+    return _make_batch(ordered[:cut], batch_id), _make_batch(ordered[cut:], batch_id)
 
 
-def _batch_of(events: Sequence[Delivery], batch_id: BatchId) -> Message:
+def _make_batch(events: Sequence[Delivery], batch_id: BatchId) -> Message:
     held = tuple(sorted(events, key=attrgetter("number")))
     return Message(id=batch_id([each.event_id for each in held]), events=held, batch=True)
 
@@ -82,13 +82,13 @@ def claim(
 
     Events that follow in a lane come along where there is room.
     """
-    heads = _heads(connection, endpoint, now, room, busy)
+    heads = _read_lane_heads(connection, endpoint, now, room, busy)
     share = room // len(heads) if heads else 0
     return [
         Work(
             messages=tuple(
                 Message(id=each.event_id, events=(each,))
-                for each in (head, *_followers(connection, endpoint, lane, head, share - 1))
+                for each in (head, *_read_followers(connection, endpoint, lane, head, share - 1))
             ),
             lanes=frozenset([lane]),
         )
@@ -111,18 +111,18 @@ def compose(
     The composition is recorded in the caller's transaction, which must be committed before the
     first attempt; a batch that was sent before is composed as it was.
     """
-    heads = _heads(connection, endpoint, now, room * size, busy)
+    heads = _read_lane_heads(connection, endpoint, now, room * size, busy)
     work: list[Work] = []
     taken = set(busy)
     for batch in dict.fromkeys(head.batch_id for _, head in heads):
-        recorded = None if batch is None else _recorded(connection, endpoint, batch)
+        recorded = None if batch is None else _read_recorded_batch(connection, endpoint, batch)
         if recorded is not None and not recorded.lanes & taken and len(work) < room:
             work.append(recorded)
             taken |= recorded.lanes
     fresh = [(lane, head) for lane, head in heads if head.batch_id is None and lane not in taken]
     while fresh and len(work) < room:
         some, fresh = fresh[:size], fresh[size:]
-        work.append(_composed(connection, endpoint, some, size, batch_id))
+        work.append(_compose_batch(connection, endpoint, some, size, batch_id))
     return work
 
 
@@ -133,13 +133,13 @@ def due(connection: sa.Connection, endpoint: str) -> datetime | None:
     return found
 
 
-def _recorded(connection: sa.Connection, endpoint: str, batch: str) -> Work:
+def _read_recorded_batch(connection: sa.Connection, endpoint: str, batch: str) -> Work:
     chosen = (OUTBOX.endpoint == endpoint, OUTBOX.batch_id == batch, IS_PENDING)
     rows = connection.execute(sa.select(ISCP_OUTBOX).where(*chosen).order_by(OUTBOX.number)).all()
-    return _batch(batch, [(row.lane, delivery(row)) for row in rows])
+    return _make_batch_sequence(batch, [(row.lane, delivery(row)) for row in rows])
 
 
-def _composed(
+def _compose_batch(
     connection: sa.Connection,
     endpoint: str,
     heads: Sequence[tuple[str, Delivery]],
@@ -150,7 +150,7 @@ def _composed(
     for lane, head in heads:
         if len(held) == size:
             break
-        more = _followers(connection, endpoint, lane, head, size - len(held))
+        more = _read_followers(connection, endpoint, lane, head, size - len(held))
         held += [(lane, each) for each in more]
     held.sort(key=lambda each: each[1].number)
     made = batch_id([each.event_id for _, each in held])
@@ -158,15 +158,15 @@ def _composed(
     lock(connection, OUTBOX.number.in_(numbered))
     recorded = sa.update(ISCP_OUTBOX).where(OUTBOX.number.in_(numbered), IS_PENDING)
     connection.execute(recorded.values(batch_id=made))
-    return _batch(made, held)
+    return _make_batch_sequence(made, held)
 
 
-def _batch(id_: str, held: Sequence[tuple[str, Delivery]]) -> Work:
+def _make_batch_sequence(id_: str, held: Sequence[tuple[str, Delivery]]) -> Work:
     message = Message(id=id_, events=tuple(each for _, each in held), batch=True)
     return Work(messages=(message,), lanes=frozenset(lane for lane, _ in held))
 
 
-def _heads(
+def _read_lane_heads(
     connection: sa.Connection, endpoint: str, now: datetime, room: int, busy: Collection[str]
 ) -> list[tuple[str, Delivery]]:
     """The lanes' next deliveries that are due, those that were due first first."""
@@ -181,7 +181,7 @@ def _heads(
     return [(row.lane, delivery(row)) for row in rows]
 
 
-def _followers(
+def _read_followers(
     connection: sa.Connection, endpoint: str, lane: str, head: Delivery, most: int
 ) -> Iterator[Delivery]:
     """The deliveries after the head of a lane that are in no batch yet, at most `most`."""

@@ -64,14 +64,14 @@ def conditions(chosen: Chosen) -> list[sa.ColumnElement[bool]]:
     }
     named = {column: getattr(chosen, name) for name, column in columns.items()}
     where: list[Any] = [
-        column == _encodable(value) for column, value in named.items() if value is not None
+        column == _to_encodable(value) for column, value in named.items() if value is not None
     ]
     if chosen.state is not None:
-        where.append(_in_state(chosen.state))
+        where.append(_build_state_condition(chosen.state))
     if chosen.source_from is not None:
-        where.append(OUTBOX.source_nanos >= _nanos(chosen.source_from))
+        where.append(OUTBOX.source_nanos >= _to_nanos(chosen.source_from))
     if chosen.source_to is not None:
-        where.append(OUTBOX.source_nanos < _nanos(chosen.source_to))
+        where.append(OUTBOX.source_nanos < _to_nanos(chosen.source_to))
     return where
 
 
@@ -159,17 +159,17 @@ def prune(connection: sa.Connection, before: datetime, most: int) -> int:
     return max(gone, tried)
 
 
-def _in_state(state: str) -> sa.ColumnElement[bool]:
+def _build_state_condition(state: str) -> sa.ColumnElement[bool]:
     if state == State.NEXT.label:
         return IS_PENDING
     return OUTBOX.state == int(State[state.upper()])
 
 
-def _nanos(at: datetime) -> int:
+def _to_nanos(at: datetime) -> int:
     # Years before 1678 and after 2261 are beyond what the column holds, and so is no event.
     return min(max(SourceTimestamp.of(at, version=0).nanos, -_MOST_NANOS), _MOST_NANOS)
 
 
-def _encodable(text: str) -> str:
+def _to_encodable(text: str) -> str:
     """The text as a database takes it; an argument of bytes that are no UTF-8 finds nothing."""
     return text.encode(errors="backslashreplace").decode()

@@ -108,7 +108,7 @@ class Outbox:
 
         One that is still pending is sent without a further wait.
         """
-        return self._again(Chosen(event_id=event_id, endpoint=endpoint))
+        return self._requeue_chosen(Chosen(event_id=event_id, endpoint=endpoint))
 
     def replay(self, chosen: Chosen) -> int:
         """Send events of a range of commit times again, under their ids; returns how many.
@@ -118,7 +118,7 @@ class Outbox:
         """
         if chosen.trigger is None or chosen.source_from is None:
             raise ConfigError("A replay needs a trigger and the time from which on; give both.")
-        return self._again(chosen)
+        return self._requeue_chosen(chosen)
 
     def prune(self, before: datetime) -> int:
         """Delete deliveries and dead letters that ended before, and old attempts; how many."""
@@ -148,8 +148,10 @@ class Outbox:
     def served(self, endpoints: Collection[str]) -> frozenset[str]:
         """The endpoints that a sender serves at present."""
         with self.reading() as connection:
-            over = leases.lapsed(connection, [_lease(each) for each in endpoints], leases.NOW)
-        return frozenset(each for each in endpoints if not over.get(_lease(each), True))
+            over = leases.lapsed(
+                connection, [_format_lease_name(each) for each in endpoints], leases.NOW
+            )
+        return frozenset(each for each in endpoints if not over.get(_format_lease_name(each), True))
 
     def waiting(self, endpoints: Collection[str]) -> frozenset[str]:
         """The endpoints for which events wait; quick, however many there are."""
@@ -162,14 +164,14 @@ class Outbox:
         """Take or renew the endpoints' leases; returns those that no other sender holds."""
         with self.writing() as connection:
             recording.add_endpoints(connection, sorted(endpoints), self.clock())
-            names = {_lease(each): each for each in endpoints}
+            names = {_format_lease_name(each): each for each in endpoints}
             held = leases.take(connection, names, owner, seconds, leases.NOW)
             return frozenset(names[each] for each in held)
 
     def inherit(self, is_gone: Callable[[str], bool]) -> None:
         """Free the endpoints of senders that are gone, so that nobody waits for their leases."""
         columns = ISCP_LEASES.c
-        sender = columns.name.like(f"{_lease('')}%")
+        sender = columns.name.like(f"{_format_lease_name('')}%")
         with self.writing() as connection:
             for owner in connection.scalars(sa.select(columns.owner).where(sender)).all():
                 if is_gone(owner):
@@ -179,7 +181,7 @@ class Outbox:
     def release(self, endpoints: Collection[str], owner: str) -> None:
         """Let other senders have the endpoints at once."""
         columns = ISCP_LEASES.c
-        mine = (columns.name.in_(map(_lease, endpoints)), columns.owner == owner)
+        mine = (columns.name.in_(map(_format_lease_name, endpoints)), columns.owner == owner)
         with self.writing() as connection:
             connection.execute(sa.delete(ISCP_LEASES).where(*mine))
 
@@ -225,10 +227,10 @@ class Outbox:
         """One transaction."""
         return transaction(self.engine, writes=True)
 
-    def _again(self, chosen: Chosen) -> int:
+    def _requeue_chosen(self, chosen: Chosen) -> int:
         with self.writing() as connection:
             return sum(putting.again(connection, history.conditions(chosen), self.clock()))
 
 
-def _lease(endpoint: str) -> str:
+def _format_lease_name(endpoint: str) -> str:
     return f"sender:{endpoint}"

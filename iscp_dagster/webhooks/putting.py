@@ -31,7 +31,7 @@ def put(
     Raises OutboxFullError if more than `bounds[endpoint]` (or `bound`) events of a trigger would
     be pending for an endpoint, unless none was: an iteration's events are never too many alone.
     """
-    rows = [row for event in events for row in _rows(event)]
+    rows = [row for event in events for row in _build_rows(event)]
     added = Counter(_insert(connection, rows))
     for (trigger, endpoint), count in sorted(added.items()):
         _check_room(connection, trigger, endpoint, count, bounds.get(endpoint, bound))
@@ -45,7 +45,7 @@ def elect(connection: sa.Connection, lanes: Collection[Lane]) -> None:
     """
     if not lanes:
         return
-    listed = _listed(connection, lanes)
+    listed = _build_lane_rows(connection, lanes)
     in_them = sa.tuple_(OUTBOX.endpoint, OUTBOX.lane).in_(sa.select(listed))
     # Without the lock, one who ends a delivery would not see those that the caller adds.
     lock(connection, in_them, IS_NEXT)
@@ -99,7 +99,7 @@ def numbers(connection: sa.Connection, chosen: Iterable[int]) -> sa.Select[Any]:
     return sa.select(given(connection.dialect, [OUTBOX.number], rows))
 
 
-def _listed(connection: sa.Connection, lanes: Collection[Lane]) -> sa.FromClause:
+def _build_lane_rows(connection: sa.Connection, lanes: Collection[Lane]) -> sa.FromClause:
     rows = [{"endpoint": endpoint, "lane": lane} for endpoint, lane in sorted(lanes)]
     return given(connection.dialect, [OUTBOX.endpoint, OUTBOX.lane], rows)
 
@@ -140,7 +140,7 @@ def _check_room(
         )
 
 
-def _rows(event: PendingEvent) -> Iterator[dict[str, Any]]:
+def _build_rows(event: PendingEvent) -> Iterator[dict[str, Any]]:
     at = event.source_timestamp
     row = {
         "event_id": event.event_id,

@@ -71,17 +71,19 @@ def record(
     Idempotent for the events: what has ended stays as it is.
     """
     if results:
-        rows = [row for each in results for row in _rows(each, now)]
-        lanes = _ended(connection, endpoint.name, rows, now)
+        rows = [row for each in results for row in _build_rows(each, now)]
+        lanes = _update_deliveries(connection, endpoint.name, rows, now)
         elect(connection, lanes)
         for half in (half for each in results for half in each.halves):
-            _recompose(connection, half)
-        connection.execute(sa.insert(ISCP_ATTEMPTS), [_attempt(endpoint.name, e) for e in results])
+            _recompose_batch(connection, half)
+        connection.execute(
+            sa.insert(ISCP_ATTEMPTS), [_build_attempt_row(endpoint.name, e) for e in results]
+        )
     delivered = any(each.answer.accepted for each in results)
     _keep_health(connection, endpoint, {"delivered_at": now} if delivered else {})
 
 
-def _ended(
+def _update_deliveries(
     connection: sa.Connection, endpoint: str, rows: Sequence[dict[str, Any]], now: datetime
 ) -> set[tuple[str, str]]:
     """Write the deliveries back; returns the lanes in which something ended."""
@@ -100,13 +102,13 @@ def _ended(
     return {(endpoint, row.lane) for row in done if row.state >= State.DELIVERED}
 
 
-def _recompose(connection: sa.Connection, batch: Message) -> None:
+def _recompose_batch(connection: sa.Connection, batch: Message) -> None:
     numbered = numbers(connection, (each.number for each in batch.events))
     mine = sa.update(ISCP_OUTBOX).where(OUTBOX.number.in_(numbered), IS_PENDING)
     connection.execute(mine.values(batch_id=batch.id))
 
 
-def _rows(result: Result, now: datetime) -> list[dict[str, Any]]:
+def _build_rows(result: Result, now: datetime) -> list[dict[str, Any]]:
     outcome = result.outcome
     # Which event of a split batch the attempt failed for is not known yet.
     counted = outcome.verdict is not Verdict.SPLIT
@@ -123,7 +125,7 @@ def _rows(result: Result, now: datetime) -> list[dict[str, Any]]:
     ]
 
 
-def _attempt(endpoint: str, result: Result) -> dict[str, Any]:
+def _build_attempt_row(endpoint: str, result: Result) -> dict[str, Any]:
     return {
         "message_id": result.message.id,
         "endpoint": endpoint,
@@ -143,11 +145,11 @@ def _keep_health(
     """Write what the attempts amount to, unless a person changed the endpoint meanwhile."""
     # A person's pause stands; it is written with a higher `seq`.
     unchanged = (ENDPOINTS.name == endpoint.name, ENDPOINTS.seq == endpoint.seq)
-    values = _values(endpoint) | delivered
+    values = _build_endpoint_values(endpoint) | delivered
     connection.execute(sa.update(ISCP_ENDPOINTS).where(*unchanged).values(values))
 
 
-def _values(endpoint: EndpointState) -> dict[str, Any]:
+def _build_endpoint_values(endpoint: EndpointState) -> dict[str, Any]:
     return {
         "state": endpoint.state,
         "reason": endpoint.reason,
@@ -161,7 +163,7 @@ def add_endpoints(connection: sa.Connection, names: Sequence[str], now: datetime
     """Make the rows of endpoints that have none. Idempotent."""
     rows = [
         {"name": name, "delivered_at": None, "seq": 0}
-        | _values(EndpointState(name=name, changed_at=now))
+        | _build_endpoint_values(EndpointState(name=name, changed_at=now))
         for name in sorted(names)
     ]
     if rows:
@@ -176,7 +178,7 @@ def endpoints(
     chosen = sa.select(ISCP_ENDPOINTS).order_by(ENDPOINTS.name)
     if names is not None:
         chosen = chosen.where(ENDPOINTS.name.in_(names))
-    return {row.name: _endpoint(row) for row in connection.execute(chosen)}
+    return {row.name: _to_endpoint_state(row) for row in connection.execute(chosen)}
 
 
 def change(
@@ -197,7 +199,7 @@ def change(
     return endpoints(connection, [name])[name]
 
 
-def _endpoint(row: sa.Row[Any]) -> EndpointState:
+def _to_endpoint_state(row: sa.Row[Any]) -> EndpointState:
     return EndpointState(
         name=row.name,
         state=row.state,

@@ -54,7 +54,7 @@ class SenderService:
         from iscp_dagster.webhooks.sending.resolving import Resolver
 
         for each in self.endpoints:
-            _poster(each, self.environ, Resolver())
+            _make_poster(each, self.environ, Resolver())
 
     async def run(self, stop: asyncio.Event) -> None:
         """Deliver until `stop` is set, then end in order: what is under way is recorded."""
@@ -70,7 +70,10 @@ class SenderService:
         resolver = Resolver()
         sender = Sender(
             outbox,
-            [(each, partial(_poster, each, self.environ, resolver)) for each in self.endpoints],
+            [
+                (each, partial(_make_poster, each, self.environ, resolver))
+                for each in self.endpoints
+            ],
             owner=f"{machine()}:{os.getpid()}:{secrets.token_hex(4)}",
             batch_id=IdScheme.from_environment(self.environ).batch_id,
         )
@@ -87,7 +90,7 @@ async def beside(load: Callable[[], SenderService]) -> AsyncIterator[None]:
     It is loaded, in a thread, until that succeeds.
     """
     stop = asyncio.Event()
-    task = asyncio.ensure_future(_always(load, stop))
+    task = asyncio.ensure_future(_keep_running(load, stop))
     try:
         yield
     finally:
@@ -95,7 +98,7 @@ async def beside(load: Callable[[], SenderService]) -> AsyncIterator[None]:
         await task
 
 
-async def _always(load: Callable[[], SenderService], stop: asyncio.Event) -> None:
+async def _keep_running(load: Callable[[], SenderService], stop: asyncio.Event) -> None:
     while not stop.is_set():
         try:
             service = await asyncio.to_thread(load)
@@ -140,14 +143,14 @@ async def ping(endpoint: Endpoint, environ: Mapping[str, str], clock: Clock = ut
         "data": {},
     }
     body = json.dumps({"data": [said]} if endpoint.batch > 1 else said).encode()
-    poster = _poster(endpoint, environ, Resolver(), clock)
+    poster = _make_poster(endpoint, environ, Resolver(), clock)
     try:
         return await poster.post(id_, body)
     finally:
         await poster.aclose()
 
 
-def _poster(
+def _make_poster(
     endpoint: Endpoint, environ: Mapping[str, str], resolver: Resolver, clock: Clock = utc_now
 ) -> Poster:
     from iscp_dagster.webhooks.sending.posting import Poster

@@ -153,18 +153,18 @@ class OwnConsumers(ConsumerKind):
         del source
         offered = {each.name for each in entry_points(group=CONSUMERS)}
         if info.type not in offered and ":" not in info.type:
-            known = [*kind_names(), *sorted(offered | _offered())]
+            known = [*kind_names(), *sorted(offered | _list_offered())]
             raise ConfigError(
                 f"The consumer type {info.type!r} is unknown; use one of {', '.join(known)}, or "
                 "the import path of your own, such as package.module:Name."
             )
 
     def check_importable(self, info: ConsumerInfo) -> None:
-        _load(info)
+        _load_factory(info)
 
     def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
         del scan
-        factory = _load(info)
+        factory = _load_factory(info)
         try:
             made = factory(source, info)
         except Exception as error:
@@ -198,13 +198,13 @@ class BrokenKind(ConsumerKind):
 def consumer_kind(type_: str) -> ConsumerKind:
     """Return the kind of the jobs of a type."""
     if type_ in kind_names():
-        return _loaded(INDEX)(type_)
+        return _load_kind(INDEX)(type_)
     if type_ in DECLARED:
-        return _loaded(DECLARED[type_])(type_)
-    if type_ not in _offered():
+        return _load_kind(DECLARED[type_])(type_)
+    if type_ not in _list_offered():
         return OwnConsumers(type_)
     try:
-        return _loaded(type_)(type_)
+        return _load_kind(type_)(type_)
     except ConfigError as error:
         return BrokenKind(type_, error)
 
@@ -219,18 +219,18 @@ def is_index(info: ConsumerInfo) -> bool:
     return consumer_kind(info.type).keeps_index
 
 
-def _offered() -> frozenset[str]:
+def _list_offered() -> frozenset[str]:
     return frozenset(each.name for each in entry_points(group=GROUP))
 
 
-def _loaded(name: str) -> type[ConsumerKind]:
+def _load_kind(name: str) -> type[ConsumerKind]:
     found = load_object(name, GROUP, "consumer kind")
     if not (isinstance(found, type) and issubclass(found, ConsumerKind)):
         raise ConfigError(f"The consumer kind {name!r} is {found!r}; derive it from ConsumerKind.")
     return found
 
 
-def _load(info: ConsumerInfo) -> Callable[[SourceTable, ConsumerInfo], Any]:
+def _load_factory(info: ConsumerInfo) -> Callable[[SourceTable, ConsumerInfo], Any]:
     """Load what makes a user's consumer: an entry point of `CONSUMERS`, or `module:Name`."""
     found = load_object(info.type, CONSUMERS, "consumer type")
     if not callable(found):

@@ -23,10 +23,13 @@ MOST_LISTED = 50
 
 def together(earlier: Told, later: Told) -> Told:
     """What was told of two steps: numbers are added, lists joined, else the later one stands."""
-    return {**earlier, **{name: _both(earlier.get(name), each) for name, each in later.items()}}
+    return {
+        **earlier,
+        **{name: _merge_values(earlier.get(name), each) for name, each in later.items()},
+    }
 
 
-def _both(earlier: Any, later: Any) -> Any:
+def _merge_values(earlier: Any, later: Any) -> Any:
     if isinstance(earlier, int) and isinstance(later, int):
         return earlier + later
     if isinstance(earlier, list) and isinstance(later, list):

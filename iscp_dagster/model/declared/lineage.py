@@ -48,7 +48,7 @@ def parents(source: SourceTable) -> dict[str, str]:
     Those over the table itself are left out, as is one whose view has no index.
     """
     kept = {index.name: view for index in source.indexes if (view := definition_of(index))}
-    found = {each.name: _parent(each, kept) for each in source.consumers}
+    found = {each.name: _find_parent(each, kept) for each in source.consumers}
     return {name: parent for name, parent in found.items() if parent is not None}
 
 
@@ -57,7 +57,7 @@ def definition_of(index: Index) -> list[Any]:
     return list(getattr(index, "view", ())) if index.kind == CHANGES else []
 
 
-def _parent(each: Consuming, kept: Mapping[str, list[Any]]) -> str | None:
+def _find_parent(each: Consuming, kept: Mapping[str, list[Any]]) -> str | None:
     if isinstance(each, Index):
         below = definition_of(each)[:-1]
         return next((name for name, view in kept.items() if view == below), None)

@@ -169,7 +169,7 @@ def schema_json(fields: Sequence[DeltaField]) -> dict[str, Any]:
         "fields": [
             {
                 "name": each.name,
-                "type": _type_json(each.type),
+                "type": _to_type_json(each.type),
                 "nullable": each.nullable,
                 "metadata": {},
             }
@@ -189,17 +189,17 @@ def nullable(type_: DeltaType) -> DeltaType:
     return type_
 
 
-def _type_json(type_: DeltaType) -> Any:
+def _to_type_json(type_: DeltaType) -> Any:
     if isinstance(type_, Struct):
         return schema_json(type_.fields)
     if isinstance(type_, Array):
-        element = _type_json(type_.element)
+        element = _to_type_json(type_.element)
         return {"type": "array", "elementType": element, "containsNull": type_.nullable}
     if isinstance(type_, Map):
         return {
             "type": "map",
-            "keyType": _type_json(type_.key),
-            "valueType": _type_json(type_.value),
+            "keyType": _to_type_json(type_.key),
+            "valueType": _to_type_json(type_.value),
             "valueContainsNull": type_.nullable,
         }
     return str(type_)

@@ -137,9 +137,9 @@ class Index:
     def definition(self) -> dict[str, Any]:
         """What determines its tables, besides the columns' types; a change makes another index."""
         chosen = {each.name for each in fields(self)} - _NOT_OF_TABLES
-        said = {"kind": self.kind} | {n: _plain(getattr(self, n)) for n in sorted(chosen)}
+        said = {"kind": self.kind} | {n: _to_plain_json(getattr(self, n)) for n in sorted(chosen)}
         # Left out where it says nothing, as tables that were made without it do not name it.
-        said |= {"exclude": _plain(self.exclude)} if self.exclude else {}
+        said |= {"exclude": _to_plain_json(self.exclude)} if self.exclude else {}
         return said | ({"sharding": self.placement.to_json()} if self.placement else {})
 
 
@@ -236,17 +236,17 @@ class SourceTable:
 
     def index(self, name: str) -> Index:
         """The index of that name. Raises ConfigError naming the declared ones."""
-        return self._named(name, "index", self.indexes)
+        return self._find_declared(name, "index", self.indexes)
 
     def trigger(self, name: str) -> Trigger:
         """The event trigger of that name. Raises ConfigError naming the declared ones."""
-        return self._named(name, "trigger", self.triggers)
+        return self._find_declared(name, "trigger", self.triggers)
 
     def service(self, name: str) -> ServiceConsumer:
         """The service consumer of that name. Raises ConfigError naming the declared ones."""
-        return self._named(name, "service consumer", self.services)
+        return self._find_declared(name, "service consumer", self.services)
 
-    def _named(self, name: str, what: str, declared: Sequence[T]) -> T:
+    def _find_declared(self, name: str, what: str, declared: Sequence[T]) -> T:
         for each in declared:
             if each.name == name:
                 return each
@@ -360,11 +360,11 @@ def spread(source: SourceTable, shards: int) -> SourceTable:
     """Replace each sharded index by one index per shard, named `<index>_shard_<i>`."""
     if not any(index.sharding for index in source.indexes):
         return source
-    indexes = [each for index in source.indexes for each in _spread(index, shards)]
+    indexes = [each for index in source.indexes for each in _expand_index(index, shards)]
     return replace(source, indexes=indexes)
 
 
-def _spread(index: Index, shards: int) -> list[Index]:
+def _expand_index(index: Index, shards: int) -> list[Index]:
     if not isinstance(index.sharding, Sharding) or index.sharding.shards:
         return [index]
     return [
@@ -394,7 +394,7 @@ def _refuse_repeats(where: str, what: str, names: Sequence[str]) -> None:
         )
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_json(value: Any) -> Any:
     """The value as JSON; the order of columns does not matter."""
     if isinstance(value, Mapping):
         return dict(value)

@@ -83,7 +83,7 @@ class View:
         return [{"where": each.where, "columns": dict(each.columns)} for each in self.chain]
 
     def _check_expressions(self) -> None:
-        if self.where is not None and not _is_said(self.where):
+        if self.where is not None and not _is_nonblank(self.where):
             raise ConfigError(
                 f"View {self.name!r}: its predicate where={self.where!r} is empty; give a "
                 "condition, or leave where= out for all rows."
@@ -94,7 +94,7 @@ class View:
                 "write columns={'gross': 'amount * 1.19'}."
             )
         for name, expression in self.columns.items():
-            if not _is_said(name) or not _is_said(expression):
+            if not _is_nonblank(name) or not _is_nonblank(expression):
                 raise ConfigError(
                     f"View {self.name!r}: the calculated column {name!r} is {expression!r}; give "
                     "it a name and an expression."
@@ -136,5 +136,5 @@ def check_calculated(where: str, columns: Mapping[str, str], available: Sequence
         )
 
 
-def _is_said(value: object) -> bool:
+def _is_nonblank(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())

@@ -46,20 +46,20 @@ class VettedBackend(httpcore.AsyncNetworkBackend):
             last = address == self._addresses[-1]
             try:
                 with anyio.fail_after(None if last else self._patience):
-                    return await _connected(address, port)
+                    return await _open_stream(address, port)
             except OSError as error:
-                failed = f"{host} ({address}): {_told(error)}"
+                failed = f"{host} ({address}): {_describe_error(error)}"
         raise httpcore.ConnectError(failed)
 
 
-async def _connected(address: str, port: int) -> Stream:
+async def _open_stream(address: str, port: int) -> Stream:
     stream = Stream(address)
     loop = asyncio.get_running_loop()
     await loop.create_connection(lambda: stream.protocol, address, port)
     return stream
 
 
-def _told(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return (error.strerror if isinstance(error, OSError) else "") or str(error) or "no answer"
 
 
@@ -104,7 +104,7 @@ class Stream(httpcore.AsyncNetworkStream):
         found = await self.protocol.some()
         count = min(len(found), max_bytes, self._left)
         if self._in_headers:
-            count = self._headers(bytes(found[:count]))
+            count = self._count_header_bytes(bytes(found[:count]))
         elif self._body is not None:
             count = min(count, self._body)
             self._body -= count
@@ -136,7 +136,7 @@ class Stream(httpcore.AsyncNetworkStream):
             return bool(self.protocol.buffer) or self.protocol.ended
         return self.protocol.info(info)
 
-    def _headers(self, found: bytes) -> int:
+    def _count_header_bytes(self, found: bytes) -> int:
         """How many of the bytes belong to the headers: all, or up to their end."""
         seen = self._tail + found
         end = _HEADERS_END.search(seen)

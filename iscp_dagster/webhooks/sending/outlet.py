@@ -109,17 +109,17 @@ class Outlet:
     async def _send(self, work: Work) -> None:
         for message in work.messages:
             async with self._slots:
-                verdict = await self._attempt(message) if self._open else None
+                verdict = await self._attempt_message(message) if self._open else None
             if verdict not in _GOES_ON:
                 break
         self._ended.append(work)
         self.heard()
 
-    async def _attempt(self, message: Message) -> Verdict:
+    async def _attempt_message(self, message: Message) -> Verdict:
         at, loop = self.clock(), asyncio.get_running_loop()
         started = loop.time()
         answer = await self.poster.post(message.id, message.body)
-        follows = self._follows(message, answer)
+        follows = self._apply_answer(message, answer)
         split = follows.verdict is Verdict.SPLIT
         self._results.append(
             Result(
@@ -134,7 +134,7 @@ class Outlet:
         self.heard()
         return follows.verdict
 
-    def _follows(self, message: Message, answer: Answer) -> Outcome:
+    def _apply_answer(self, message: Message, answer: Answer) -> Outcome:
         now = self.clock()
         self.state = replace(self.state, health=self.state.health.after(answer, now))
         follows = outcome(

@@ -51,14 +51,14 @@ class Resolver:
         if asked not in self._under_way:
             loop = asyncio.get_running_loop()
             self._under_way[asked] = loop.create_future()
-            self._thread_of(asked).put(loop)
+            self._ensure_thread(asked).put(loop)
         try:
             # Others may wait for it, too.
             return await asyncio.shield(self._under_way[asked])
         except OSError as error:
             raise httpcore.ConnectError(f"{host} cannot be resolved: {error}") from None
 
-    def _thread_of(self, asked: Asked) -> SimpleQueue[asyncio.AbstractEventLoop]:
+    def _ensure_thread(self, asked: Asked) -> SimpleQueue[asyncio.AbstractEventLoop]:
         if asked not in self._questions:
             questions = self._questions[asked] = SimpleQueue()
             # A daemon: the process must be able to end while a name server is silent.
@@ -77,9 +77,9 @@ class Resolver:
                 failed = error if isinstance(error, OSError) else OSError(str(error))
             # The loop may be gone when a name server answers at last.
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._settle, asked, found, failed)
+                loop.call_soon_threadsafe(self._settle_answer, asked, found, failed)
 
-    def _settle(self, asked: Asked, found: Sequence[str], failed: OSError | None) -> None:
+    def _settle_answer(self, asked: Asked, found: Sequence[str], failed: OSError | None) -> None:
         answer = self._under_way.pop(asked)
         if failed is None:
             answer.set_result(found)

@@ -22,7 +22,9 @@ def secrets_of(endpoint: Endpoint, environ: Mapping[str, str]) -> tuple[bytes, .
 
     Raises ConfigError, naming the variable but not its value, if one is missing or no secret.
     """
-    return tuple(_secret(endpoint.name, name, environ.get(name, "")) for name in endpoint.secrets)
+    return tuple(
+        _parse_secret(endpoint.name, name, environ.get(name, "")) for name in endpoint.secrets
+    )
 
 
 def headers(secrets: Sequence[bytes], id_: str, timestamp: int, body: bytes) -> dict[str, str]:
@@ -41,7 +43,7 @@ def signature(secrets: Sequence[bytes], id_: str, timestamp: int, body: bytes) -
     return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
 
 
-def _secret(endpoint: str, variable: str, text: str) -> bytes:
+def _parse_secret(endpoint: str, variable: str, text: str) -> bytes:
     said = f"Endpoint {endpoint!r}: the environment variable {variable}"
     if not text:
         raise ConfigError(f"{said} is not set; it holds the secret that signs events; {_NEW}.")

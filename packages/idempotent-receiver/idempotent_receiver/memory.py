@@ -39,7 +39,7 @@ class MemoryStore(Store):
 
     def claim(self, event_id: str, holder: str, lease: float) -> Standing:
         with self._moved:
-            standing = self._standing(event_id)
+            standing = self._get_claim_status(event_id)
             if standing is Standing.MINE:
                 self._keep_bound(event_id)
                 now = self._clock()
@@ -62,7 +62,7 @@ class MemoryStore(Store):
 
     def pause(self, event_id: str, seconds: float) -> None:
         with self._moved:
-            if self._standing(event_id) is Standing.HELD:
+            if self._get_claim_status(event_id) is Standing.HELD:
                 self._moved.wait(seconds)
 
     def forget(self, seconds: float) -> int:
@@ -73,7 +73,7 @@ class MemoryStore(Store):
                 forgotten += 1
             return forgotten
 
-    def _standing(self, event_id: str) -> Standing:
+    def _get_claim_status(self, event_id: str) -> Standing:
         """Where the event stands; MINE: it is free."""
         held = self._entries.get(event_id)
         if held is None:

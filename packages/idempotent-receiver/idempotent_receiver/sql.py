@@ -42,7 +42,7 @@ class SqlStore(Store):
         self._table.metadata.create_all(self._engine)
 
     def claim(self, event_id: str, holder: str, lease: float) -> Standing:
-        standing = self._standing(event_id)
+        standing = self._get_claim_status(event_id)
         if standing is None:
             return self._insert(event_id, holder, lease)
         return self._take_over(event_id, holder, lease) if standing is Standing.MINE else standing
@@ -76,7 +76,7 @@ class SqlStore(Store):
         rows = self._table.c
         return sa.and_(rows.event_id == event_id, rows.holder == holder, rows.until.is_not(None))
 
-    def _standing(self, event_id: str) -> Standing | None:
+    def _get_claim_status(self, event_id: str) -> Standing | None:
         """Where the event stands; MINE: its claim ran out, None: nobody has claimed it."""
         rows = self._table.c
         with self._engine.connect() as connection:

@@ -310,7 +310,7 @@ async def test_a_sender_that_is_stopped_begins_nothing_while_its_database_is_slo
         await until(outbox.looking.is_set)
         stop.set()
         go.set()
-        (outlet,) = made._outlets.values()
+        (outlet,) = made._workers.values()
         await until(lambda: not outlet._tasks or len(receiver.requests) > 1)
         outbox.free.set()
         await first

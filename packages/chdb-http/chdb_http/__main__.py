@@ -24,7 +24,7 @@ _BROKEN_OFF = "ASGI callable returned without completing response."
 
 def main(argv: list[str] | None = None) -> int:
     """Run the server; 0 after a signal, 1 with one line on stderr when it cannot start."""
-    options = _parser().parse_args(argv)
+    options = _build_parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != _BROKEN_OFF)
     try:
@@ -39,11 +39,11 @@ def _serve(options: argparse.Namespace) -> None:
     reach = Reach(
         data=options.path.expanduser().resolve(),
         paths=tuple(path.expanduser().resolve() for path in options.allowed_path),
-        hosts=_hosts(options.remote_host),
+        hosts=_parse_hosts(options.remote_host),
         any_port=options.config_file is not None,
     )
-    account = _account(options.user, options.password_env)
-    admission = _admission(options)
+    account = _build_account(options.user, options.password_env)
+    admission = _build_admission(options)
     sys.setswitchinterval(_SWITCH_SECONDS)
     config_file = options.config_file and options.config_file.expanduser().resolve()
     files = [config_file] if config_file else []
@@ -64,10 +64,10 @@ def _serve(options: argparse.Namespace) -> None:
         max_connections=options.max_connections,
         admission=admission,
     )
-    serve(config, _announce)
+    serve(config, _print_address)
 
 
-def _hosts(named: list[str]) -> tuple[str, ...]:
+def _parse_hosts(named: list[str]) -> tuple[str, ...]:
     """The remote hosts. Raises StartError for anything but `name[:port]`."""
     found = tuple(sorted(names_in(" ".join(named))))
     for host in found:
@@ -76,7 +76,7 @@ def _hosts(named: list[str]) -> tuple[str, ...]:
     return found
 
 
-def _admission(options: argparse.Namespace) -> Admission:
+def _build_admission(options: argparse.Namespace) -> Admission:
     """Which requests are let in. Raises StartError for an origin that is none."""
     try:
         origins = origins_in(" ".join(options.allowed_origin))
@@ -90,7 +90,7 @@ def _admission(options: argparse.Namespace) -> Admission:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m chdb_http", description=__doc__)
     parser.add_argument("--path", type=Path, required=True, help="data folder")
     parser.add_argument("--config-file", type=Path, help="ClickHouse's own configuration, XML")
@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _account(user: str | None, variable: str | None) -> Account | None:
+def _build_account(user: str | None, variable: str | None) -> Account | None:
     if variable is None:
         if user is not None:
             raise StartError(f"--user {user} has no password; add --password-env VARIABLE")
@@ -146,7 +146,7 @@ def _account(user: str | None, variable: str | None) -> Account | None:
     return Account(user=user or DEFAULT_USER, password=password)
 
 
-def _announce(host: str, port: int) -> None:
+def _print_address(host: str, port: int) -> None:
     sys.stdout.write(f"listening on {host}:{port}\n")
     sys.stdout.flush()
 

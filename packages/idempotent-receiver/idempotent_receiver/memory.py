@@ -14,7 +14,7 @@ MOST = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Entry:
+class _EventRecord:
     holder: str
     at: float
     until: float | None
@@ -32,7 +32,7 @@ class MemoryStore(Store):
         self._clock = clock
         self._moved = threading.Condition()
         # The oldest first.
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._entries: OrderedDict[str, _EventRecord] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -41,9 +41,9 @@ class MemoryStore(Store):
         with self._moved:
             standing = self._get_claim_status(event_id)
             if standing is Standing.MINE:
-                self._keep_bound(event_id)
+                self._check_capacity(event_id)
                 now = self._clock()
-                self._put(event_id, _Entry(holder=holder, at=now, until=now + lease))
+                self._put_record(event_id, _EventRecord(holder=holder, at=now, until=now + lease))
             return standing
 
     def done(self, event_id: str, holder: str) -> None:
@@ -51,7 +51,7 @@ class MemoryStore(Store):
             held = self._entries.get(event_id)
             if held is None or held.holder != holder or held.until is None:
                 raise lost(event_id)
-            self._put(event_id, _Entry(holder=holder, at=self._clock(), until=None))
+            self._put_record(event_id, _EventRecord(holder=holder, at=self._clock(), until=None))
 
     def release(self, event_id: str, holder: str) -> None:
         with self._moved:
@@ -82,14 +82,14 @@ class MemoryStore(Store):
             return Standing.DONE
         return Standing.HELD if held.until >= self._clock() else Standing.MINE
 
-    def _keep_bound(self, event_id: str) -> None:
+    def _check_capacity(self, event_id: str) -> None:
         if event_id not in self._entries and len(self._entries) >= self._most:
             raise StoreFullError(
                 f"{len(self._entries):,} events are remembered, the most that this store may hold; "
                 "raise most=, or use a SqlStore."
             )
 
-    def _put(self, event_id: str, entry: _Entry) -> None:
+    def _put_record(self, event_id: str, entry: _EventRecord) -> None:
         self._entries[event_id] = entry
         self._entries.move_to_end(event_id)
         self._moved.notify_all()

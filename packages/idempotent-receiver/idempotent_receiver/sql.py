@@ -44,8 +44,12 @@ class SqlStore(Store):
     def claim(self, event_id: str, holder: str, lease: float) -> Standing:
         standing = self._get_claim_status(event_id)
         if standing is None:
-            return self._insert(event_id, holder, lease)
-        return self._take_over(event_id, holder, lease) if standing is Standing.MINE else standing
+            return self._insert_claim(event_id, holder, lease)
+        return (
+            self._take_over_claim(event_id, holder, lease)
+            if standing is Standing.MINE
+            else standing
+        )
 
     def done(self, event_id: str, holder: str, connection: sa.Connection | None = None) -> None:
         """As in Store; with `connection`, in the transaction that is open there.
@@ -56,13 +60,15 @@ class SqlStore(Store):
             with self._engine.begin() as own:
                 self.done(event_id, holder, own)
             return
-        changed = sa.update(self._table).where(self._claimed(event_id, holder))
+        changed = sa.update(self._table).where(self._build_claim_filter(event_id, holder))
         if connection.execute(changed.values(until=None, at=self._clock())).rowcount != 1:
             raise lost(event_id)
 
     def release(self, event_id: str, holder: str) -> None:
         with self._engine.begin() as connection:
-            connection.execute(sa.delete(self._table).where(self._claimed(event_id, holder)))
+            connection.execute(
+                sa.delete(self._table).where(self._build_claim_filter(event_id, holder))
+            )
 
     def pause(self, event_id: str, seconds: float) -> None:  # noqa: ARG002 - the protocol's
         self._sleep(min(seconds, POLL))
@@ -72,7 +78,7 @@ class SqlStore(Store):
             old = self._table.c.at < self._clock() - seconds
             return connection.execute(sa.delete(self._table).where(old)).rowcount
 
-    def _claimed(self, event_id: str, holder: str) -> sa.ColumnElement[bool]:
+    def _build_claim_filter(self, event_id: str, holder: str) -> sa.ColumnElement[bool]:
         rows = self._table.c
         return sa.and_(rows.event_id == event_id, rows.holder == holder, rows.until.is_not(None))
 
@@ -88,7 +94,7 @@ class SqlStore(Store):
             return Standing.DONE
         return Standing.HELD if row.until >= self._clock() else Standing.MINE
 
-    def _insert(self, event_id: str, holder: str, lease: float) -> Standing:
+    def _insert_claim(self, event_id: str, holder: str, lease: float) -> Standing:
         now = self._clock()
         row = {"event_id": event_id, "holder": holder, "at": now, "until": now + lease}
         try:
@@ -98,7 +104,7 @@ class SqlStore(Store):
             return Standing.HELD
         return Standing.MINE
 
-    def _take_over(self, event_id: str, holder: str, lease: float) -> Standing:
+    def _take_over_claim(self, event_id: str, holder: str, lease: float) -> Standing:
         now, rows = self._clock(), self._table.c
         over = sa.update(self._table).where(rows.event_id == event_id, rows.until < now)
         with self._engine.begin() as connection:

@@ -123,11 +123,11 @@ class _Lexer:
     def step(self) -> Iterator[Token]:
         until = min(self.at + _STEP, len(self._text))
         while self.at < until:
-            token = self._begin() if self._open is None else self._go_on(self._open)
+            token = self._begin_token() if self._open is None else self._resume_token(self._open)
             if token is not None:
                 yield token
 
-    def _begin(self) -> Token | None:
+    def _begin_token(self) -> Token | None:
         start = self.at
         found = _LEXER.match(self._text, start, start + PIECE)
         if found is None:
@@ -136,15 +136,15 @@ class _Lexer:
         self.at = found.end()
         if group in _WHOLE:
             self._check_length(start)
-            return self._token(_KINDS[group], value, start)
+            return self._make_token(_KINDS[group], value, start)
         if group != "space":
             opener = b"\n" if group == "line" else value
             self._group, self._open = group, Open(start=start, at=self.at, opener=opener)
             if self.at == len(self._text):
-                return self._go_on(self._open)
+                return self._resume_token(self._open)
         return None
 
-    def _go_on(self, begun: Open) -> Token | None:
+    def _resume_token(self, begun: Open) -> Token | None:
         closed = begun.look(self._text)
         self.at = begun.at
         if not closed and self.at < len(self._text):
@@ -152,19 +152,19 @@ class _Lexer:
         self._open = None
         if closed and self._group in _KINDS:
             value = self._text[begun.start : self.at]
-            return self._token(_KINDS[self._group], value, begun.start)
+            return self._make_token(_KINDS[self._group], value, begun.start)
         if not closed and self._group == "heredoc" and self._complete:
-            return self._lone_dollar(begun.start)
+            return self._make_dollar_token(begun.start)
         return None
 
-    def _token(self, kind: Kind, value: bytes, start: int) -> Token:
+    def _make_token(self, kind: Kind, value: bytes, start: int) -> Token:
         turn = _TURNS.get(value, 0) if kind is Kind.MARK else 0
         self._depth += min(turn, 0)
         token = Token(kind, value, start, self.at, self._depth)
         self._depth += max(turn, 0)
         return token
 
-    def _lone_dollar(self, start: int) -> Token:
+    def _make_dollar_token(self, start: int) -> Token:
         """A name or a mark, where what looked like the start of a $tag$ string has no end."""
         self._lone_dollars += 1
         if self._lone_dollars > _MAX_LONE_DOLLARS:
@@ -173,7 +173,7 @@ class _Lexer:
         self.at = start + 1 if word is None else word.end()
         self._check_length(start)
         kind = Kind.MARK if word is None else Kind.WORD
-        return self._token(kind, self._text[start : self.at], start)
+        return self._make_token(kind, self._text[start : self.at], start)
 
     def _check_length(self, start: int) -> None:
         if self.at - start >= PIECE:

@@ -89,38 +89,38 @@ class Told(dict[str, Any]):
 
     def text(self, name: str) -> str:
         """A field that is a text. Raises UnavailableError."""
-        return str(self._of(name, str))
+        return str(self._get_field(name, str))
 
     def flag(self, name: str) -> bool:
         """A field that is true or false. Raises UnavailableError."""
-        return bool(self._of(name, bool))
+        return bool(self._get_field(name, bool))
 
     def objects(self, name: str) -> list[Mapping[str, Any]]:
         """A field that is a list of objects. Raises UnavailableError."""
-        found = self._of(name, list)
+        found = self._get_field(name, list)
         if not all(isinstance(each, Told) for each in found):
             raise no_runtime(self._url)
         return list(found)
 
     def shaped(self, shape: Mapping[str, Any]) -> Told:
         """Itself, where its fields are of these types, or lists or objects of such."""
-        if not _fits(self, shape):
+        if not _has_shape(self, shape):
             raise no_runtime(self._url)
         return self
 
-    def _of(self, name: str, kind: type) -> Any:
+    def _get_field(self, name: str, kind: type) -> Any:
         found = self[name]
         if not isinstance(found, kind):
             raise no_runtime(self._url)
         return found
 
 
-def _fits(found: Any, shape: Any) -> bool:
+def _has_shape(found: Any, shape: Any) -> bool:
     if isinstance(shape, list):
-        return isinstance(found, list) and all(_fits(each, shape[0]) for each in found)
+        return isinstance(found, list) and all(_has_shape(each, shape[0]) for each in found)
     if isinstance(shape, Mapping):
         named = isinstance(found, Told) and shape.keys() <= found.keys()
-        return named and all(_fits(found[name], each) for name, each in shape.items())
+        return named and all(_has_shape(found[name], each) for name, each in shape.items())
     return isinstance(found, shape)
 
 

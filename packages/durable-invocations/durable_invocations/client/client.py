@@ -97,7 +97,7 @@ class Client:
 
     def health(self) -> None:
         """Returns if the runtime answers."""
-        self._asked("GET", path("restate", "health"))
+        self._request_answer("GET", path("restate", "health"))
 
     def call(
         self,
@@ -140,7 +140,7 @@ class Client:
         if content is not None:
             headers["content-type"] = JSON
         params = milliseconds(delay)
-        told = self._told("POST", place, content=content, headers=headers, params=params)
+        told = self._request_object("POST", place, content=content, headers=headers, params=params)
         return Sent(id=told.text("invocationId"), is_new=told["status"] == "Accepted")
 
     def attach(self, invocation: str, *, seconds: float | None = None) -> Any:
@@ -155,7 +155,7 @@ class Client:
                 raise WaitError(f"The invocation {invocation} has not ended in {seconds:g} s.")
             with suppress(httpx.ReadTimeout):
                 place = path("restate", "invocation", invocation, "attach")
-                return self._answered("GET", place, timeout=left).output()
+                return self._send_request("GET", place, timeout=left).output()
 
     def output(self, invocation: str, *names: str) -> Any:
         """The output of an invocation that has ended. Raises InvocationFailedError, and WaitError
@@ -165,7 +165,7 @@ class Client:
         """
         place = path("restate", "invocation", invocation, *names, "output")
         try:
-            return self._asked("GET", place).output()
+            return self._request_answer("GET", place).output()
         except InvocationRefusedError as refused:
             if refused.status != NOT_READY:
                 raise
@@ -176,39 +176,41 @@ class Client:
         """Complete an awakeable with a value; whether it was not completed before."""
         content = written(value)
         place = path("restate", "awakeables", awakeable, "resolve")
-        return self._changed("POST", place, content=content, headers={"content-type": JSON})
+        return self._request_change("POST", place, content=content, headers={"content-type": JSON})
 
     def reject(self, awakeable: str, reason: str) -> bool:
         """Complete an awakeable with a failure; whether it was not completed before."""
         place = path("restate", "awakeables", awakeable, "reject")
         headers = {"content-type": "text/plain; charset=utf-8"}
-        return self._changed("POST", place, content=encoded(reason), headers=headers)
+        return self._request_change("POST", place, content=encoded(reason), headers=headers)
 
     def register(self, uri: str, *, force: bool = False) -> Mapping[str, Any]:
         """Register the services at an address; a second time nothing changes, unless `force`."""
         asked = {"uri": checked(uri), "force": force}
-        return self._told("POST", path("admin", "deployments"), json=asked).shaped(_DEPLOYMENT)
+        return self._request_object("POST", path("admin", "deployments"), json=asked).shaped(
+            _DEPLOYMENT
+        )
 
     def deployments(self) -> list[Mapping[str, Any]]:
         """The registered addresses and their services."""
-        told = self._told("GET", path("admin", "deployments"))
+        told = self._request_object("GET", path("admin", "deployments"))
         return told.shaped({"deployments": [_DEPLOYMENT]}).objects("deployments")
 
     def services(self) -> list[Mapping[str, Any]]:
         """The services that can be invoked, with their handlers."""
-        told = self._told("GET", path("admin", "services"))
+        told = self._request_object("GET", path("admin", "services"))
         return told.shaped({"services": [{**_SERVICE, "uri": (str, NoneType)}]}).objects("services")
 
     def invocations(self, limit: int = 100, **chosen: str | None) -> list[Mapping[str, Any]]:
         """The latest invocations, by `service`, `handler`, `key` or `status`."""
         params = {name: checked(value) for name, value in chosen.items() if value is not None}
         asked = {"limit": str(limit), **params}
-        told = self._told("GET", path("admin", "invocations"), params=asked)
+        told = self._request_object("GET", path("admin", "invocations"), params=asked)
         return told.objects("invocations")
 
     def invocation(self, invocation: str) -> Mapping[str, Any]:
         """An invocation with its journal."""
-        return self._told("GET", path("admin", "invocations", invocation))
+        return self._request_object("GET", path("admin", "invocations", invocation))
 
     def cancel(self, invocation: str) -> bool:
         """Cancel an invocation: its handler learns it at what it awaits, and may clean up."""
@@ -232,21 +234,21 @@ class Client:
 
     def change(self, invocation: str, verb: str) -> bool:
         """`cancel`, `kill`, `pause`, `resume` or `purge` an invocation; whether that changed it."""
-        return self._changed("PATCH", path("admin", "invocations", invocation, verb))
+        return self._request_change("PATCH", path("admin", "invocations", invocation, verb))
 
-    def _changed(self, method: str, place: str, **request: Any) -> bool:
-        return self._told(method, place, **request).flag("changed")
+    def _request_change(self, method: str, place: str, **request: Any) -> bool:
+        return self._request_object(method, place, **request).flag("changed")
 
-    def _told(self, method: str, place: str, **request: Any) -> Told:
-        return self._asked(method, place, **request).object
+    def _request_object(self, method: str, place: str, **request: Any) -> Told:
+        return self._request_answer(method, place, **request).object
 
-    def _asked(self, method: str, place: str, **request: Any) -> Answer:
+    def _request_answer(self, method: str, place: str, **request: Any) -> Answer:
         try:
-            return self._answered(method, place, **request)
+            return self._send_request(method, place, **request)
         except httpx.ReadTimeout as error:
-            raise UnavailableError(self._unanswered("does not answer in time")) from error
+            raise UnavailableError(self._format_unanswered("does not answer in time")) from error
 
-    def _answered(self, method: str, place: str, **request: Any) -> Answer:
+    def _send_request(self, method: str, place: str, **request: Any) -> Answer:
         """The answer to a request that is carried out. Raises httpx.ReadTimeout, and as others."""
         try:
             with self._http.stream(method, place, **request) as response:
@@ -255,15 +257,15 @@ class Client:
             raise
         # A host that is no name, such as a..b, is a UnicodeError.
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise UnavailableError(self._unanswered(f"does not answer: {error}")) from error
+            raise UnavailableError(self._format_unanswered(f"does not answer: {error}")) from error
         if httpx.codes.is_success(answer.status):
             return answer
-        raise self._problem(answer)
+        raise self._make_error(answer)
 
-    def _unanswered(self, how: str) -> str:
+    def _format_unanswered(self, how: str) -> str:
         return f"The runtime of invocations at {self.url} {how}. {self._advice.unanswered}"
 
-    def _problem(self, answer: Answer) -> DurableError:
+    def _make_error(self, answer: Answer) -> DurableError:
         code, reason = answer.reason()
         said = shown(reason)
         if (invocation := answer.headers.get(ID_HEADER)) is not None:

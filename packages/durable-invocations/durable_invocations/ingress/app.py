@@ -62,14 +62,14 @@ class Settings:
 def create_app(settings: Settings) -> Starlette:
     """The application; errors are JSON with `code` and `message`."""
     return Starlette(
-        routes=_routes(settings),
-        middleware=[Middleware(Draining), _guard(settings)],
-        exception_handlers={HTTPException: _http},
+        routes=_build_routes(settings),
+        middleware=[Middleware(Draining), _build_guard(settings)],
+        exception_handlers={HTTPException: _answer_http_error},
         lifespan=settings.lifespan,
     )
 
 
-def _guard(settings: Settings) -> Middleware:
+def _build_guard(settings: Settings) -> Middleware:
     if settings.token:
         open_below = f"{settings.open_below}/" if settings.open_below else ""
         named = {"token": settings.token, "name": settings.credential}
@@ -81,37 +81,39 @@ def _guard(settings: Settings) -> Middleware:
     return Middleware(Guard, admission=settings.admission, told=forbidden)
 
 
-def _routes(settings: Settings) -> list[BaseRoute]:
+def _build_routes(settings: Settings) -> list[BaseRoute]:
     backend, bounds = settings.backend, settings.bounds
     waiting = Waiting(backend, bounds.waiting, bounds.still)
-    outputs = _careful(Outputs(backend=backend, waiting=waiting))
+    outputs = _handle_errors(Outputs(backend=backend, waiting=waiting))
     catalog = Catalog(backend)
     invoking = Invoking(backend=backend, waiting=waiting, bounds=bounds, catalog=catalog)
-    awakeables = _careful(Awakeables(backend=backend, bounds=bounds))
+    awakeables = _handle_errors(Awakeables(backend=backend, bounds=bounds))
     restate = [
-        Route("/health", _healthy),
+        Route("/health", _answer_health),
         Route("/awakeables/{rest:path}", awakeables, methods=["POST"]),
         Route("/invocation/{rest:path}", outputs),
         Route("/workflow/{rest:path}", outputs),
     ]
-    admin = [_administering(*each) for each in Admin(backend=backend, own=settings.own).answers()]
+    admin = [
+        _build_admin_route(*each) for each in Admin(backend=backend, own=settings.own).answers()
+    ]
     return [
-        _lines(Mount("/restate", routes=[*map(_lines, restate)])),
+        _match_multiline(Mount("/restate", routes=[*map(_match_multiline, restate)])),
         Mount("/admin", routes=admin),
         *settings.routes,
-        _lines(Route("/{rest:path}", _careful(invoking), methods=["POST"])),
+        _match_multiline(Route("/{rest:path}", _handle_errors(invoking), methods=["POST"])),
     ]
 
 
-def _lines(route: R) -> R:
+def _match_multiline(route: R) -> R:
     """The same route, also of paths of several lines, as keys may be."""
     route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
     return route
 
 
-def _administering(path: str, answers: Mapping[str, Answer]) -> Route:
+def _build_admin_route(path: str, answers: Mapping[str, Answer]) -> Route:
     """One route for all methods of a path, so that others are answered with 405."""
-    careful = {method: _careful(answer) for method, answer in answers.items()}
+    careful = {method: _handle_errors(answer) for method, answer in answers.items()}
 
     async def answer(request: Request) -> Response:
         # HEAD asks for a GET without its body.
@@ -120,12 +122,12 @@ def _administering(path: str, answers: Mapping[str, Answer]) -> Route:
     return Route(path, answer, methods=list(careful))
 
 
-def _careful(answer: Answer) -> Answer:
+def _handle_errors(answer: Answer) -> Answer:
     """The answers, also to a request that fails: 503 while the database is away, else 500."""
 
     async def careful(request: Request) -> Response:
         try:
-            _check(request)
+            _check_nul(request)
             return await answer(request)
         except RefusedError as refused:
             return refusal(refused)
@@ -140,17 +142,17 @@ def _careful(answer: Answer) -> Answer:
     return careful
 
 
-def _check(request: Request) -> None:
+def _check_nul(request: Request) -> None:
     """Refuse a NUL, which nothing is called with, and PostgreSQL takes for an error."""
     if any("\0" in each for each in (request.scope["path"], *request.query_params.values())):
         raise RefusedError(BAD, "The path or the query has a NUL in it.")
 
 
-async def _healthy(_request: Request) -> Response:
+async def _answer_health(_request: Request) -> Response:
     return JSONResponse({"status": "ok"}, headers=PLAIN)
 
 
-async def _http(request: Request, error: Exception) -> Response:
+async def _answer_http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     allowed = (error.headers or {}).get("Allow", "")

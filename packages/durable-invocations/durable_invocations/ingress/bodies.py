@@ -27,26 +27,26 @@ async def body(request: Request, most: int) -> bytes:
     """The whole body. Raises RefusedError: 413 beyond `most` bytes, which are not read."""
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > most:
-        raise _large(most)
+        raise _make_size_error(most)
     with anyio.move_on_after(_SECONDS):
-        return await _streamed(request, most)
+        return await _read_stream(request, most)
     raise RefusedError(TIMEOUT, f"The body did not arrive in {_SECONDS:g} s; send it again.")
 
 
-async def _streamed(request: Request, most: int) -> bytes:
+async def _read_stream(request: Request, most: int) -> bytes:
     parts, size = [], 0
     try:
         async for part in request.stream():
             size += len(part)
             if size > most:
-                raise _large(most)
+                raise _make_size_error(most)
             parts.append(part)
     except ClientDisconnect as gone:
         raise RefusedError(BAD, "The body ended before it was whole; send it again.") from gone
     return b"".join(parts)
 
 
-def _large(most: int) -> RefusedError:
+def _make_size_error(most: int) -> RefusedError:
     message = f"The body is larger than {most:,} bytes; send less, or the address of the data."
     return RefusedError(TOO_LARGE, message, {"Connection": "close"})
 

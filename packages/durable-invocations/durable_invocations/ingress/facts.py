@@ -52,7 +52,7 @@ def invocation(each: Invocation) -> dict[str, Any]:
         "called_by": each.parent or None,
         "canceled": each.canceled,
         "driven_by": each.owner or None,
-        "error": _error(each.error, each.error_at),
+        "error": _describe_error(each.error, each.error_at),
         "result": result(each.result),
     }
 
@@ -69,8 +69,8 @@ def entry(invocation_id: str, each: JournalEntry) -> dict[str, Any]:
     """An entry of a journal: its kind, its state, what it says and what it came to."""
     kind = each.frame.kind
     message = None if kind.message is None else each.frame.message()
-    found = _result(kind, message)
-    detail = {} if message is None else _detail(message)
+    found = _get_result(kind, message)
+    detail = {} if message is None else _describe_detail(message)
     if kind is kinds.AWAKEABLE:
         detail["id"] = awakeable_id(ids.parsed(invocation_id), each.index)
     if each.child:
@@ -80,11 +80,11 @@ def entry(invocation_id: str, each: JournalEntry) -> dict[str, Any]:
         "type": kind.name,
         "code": f"0x{kind.code:04X}",
         "name": each.name or None,
-        "state": _state(kind, found),
+        "state": _get_state(kind, found),
         "stored": time(each.created),
         "completed": time(each.completed_at),
         "detail": detail,
-        "result": _keys(found) if kind is kinds.GET_STATE_KEYS else result(found),
+        "result": _describe_keys(found) if kind is kinds.GET_STATE_KEYS else result(found),
     }
 
 
@@ -150,29 +150,29 @@ def text(value: bytes) -> str:
     return told if len(told) <= SHOWN else f"{told[:SHOWN]}…"
 
 
-def _error(found: ErrorReport | None, at: int | None) -> dict[str, Any] | None:
+def _describe_error(found: ErrorReport | None, at: int | None) -> dict[str, Any] | None:
     if found is None:
         return None
-    of_entry = {"index": found.index, "type": _type(found.kind), "name": found.name}
+    of_entry = {"index": found.index, "type": _format_type(found.kind), "name": found.name}
     told = {"code": found.code, "message": found.message, "at": time(at)}
     return {**told, **{name: value for name, value in of_entry.items() if value is not None}}
 
 
-def _type(code: int | None) -> str | None:
+def _format_type(code: int | None) -> str | None:
     """The type of the entry that an error names; handlers may name others than there are."""
     if code is None:
         return None
     return kinds.KINDS[code].name if code in kinds.KINDS else f"0x{code:04X}"
 
 
-def _result(kind: kinds.Kind, message: Any) -> Result | None:
+def _get_result(kind: kinds.Kind, message: Any) -> Result | None:
     if kind is kinds.INPUT:
         return Value(value=message.value)
     held = message is not None and ONEOF in message.DESCRIPTOR.oneofs_by_name
     return result_of(message) if held else None
 
 
-def _state(kind: kinds.Kind, found: Result | None) -> str:
+def _get_state(kind: kinds.Kind, found: Result | None) -> str:
     if isinstance(found, Failure) and (kind.completable or kind.code in _FAILURES):
         return "failed"
     if kind.completable:
@@ -180,24 +180,24 @@ def _state(kind: kinds.Kind, found: Result | None) -> str:
     return "stored"
 
 
-def _keys(found: Result | None) -> dict[str, Any] | None:
+def _describe_keys(found: Result | None) -> dict[str, Any] | None:
     if isinstance(found, Value):
         return {"keys": [text(each) for each in state_keys(found.value)]}
     return result(found)
 
 
-def _detail(message: Message) -> dict[str, Any]:
+def _describe_detail(message: Message) -> dict[str, Any]:
     """What identifies the entry: its fields but name, headers and result."""
     return {
-        field.name: _told(field.name, value)
+        field.name: _describe_value(field.name, value)
         for field, value in message.ListFields()
         if field.name not in _NOT_TOLD and field.number not in RESULT
     }
 
 
-def _told(name: str, value: Any) -> Any:
+def _describe_value(name: str, value: Any) -> Any:
     if isinstance(value, Message):
-        return {field.name: _told(field.name, its) for field, its in value.ListFields()}
+        return {field.name: _describe_value(field.name, its) for field, its in value.ListFields()}
     if isinstance(value, bytes):
         return text(value)
     return time(value) if name in _TIMES else value

@@ -28,7 +28,7 @@ _ANY_OUTPUT: Mapping[str, Any] = {"contentType": JSON}
 
 def check_input(handler: Handler, request: Request, content: bytes) -> None:
     """Raises RefusedError: 400 for a missing, unwanted or malformed body, 415 for its type."""
-    wanted, given = _described(handler, "input", _ANY_INPUT), media_type(request)
+    wanted, given = _get_payload(handler, "input", _ANY_INPUT), media_type(request)
     type_ = wanted.get("contentType")
     if type_ is None and (content or given):
         raise RefusedError(BAD, f"The handler {handler.name} takes no body.")
@@ -36,7 +36,7 @@ def check_input(handler: Handler, request: Request, content: bytes) -> None:
         if wanted.get("required"):
             raise RefusedError(BAD, f"The handler {handler.name} needs a body of {type_}.")
         return
-    if type_ is not None and given and not _accepts(type_, given):
+    if type_ is not None and given and not _is_accepted(type_, given):
         raise RefusedError(
             UNSUPPORTED, f"The handler {handler.name} takes {type_}, and not {given}."
         )
@@ -44,7 +44,7 @@ def check_input(handler: Handler, request: Request, content: bytes) -> None:
         parsed(content)
 
 
-def _accepts(type_: str, given: str) -> bool:
+def _is_accepted(type_: str, given: str) -> bool:
     wanted = type_.partition(";")[0].strip().lower()
     main, _, sub = wanted.partition("/")
     return wanted in {"*/*", given} or (sub == "*" and given.startswith(f"{main}/"))
@@ -62,13 +62,13 @@ def answer(handler: Handler | None, id_: str, result: Result, sending: Sending) 
     if isinstance(result, Failure):
         return failed(result.code, result.message, headers)
     content = result.value if isinstance(result, Value) else b""
-    shape = _described(handler, "output", _ANY_OUTPUT) if handler else _ANY_OUTPUT
+    shape = _get_payload(handler, "output", _ANY_OUTPUT) if handler else _ANY_OUTPUT
     type_ = shape.get("contentType")
     if type_ and (content or shape.get("setContentTypeIfEmpty")):
         headers["Content-Type"] = type_
     return sending.response(id_, content, {**PLAIN, **headers})
 
 
-def _described(handler: Handler, what: str, otherwise: Mapping[str, Any]) -> Mapping[str, Any]:
+def _get_payload(handler: Handler, what: str, otherwise: Mapping[str, Any]) -> Mapping[str, Any]:
     found = handler.described.get(what) if isinstance(handler.described, dict) else None
     return found if isinstance(found, dict) else otherwise

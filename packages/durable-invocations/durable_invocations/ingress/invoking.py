@@ -60,7 +60,7 @@ class Waiting:
         """
         self.count += 1
         try:
-            found = await _unless_gone(request, self._backend.ended(id_))
+            found = await _wait_unless_gone(request, self._backend.ended(id_))
         finally:
             self.count -= 1
         if found is None:
@@ -74,11 +74,11 @@ def unknown(what: str) -> RefusedError:
     return RefusedError(NOT_FOUND, message)
 
 
-async def _unless_gone(
+async def _wait_unless_gone(
     request: Request, wanted: Coroutine[Any, Any, Result | None]
 ) -> Result | None:
     """What is awaited; a client that is gone cancels it, and gets nothing."""
-    waited, gone = asyncio.ensure_future(wanted), asyncio.ensure_future(_gone(request))
+    waited, gone = asyncio.ensure_future(wanted), asyncio.ensure_future(_wait_disconnected(request))
     try:
         await asyncio.wait({waited, gone}, return_when=asyncio.FIRST_COMPLETED)
         return waited.result() if waited.done() else None
@@ -88,7 +88,7 @@ async def _unless_gone(
         await asyncio.gather(waited, gone, return_exceptions=True)
 
 
-async def _gone(request: Request) -> None:
+async def _wait_disconnected(request: Request) -> None:
     """Returns when the client has disconnected. The body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -106,18 +106,18 @@ class Invoking:
     async def __call__(self, request: Request) -> Response:
         """The output, or `{"invocationId", "status"}` for `/send`."""
         parts = segments(raw_path(request))
-        service = await self._service(parts)
+        service = await self._find_service(parts)
         target, send = called(parts, keyed=service.kind.keyed)
         handler = handler_of(service, target.handler)
         if not send:
             self.waiting.check()
-        submit = await self._submission(request, target, handler, send=send)
+        submit = await self._read_submit(request, target, handler, send=send)
         made = await self.backend.do(submit)
         if isinstance(made, Refused):
             raise RefusedError(made.code, made.message)
-        return await self._answered(request, handler, made, send=send)
+        return await self._answer_submitted(request, handler, made, send=send)
 
-    async def _service(self, parts: tuple[str, ...]) -> Service:
+    async def _find_service(self, parts: tuple[str, ...]) -> Service:
         found = await self.catalog.service(*parts)
         if found is None:
             raise RefusedError(
@@ -125,10 +125,10 @@ class Invoking:
             )
         return found
 
-    async def _submission(
+    async def _read_submit(
         self, request: Request, target: Target, handler: Handler, *, send: bool
     ) -> Submit:
-        later = _delay(request, send=send)
+        later = _parse_delay(request, send=send)
         content = await body(request, self.bounds.body)
         check_input(handler, request, content)
         return Submit(
@@ -142,7 +142,7 @@ class Invoking:
             at=round(time.time() * 1_000) + later if later else 0,
         )
 
-    async def _answered(
+    async def _answer_submitted(
         self, request: Request, handler: Handler, made: Submitted, *, send: bool
     ) -> Response:
         if send:
@@ -158,7 +158,7 @@ class Invoking:
         return answer(handler, made.id, result, self.waiting.sending)
 
 
-def _delay(request: Request, *, send: bool) -> int:
+def _parse_delay(request: Request, *, send: bool) -> int:
     """Milliseconds until it begins. Raises RefusedError (400) rather than begin at once."""
     asked = request.query_params
     if not send:

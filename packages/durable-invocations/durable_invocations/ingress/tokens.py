@@ -44,9 +44,9 @@ class Gate:
     open_below: str = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._open(scope["path"]):
+        if scope["type"] != "http" or self._is_open(scope["path"]):
             await self.app(scope, receive, send)
-        elif not self._admits(Headers(scope=scope).getlist("authorization")):
+        elif not self._is_admitted(Headers(scope=scope).getlist("authorization")):
             reason = f"Send `Authorization: Bearer …` with {self.name}."
             headers = {"WWW-Authenticate": "Bearer", "Connection": "close"}
             refused = told(UNAUTHENTICATED, UNAUTHENTICATED, reason, headers)
@@ -54,14 +54,16 @@ class Gate:
         else:
             await self.app(scope, receive, send)
 
-    def _open(self, path: str) -> bool:
+    def _is_open(self, path: str) -> bool:
         return path == self.open_at or bool(self.open_below and path.startswith(self.open_below))
 
-    def _admits(self, given: list[str]) -> bool:
+    def _is_admitted(self, given: list[str]) -> bool:
         found = _BEARER.fullmatch(given[0]) if len(given) == 1 else None
         # Digests have one length, so the time of the comparison tells nothing of the token.
-        return found is not None and hmac.compare_digest(_digest(found[1]), _digest(self.token))
+        return found is not None and hmac.compare_digest(
+            _hash_token(found[1]), _hash_token(self.token)
+        )
 
 
-def _digest(token: str) -> bytes:
+def _hash_token(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()

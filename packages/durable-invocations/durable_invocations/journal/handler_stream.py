@@ -17,13 +17,13 @@ from durable_invocations.protocol.results import result_of
 def received(state: Attempt, event: events.Received) -> Step:
     got = event.frame
     if state.known is None:
-        return _started(state, got)
+        return _handle_start(state, got)
     if state.phase is Phase.STARTING:
-        return _recorded(state, state.known, got)
+        return _record_entry(state, state.known, got)
     if got.code == kinds.COMPLETION.code:
-        return _completed(state, got.message())
+        return _handle_completion(state, got.message())
     if got.code == kinds.ENTRY_ACK.code:
-        return _acknowledged(state, got.message().entry_index)
+        return _handle_ack(state, got.message().entry_index)
     raise ProtocolError(
         f"The runtime sent {got.kind} after the replay, when only a Completion or an EntryAck may "
         "come; the runtime breaks the protocol."
@@ -40,7 +40,7 @@ def input_closed(state: Attempt, _: events.InputClosed) -> Step:
     return suspended(replace(state, input_closed=True))
 
 
-def _started(state: Attempt, got: Frame) -> Step:
+def _handle_start(state: Attempt, got: Frame) -> Step:
     if got.code != kinds.START.code:
         raise ProtocolError(f"The stream begins with {got.kind}; it must begin with a Start.")
     message = got.message()
@@ -50,7 +50,7 @@ def _started(state: Attempt, got: Frame) -> Step:
     return replace(state, known=message.known_entries), (event,)
 
 
-def _recorded(state: Attempt, known: int, got: Frame) -> Step:
+def _record_entry(state: Attempt, known: int, got: Frame) -> Step:
     index = state.sent
     if not got.kind.entry or (index == 0) != (got.code == kinds.INPUT.code):
         raise ProtocolError(
@@ -65,7 +65,7 @@ def _recorded(state: Attempt, known: int, got: Frame) -> Step:
     return replace(state, phase=Phase.REPLAYING), (out, events.Ready())
 
 
-def _completed(state: Attempt, message: Any) -> Step:
+def _handle_completion(state: Attempt, message: Any) -> Step:
     index, variant = message.entry_index, message.WhichOneof(ONEOF)
     allowed = {"empty": state.empties, "value": state.values, "failure": state.completable}
     result = result_of(message)
@@ -81,7 +81,7 @@ def _completed(state: Attempt, message: Any) -> Step:
     return state, (events.Resolve(index=index, result=result),)
 
 
-def _acknowledged(state: Attempt, index: int) -> Step:
+def _handle_ack(state: Attempt, index: int) -> Step:
     """Entries are stored in order: an ack of one says that those before it are stored."""
     if index >= state.sent:
         raise ProtocolError(f"The runtime acknowledged entry {index}, of {state.sent} that it has.")

@@ -79,30 +79,30 @@ def step(state: Attempt, event: events.InEvent) -> Step:
         return replace(state, phase=Phase.CLOSED), (events.Violation(report=report),)
 
 
-def _replayed(state: Attempt, _: events.Replayed) -> Step:
+def _handle_replayed(state: Attempt, _: events.Replayed) -> Step:
     return replace(state, phase=Phase.PROCESSING), ()
 
 
-def _received(state: Attempt, event: events.Received) -> Step:
+def _handle_received(state: Attempt, event: events.Received) -> Step:
     got = event.frame
     if state.phase is Phase.ENDING:
         # What comes after the last message changes nothing.
         return state, ()
     if got.code == kinds.ERROR.code:
-        return _last(state, events.Retry(report=ErrorReport.read(got.message())))
+        return _set_last(state, events.Retry(report=ErrorReport.read(got.message())))
     if state.phase is Phase.REPLAYING:
         raise ProtocolError(f"The handler sent {got.kind} before the replay was over.")
     if got.kind.entry:
-        return _entry(state, got)
+        return _accept_entry(state, got)
     if got.code == kinds.SUSPENSION.code:
-        return _last(state, _suspend(state, got.message().entry_indexes))
+        return _set_last(state, _make_suspend(state, got.message().entry_indexes))
     if got.code == kinds.END.code:
         _ = got.message()
-        return _last(state, _finish(state))
+        return _set_last(state, _make_finish(state))
     raise ProtocolError(f"The handler sent {got.kind}, which the runtime alone sends.")
 
 
-def _entry(state: Attempt, entry: Frame) -> Step:
+def _accept_entry(state: Attempt, entry: Frame) -> Step:
     index = state.length
     if state.output is not None:
         raise ProtocolError(f"Entry {index}, {entry.kind}, comes after the Output.")
@@ -118,7 +118,7 @@ def _entry(state: Attempt, entry: Frame) -> Step:
     return state, (events.Commit(index=index, entry=entry),)
 
 
-def _suspend(state: Attempt, indexes: Iterable[int]) -> events.Suspend:
+def _make_suspend(state: Attempt, indexes: Iterable[int]) -> events.Suspend:
     named = sorted(set(indexes))
     if not named:
         raise ProtocolError("A Suspension names no entry; it must name one that will complete.")
@@ -131,46 +131,46 @@ def _suspend(state: Attempt, indexes: Iterable[int]) -> events.Suspend:
     return events.Suspend(indexes=tuple(named))
 
 
-def _finish(state: Attempt) -> events.Finish:
+def _make_finish(state: Attempt) -> events.Finish:
     if state.output is None:
         raise ProtocolError("The handler ended without an Output.")
     return events.Finish(index=state.output)
 
 
-def _last(state: Attempt, last: events.Last) -> Step:
-    return _settled(replace(state, phase=Phase.ENDING, last=last))
+def _set_last(state: Attempt, last: events.Last) -> Step:
+    return _close_if_stored(replace(state, phase=Phase.ENDING, last=last))
 
 
-def _settled(state: Attempt) -> Step:
+def _close_if_stored(state: Attempt) -> Step:
     if state.last is None or state.stored < state.length:
         return state, ()
     return replace(state, phase=Phase.CLOSED), (state.last,)
 
 
-def _broken(state: Attempt, event: events.Broken) -> Step:
+def _handle_broken(state: Attempt, event: events.Broken) -> Step:
     if state.phase is Phase.ENDING:
         return state, ()
-    return _last(state, events.Retry(report=event.report))
+    return _set_last(state, events.Retry(report=event.report))
 
 
-def _stream_closed(state: Attempt, _: events.StreamClosed) -> Step:
-    return _broken(state, events.Broken(report=UNKNOWN))
+def _handle_stream_closed(state: Attempt, _: events.StreamClosed) -> Step:
+    return _handle_broken(state, events.Broken(report=UNKNOWN))
 
 
-def _committed(state: Attempt, event: events.Committed) -> Step:
+def _handle_committed(state: Attempt, event: events.Committed) -> Step:
     index = event.index
     assert index == state.stored < state.length, "commits are told in order"
-    state, out = _settled(replace(state, stored=index + 1))
+    state, out = _close_if_stored(replace(state, stored=index + 1))
     if bits.has(state.acking, index) and state.duplex and state.last is None:
         return state, (events.Notify(frame=frame(pb.EntryAckMessage(entry_index=index))), *out)
     return state, out
 
 
-def _refused(state: Attempt, event: events.Refused) -> Step:
+def _handle_refused(state: Attempt, event: events.Refused) -> Step:
     return replace(state, phase=Phase.CLOSED), (events.Retry(report=event.report),)
 
 
-def _completion_ready(state: Attempt, event: events.CompletionReady) -> Step:
+def _handle_completion_ready(state: Attempt, event: events.CompletionReady) -> Step:
     index = event.index
     if not bits.has(state.open & ~state.told, index):
         return state, ()
@@ -181,12 +181,12 @@ def _completion_ready(state: Attempt, event: events.CompletionReady) -> Step:
 
 _STEPS: Mapping[type, Callable[[Attempt, Any], Step]] = MappingProxyType(
     {
-        events.Replayed: _replayed,
-        events.Received: _received,
-        events.Broken: _broken,
-        events.StreamClosed: _stream_closed,
-        events.Committed: _committed,
-        events.Refused: _refused,
-        events.CompletionReady: _completion_ready,
+        events.Replayed: _handle_replayed,
+        events.Received: _handle_received,
+        events.Broken: _handle_broken,
+        events.StreamClosed: _handle_stream_closed,
+        events.Committed: _handle_committed,
+        events.Refused: _handle_refused,
+        events.CompletionReady: _handle_completion_ready,
     }
 )

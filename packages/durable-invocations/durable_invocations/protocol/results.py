@@ -36,10 +36,10 @@ def result_of(message: Any) -> Result | None:
         return None
     if variant == "failure":
         return Failure.read(message.failure)
-    return EMPTY if variant == "empty" else Value(value=_bytes(message.value))
+    return EMPTY if variant == "empty" else Value(value=_to_bytes(message.value))
 
 
-def _bytes(value: Any) -> bytes:
+def _to_bytes(value: Any) -> bytes:
     if isinstance(value, pb.GetStateKeysEntryMessage.StateKeys):
         return bytes(value.SerializeToString())
     return value.encode() if isinstance(value, str) else bytes(value)
@@ -54,9 +54,9 @@ def put(message: Any, result: Result, kind: Kind) -> None:
         message.empty.SetInParent()
     elif kind.message is pb.GetStateKeysEntryMessage:
         message.value.SetInParent()
-        message.value.MergeFrom(_keys(result.value))
+        message.value.MergeFrom(_parse_keys(result.value))
     else:
-        message.value = _typed(kind, result.value)
+        message.value = _to_field_value(kind, result.value)
 
 
 def check(kind: Kind, result: Result) -> None:
@@ -88,7 +88,7 @@ def completion(index: int, result: Result) -> Frame:
 
 def state_keys(value: bytes) -> list[bytes]:
     """The keys in the value of a GetStateKeys. Raises ProtocolError if it holds none."""
-    return list(_keys(value).keys)
+    return list(_parse_keys(value).keys)
 
 
 def keys_value(keys: list[bytes]) -> Value:
@@ -96,7 +96,7 @@ def keys_value(keys: list[bytes]) -> Value:
     return Value(value=pb.GetStateKeysEntryMessage.StateKeys(keys=keys).SerializeToString())
 
 
-def _keys(value: bytes) -> pb.GetStateKeysEntryMessage.StateKeys:
+def _parse_keys(value: bytes) -> pb.GetStateKeysEntryMessage.StateKeys:
     keys = pb.GetStateKeysEntryMessage.StateKeys()
     try:
         keys.ParseFromString(value)
@@ -105,7 +105,7 @@ def _keys(value: bytes) -> pb.GetStateKeysEntryMessage.StateKeys:
     return keys
 
 
-def _typed(kind: Kind, value: bytes) -> bytes | str:
+def _to_field_value(kind: Kind, value: bytes) -> bytes | str:
     if kind.message is not pb.GetCallInvocationIdEntryMessage:
         return value
     try:

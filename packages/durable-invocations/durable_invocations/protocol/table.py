@@ -45,10 +45,10 @@ DOES: Mapping[Kind, str] = MappingProxyType(
 def lines() -> list[str]:
     """The table in Markdown, a line each."""
     heading = "| type | message | entry | result | may be refused | since | what it says or does |"
-    return [heading, "|---|---|---|---|---|---|---|", *map(_row, KINDS.values())]
+    return [heading, "|---|---|---|---|---|---|---|", *map(_render_row, KINDS.values())]
 
 
-def _row(kind: Kind) -> str:
+def _render_row(kind: Kind) -> str:
     forms = [each for each in ("empty", "value", "failure") if each in variants(kind)]
     cells = (
         *(f"`0x{kind.code:04X}`", kind.name, "yes" if kind.entry else ""),

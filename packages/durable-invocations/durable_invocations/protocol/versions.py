@@ -22,7 +22,7 @@ def content_type(version: int) -> str:
 
 def version_of(header: str | None) -> int | None:
     """The version that a content type names; None if it is none of 1 to 3."""
-    found = _INVOCATION.fullmatch(_bare(header or ""))
+    found = _INVOCATION.fullmatch(_strip_parameters(header or ""))
     version = int(found[1]) if found else 0
     return version if LOWEST <= version <= NEWEST else None
 
@@ -39,7 +39,7 @@ def negotiated(accept: str | None) -> int | None:
     """
     if not (accept or "").strip():
         return min(MANIFESTS)
-    wanted = dict(_weighed((accept or "").split(",")))
+    wanted = dict(_parse_weights((accept or "").split(",")))
     weights = [(wanted.get(manifest_type(version), 0.0), version) for version in MANIFESTS]
     if max(weights)[0]:
         return max(weights)[1]
@@ -47,13 +47,13 @@ def negotiated(accept: str | None) -> int | None:
     return min(MANIFESTS) if anything else None
 
 
-def _weighed(parts: Iterable[str]) -> Iterable[tuple[str, float]]:
+def _parse_weights(parts: Iterable[str]) -> Iterable[tuple[str, float]]:
     for part in parts:
         said = re.search(r";\s*q\s*=\s*([01](?:\.\d{0,3})?)\s*(?:;|$)", part)
-        yield _bare(part), float(said[1]) if said else 1.0
+        yield _strip_parameters(part), float(said[1]) if said else 1.0
 
 
-def _bare(header: str) -> str:
+def _strip_parameters(header: str) -> str:
     return header.partition(";")[0].strip().lower()
 
 

@@ -52,7 +52,7 @@ class Claims:
             most, full = min(self._drives.free, AT_ONCE), self._drives.full
             self.crowded = not most or bool(full)
             if most:
-                self._claim(most, full)
+                self._put_claim(most, full)
 
     def behind(self, operation: op.Operation[Any]) -> None:
         """Claim in the same transaction what an operation that was just put makes ready.
@@ -71,12 +71,12 @@ class Claims:
         if self.crowded:
             self.wanted()
 
-    def _claim(self, most: int, full: Collection[str]) -> None:
+    def _put_claim(self, most: int, full: Collection[str]) -> None:
         self._again = False
         self._pending = self._put(op.Claim(owner=self._owner, most=most, without=full))
-        self._pending.add_done_callback(lambda future: self._claimed(most, future))
+        self._pending.add_done_callback(lambda future: self._handle_claimed(most, future))
 
-    def _claimed(self, most: int, future: asyncio.Future[tuple[Claimed, ...]]) -> None:
+    def _handle_claimed(self, most: int, future: asyncio.Future[tuple[Claimed, ...]]) -> None:
         self._pending = None
         error = None if future.cancelled() else future.exception()
         if future.cancelled() or self._drives is None:

@@ -26,16 +26,16 @@ def registered(found: Discovered) -> tuple[Deployment, tuple[Service, ...]]:
         http=found.http,
         versions=(found.manifest.min_protocol_version, found.manifest.max_protocol_version),
     )
-    return deployment, tuple(_service(each) for each in found.manifest.services)
+    return deployment, tuple(_build_service(each) for each in found.manifest.services)
 
 
-def _service(each: manifest.Service) -> Service:
+def _build_service(each: manifest.Service) -> Service:
     kind = ServiceKind(each.ty)
-    handlers = tuple(_handler(kind, one) for one in each.handlers)
+    handlers = tuple(_build_handler(kind, one) for one in each.handlers)
     return Service(name=each.name, kind=kind, handlers=handlers)
 
 
-def _handler(kind: ServiceKind, each: manifest.Handler) -> Handler:
+def _build_handler(kind: ServiceKind, each: manifest.Handler) -> Handler:
     said = HandlerKind(each.ty) if each.ty and kind.keyed else USUAL[kind]
     described = each.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return Handler(name=each.name, kind=said, described=described)

@@ -62,9 +62,9 @@ class Runtime:
         self.store.owner = self._settings.owner
         self._watch = Watch(owner=self._settings.owner, silent=self._settings.silent)
         self._client = HttpClient(trusted=self._settings.trusted)
-        self._writer = Writer(self.store, self._changed, patience=self._settings.patience)
-        self._claims = Claims(self._settings.owner, self._put)
-        self._drives = Drives(self._tools(), self._claims.freed)
+        self._writer = Writer(self.store, self._handle_changes, patience=self._settings.patience)
+        self._claims = Claims(self._settings.owner, self._put_operation)
+        self._drives = Drives(self._build_tools(), self._claims.freed)
         self._tasks: list[asyncio.Future[None]] = []
         await self._writer.__aenter__()
         try:
@@ -73,8 +73,14 @@ class Runtime:
             await self._writer.__aexit__()
             raise
         self._claims.drive(self._drives)
-        loops = (self._fires, self._polls, self._beats, self._tends, self._prunes)
-        self._tasks = [asyncio.ensure_future(_for_ever(each)) for each in loops]
+        loops = (
+            self._trigger_timers,
+            self._poll_store,
+            self._watch_runtimes,
+            self._enforce_timeouts,
+            self._prune_invocations,
+        )
+        self._tasks = [asyncio.ensure_future(_repeat_forever(each)) for each in loops]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -85,7 +91,7 @@ class Runtime:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._drives.close()
         await self._client.close()
-        released = self._put(op.Release(owner=self._settings.owner))
+        released = self._put_operation(op.Release(owner=self._settings.owner))
         # It waits for no database that is away: what is asked for is tried once more.
         await self._writer.__aexit__()
         try:
@@ -97,7 +103,7 @@ class Runtime:
 
     async def do(self, operation: op.Operation[T]) -> T:
         """An operation's outcome, once it is durable. Raises UnavailableError."""
-        return await self._put(operation)
+        return await self._put_operation(operation)
 
     async def read(self, question: Callable[..., T], *arguments: Any) -> T:
         """What the store answers, without blocking the loop. Raises UnavailableError."""
@@ -134,7 +140,7 @@ class Runtime:
 
     # What the store tells.
 
-    def _changed(self, changes: Changes) -> None:
+    def _handle_changes(self, changes: Changes) -> None:
         """After each transaction, in their order."""
         if changes.ready:
             self._claims.wanted()
@@ -143,34 +149,36 @@ class Runtime:
         self._waiting.ended(changes.ended)
         self._drives.told(changes.news)
         if changes.uncertain:
-            self._release()
+            self._release_lost()
             self._drives.ask_to_suspend()
 
-    def _release(self) -> None:
+    def _release_lost(self) -> None:
         owner = self._settings.owner
-        self._put(op.Release(owner=owner, held=self._drives.held)).add_done_callback(take_error)
+        self._put_operation(op.Release(owner=owner, held=self._drives.held)).add_done_callback(
+            take_error
+        )
 
     # What goes on for ever.
 
-    async def _fires(self) -> None:
+    async def _trigger_timers(self) -> None:
         wait = self._due.wait(self._clock())
         if wait != 0:
             self._earlier.clear()
-            await _within(self._earlier.wait(), wait)
+            await _wait_within(self._earlier.wait(), wait)
             return
         self._due.taken()
         fired = await self.do(op.Fire(now=self._clock()))
         self._due.heard(fired.next_at)
 
-    async def _polls(self) -> None:
+    async def _poll_store(self) -> None:
         await asyncio.sleep(self._settings.poll)
         look = await self.read(self.store.look, self._settings.owner, self._waiting.watched())
-        self._changed(Changes(ready=look.ready, next_at=look.next_at, ended=look.ended))
+        self._handle_changes(Changes(ready=look.ready, next_at=look.next_at, ended=look.ended))
         self._waiting.gone(look.gone)
         if look.news:
             self._drives.told(await self.do(op.TakeNews(owner=self._settings.owner)))
 
-    async def _beats(self) -> None:
+    async def _watch_runtimes(self) -> None:
         await self.do(op.Beat(owner=self._settings.owner))
         beats = await self.read(self.store.beats)
         dead = self._watch.dead(beats, self._monotonic())
@@ -181,16 +189,16 @@ class Runtime:
                 logger.warning("took over %s invocation%s of dead runtimes", count, plural)
         await asyncio.sleep(self._settings.beat)
 
-    async def _tends(self) -> None:
+    async def _enforce_timeouts(self) -> None:
         await asyncio.sleep(TEND_SECONDS)
         self._drives.tend(crowded=self._claims.crowded)
 
-    async def _prunes(self) -> None:
+    async def _prune_invocations(self) -> None:
         while await self.do(op.Prune(now=self._clock())) == op.Prune.most:
             pass
         await asyncio.sleep(self._settings.prune)
 
-    def _put(self, operation: op.Operation[T]) -> asyncio.Future[T]:
+    def _put_operation(self, operation: op.Operation[T]) -> asyncio.Future[T]:
         """Queue an operation; whatever fails, the future tells."""
         try:
             future = self._writer.do(operation)
@@ -201,17 +209,17 @@ class Runtime:
             self._claims.behind(operation)
         return future
 
-    def _tools(self) -> Tools:
+    def _build_tools(self) -> Tools:
         return Tools(
             client=self._client,
-            put=self._put,
+            put=self._put_operation,
             settings=self._settings,
             clock=self._clock,
             monotonic=self._monotonic,
         )
 
 
-async def _for_ever(step: Callable[[], Awaitable[None]]) -> None:
+async def _repeat_forever(step: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
             await step()
@@ -223,6 +231,6 @@ async def _for_ever(step: Callable[[], Awaitable[None]]) -> None:
             await asyncio.sleep(AFTER_ERROR_SECONDS)
 
 
-async def _within(waited: Awaitable[Any], seconds: float | None) -> None:
+async def _wait_within(waited: Awaitable[Any], seconds: float | None) -> None:
     with anyio.move_on_after(seconds):
         await waited

@@ -37,12 +37,12 @@ class Waiting:
         try:
             yield made
         finally:
-            self._forget(id_, made)
+            self._remove_future(id_, made)
 
     def ended(self, results: Mapping[str, Result]) -> None:
         """Tell how invocations ended to those who wait for them."""
         for id_, result in results.items():
-            self._keep(id_, result)
+            self._keep_recent(id_, result)
             for each in self._waiting.get(id_, ()):
                 if not each.done():
                     each.set_result(result)
@@ -61,14 +61,14 @@ class Waiting:
                 self._waiting[each] = self._waiting.pop(each)
         return chosen
 
-    def _keep(self, id_: str, result: Result) -> None:
+    def _keep_recent(self, id_: str, result: Result) -> None:
         if isinstance(result, Value) and len(result.value) > _SMALL:
             return
         self._recent[id_] = result
         if len(self._recent) > MOST_RECENT:
             self._recent.popitem(last=False)
 
-    def _forget(self, id_: str, made: asyncio.Future[Result | None]) -> None:
+    def _remove_future(self, id_: str, made: asyncio.Future[Result | None]) -> None:
         held = self._waiting[id_]
         held.remove(made)
         if not held:

@@ -86,36 +86,38 @@ class ServiceEndpoint:
         if scope["type"] == "websocket":
             await WebSocketClose()(scope, receive, send)
         elif reason := self.admission.refusal(scope):
-            await answered(_refused(403, reason), receive, send, self.options.drain)
+            await answered(_make_refusal(403, reason), receive, send, self.options.drain)
         else:
-            await self._answer(scope, receive, send)
+            await self._answer_request(scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path, invokes = _path(scope), scope["method"] == "POST"
+    async def _answer_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, invokes = _get_raw_path(scope), scope["method"] == "POST"
         parts = [unquote(each) for each in path.split("/")]
-        handler = self._handler(parts)
+        handler = self._find_handler(parts)
         if handler is not None and invokes:
-            await self._invoke(handler, scope, receive, send)
+            await self._invoke_handler(handler, scope, receive, send)
             return
         if handler is not None:
-            answer = _refused(405, "A handler is invoked with POST.", allow="POST")
+            answer = _make_refusal(405, "A handler is invoked with POST.", allow="POST")
         elif parts[-1] in DISCOVERIES and not invokes:
-            answer = self._discovery(scope)
+            answer = self._build_discovery(scope)
         else:
-            answer = _refused(404, f"No handler is served at {path}.")
+            answer = _make_refusal(404, f"No handler is served at {path}.")
         await answered(answer, receive, send, self.options.drain)
 
-    def _handler(self, parts: list[str]) -> Handler | None:
+    def _find_handler(self, parts: list[str]) -> Handler | None:
         if len(parts) <= _INVOKE or parts[-_INVOKE] != "invoke":
             return None
         service = self.services.get(parts[-2])
         return service.handlers.get(parts[-1]) if service is not None else None
 
-    async def _invoke(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _invoke_handler(
+        self, handler: Handler, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         spoken = version_of(Headers(scope=scope).get("content-type"))
         if spoken is None:
             served = ", ".join(content_type(each) for each in range(LOWEST, NEWEST + 1))
-            refused = _refused(415, f"Send one of {served}.")
+            refused = _make_refusal(415, f"Send one of {served}.")
             await answered(refused, receive, send, self.options.drain)
             return
         stream = Stream(
@@ -127,23 +129,23 @@ class ServiceEndpoint:
             receive=receive,
             send=send,
         )
-        headers = {"content-type": content_type(spoken), SERVER: _server()}
+        headers = {"content-type": content_type(spoken), SERVER: _get_server_name()}
         await stream.serve([(key.encode(), value.encode()) for key, value in headers.items()])
 
-    def _discovery(self, scope: Scope) -> Response:
+    def _build_discovery(self, scope: Scope) -> Response:
         if scope["method"] != "GET":
-            return _refused(405, "A manifest is asked for with GET.", allow="GET")
+            return _make_refusal(405, "A manifest is asked for with GET.", allow="GET")
         chosen = negotiated(", ".join(Headers(scope=scope).getlist("accept")))
         if chosen is None:
             served = " or ".join(manifest_type(each) for each in sorted(MANIFESTS))
-            return _refused(406, f"Accept {served}.")
+            return _make_refusal(406, f"Accept {served}.")
         told = manifest(
             self.services.values(),
             version=chosen,
             duplex=_is_duplex(scope),
             protocols=(LOWEST, NEWEST),
         )
-        headers = {"content-type": manifest_type(chosen), SERVER: _server()}
+        headers = {"content-type": manifest_type(chosen), SERVER: _get_server_name()}
         return Response(json.dumps(told), headers=headers)
 
 
@@ -152,18 +154,18 @@ def _is_duplex(scope: Scope) -> bool:
     return str(scope["http_version"]).startswith("2")
 
 
-def _path(scope: Scope) -> str:
+def _get_raw_path(scope: Scope) -> str:
     """The path as it was sent, since a slash that is encoded divides nothing."""
     sent: bytes | None = scope.get("raw_path")
     return quote(scope["path"]) if sent is None else sent.decode("latin-1")
 
 
-def _refused(status: int, reason: str, **headers: Any) -> Response:
-    return PlainTextResponse(f"{reason}\n", status, headers={**headers, SERVER: _server()})
+def _make_refusal(status: int, reason: str, **headers: Any) -> Response:
+    return PlainTextResponse(f"{reason}\n", status, headers={**headers, SERVER: _get_server_name()})
 
 
 @cache
-def _server() -> str:
+def _get_server_name() -> str:
     """Name and version, as the protocol has them."""
     try:
         return f"durable-invocations/{version('durable-invocations')}"

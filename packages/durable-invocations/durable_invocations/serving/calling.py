@@ -24,7 +24,7 @@ async def handled(attempt: Attempt, *, tracebacks: bool) -> None:
     With `tracebacks` the runtime is told where it failed.
     """
     try:
-        attempt.end(await _output(attempt))
+        attempt.end(await _call_handler(attempt))
     except asyncio.CancelledError:
         attempt.journal.fail(ErrorReport(message="The handler was canceled."))
         raise
@@ -35,11 +35,11 @@ async def handled(attempt: Attempt, *, tracebacks: bool) -> None:
         attempt.journal.fail(report(error, index, description=told))
 
 
-async def _output(attempt: Attempt) -> pb.OutputEntryMessage:
+async def _call_handler(attempt: Attempt) -> pb.OutputEntryMessage:
     given = attempt.input()
-    context = Context(attempt, _headers(given.headers))
+    context = Context(attempt, _join_headers(given.headers))
     try:
-        arguments = _arguments(attempt.handler, given.value)
+        arguments = _parse_arguments(attempt.handler, given.value)
         result = await attempt.handler.function(context, *arguments)
     except TerminalError as error:
         failure = Failure(code=error.status, message=said(error))
@@ -51,7 +51,7 @@ async def _output(attempt: Attempt) -> pb.OutputEntryMessage:
     return pb.OutputEntryMessage(value=body)
 
 
-def _headers(given: Iterable[pb.Header]) -> dict[str, str]:
+def _join_headers(given: Iterable[pb.Header]) -> dict[str, str]:
     """The request's headers; the values of a repeated one are one list (RFC 9110, 5.3)."""
     values: dict[str, list[str]] = {}
     for each in given:
@@ -59,7 +59,7 @@ def _headers(given: Iterable[pb.Header]) -> dict[str, str]:
     return {key: ", ".join(its) for key, its in values.items()}
 
 
-def _arguments(handler: Handler, body: bytes) -> tuple[Any, ...]:
+def _parse_arguments(handler: Handler, body: bytes) -> tuple[Any, ...]:
     try:
         return handler.arguments(body)
     except ValueError as error:

@@ -76,11 +76,11 @@ def targeted(message: Any, target: Target) -> Any:
         run = pb.WorkflowTarget(workflow_name=target.workflow, workflow_key=target.key)
         message.workflow_target.CopyFrom(run)
     else:
-        message.idempotent_request_target.CopyFrom(_request(target))
+        message.idempotent_request_target.CopyFrom(_build_request(target))
     return message
 
 
-def _request(target: KeyedRequest) -> pb.IdempotentRequestTarget:
+def _build_request(target: KeyedRequest) -> pb.IdempotentRequestTarget:
     return pb.IdempotentRequestTarget(
         service_name=target.service,
         service_key=target.key,

@@ -114,7 +114,7 @@ class Context:
 
     def sleep(self, duration: Seconds, name: str = "") -> Operation[None]:
         """Done after so many seconds, however often the invocation is suspended meanwhile."""
-        due = self._after(duration)
+        due = self._compute_due(duration)
         return self._attempt.operation(pb.SleepEntryMessage(wake_up_time=due, name=name), nothing)
 
     def call(
@@ -135,10 +135,10 @@ class Context:
         message = pb.CallEntryMessage(
             service_name=service,
             handler_name=handler,
-            parameter=_dumped(argument),
-            headers=_headers(headers),
+            parameter=_dump_value(argument),
+            headers=_build_headers(headers),
             key=key,
-            idempotency_key=_idempotency(idempotency_key),
+            idempotency_key=_check_idempotency_key(idempotency_key),
         )
         call: Call[Any] = Call(self._attempt, valued(serde_for(returns)))
         self._attempt.begin(call, frame(message))
@@ -160,11 +160,11 @@ class Context:
         message = pb.OneWayCallEntryMessage(
             service_name=service,
             handler_name=handler,
-            parameter=_dumped(argument),
-            invoke_time=0 if delay is None else self._after(delay),
-            headers=_headers(headers),
+            parameter=_dump_value(argument),
+            invoke_time=0 if delay is None else self._compute_due(delay),
+            headers=_build_headers(headers),
             key=key,
-            idempotency_key=_idempotency(idempotency_key),
+            idempotency_key=_check_idempotency_key(idempotency_key),
         )
         return Sent(self._attempt, self._attempt.record(message))
 
@@ -179,7 +179,7 @@ class Context:
 
     def resolve_awakeable(self, id_: str, value: Any = None) -> None:
         """Complete an awakeable of any invocation with a value."""
-        self._attempt.record(pb.CompleteAwakeableEntryMessage(id=id_, value=_dumped(value)))
+        self._attempt.record(pb.CompleteAwakeableEntryMessage(id=id_, value=_dump_value(value)))
 
     def reject_awakeable(self, id_: str, message: str, status: int = 500) -> None:
         """Complete an awakeable of any invocation with a failure."""
@@ -217,7 +217,7 @@ class Context:
         name = next(name for name, each in operations.items() if each is chosen)
         return name, chosen.value()
 
-    def _after(self, duration: Seconds) -> int:
+    def _compute_due(self, duration: Seconds) -> int:
         """When `duration` from now has passed, in ms since 1970."""
         # Handlers are not always type-checked.
         seconds: Any = duration.total_seconds() if isinstance(duration, timedelta) else duration
@@ -230,15 +230,15 @@ class Context:
         return round((self._attempt.clock() + max(0.0, float(seconds))) * 1000)
 
 
-def _dumped(value: Any) -> bytes:
+def _dump_value(value: Any) -> bytes:
     return value if isinstance(value, bytes) else JSON.dumps(value)
 
 
-def _headers(headers: Mapping[str, str] | None) -> list[pb.Header]:
+def _build_headers(headers: Mapping[str, str] | None) -> list[pb.Header]:
     return [pb.Header(key=key, value=value) for key, value in (headers or {}).items()]
 
 
-def _idempotency(key: str | None) -> str | None:
+def _check_idempotency_key(key: str | None) -> str | None:
     if key is not None and not key:
         raise ContextError("idempotency_key is empty; leave it out, or name the request.")
     return key

@@ -20,11 +20,11 @@ async def answered(response: Response, receive: Receive, send: Send, seconds: fl
     await send({"type": "http.response.start", **start})
     await send({"type": "http.response.body", "body": bytes(response.body), "more_body": True})
     with anyio.move_on_after(seconds):
-        await _read(receive)
+        await _drain_request(receive)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _read(receive: Receive) -> None:
+async def _drain_request(receive: Receive) -> None:
     more = True
     while more:
         message = await receive()

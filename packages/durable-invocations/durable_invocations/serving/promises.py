@@ -26,18 +26,18 @@ class Promise:
         self._serde = serde
 
     @property
-    def _called(self) -> str:
+    def _label(self) -> str:
         return f"The value of the promise {self._name!r}"
 
     def value(self) -> Operation[Any]:
         """The value, once there is one. Awaiting it raises TerminalError if it was rejected."""
         message = pb.GetPromiseEntryMessage(key=self._name)
-        return self._attempt.operation(message, given(self._serde, self._called))
+        return self._attempt.operation(message, given(self._serde, self._label))
 
     def peek(self, default: Any = None) -> Operation[Any]:
         """The value if there is one by now, else `default`."""
         message = pb.PeekPromiseEntryMessage(key=self._name)
-        return self._attempt.operation(message, given(self._serde, self._called, default))
+        return self._attempt.operation(message, given(self._serde, self._label, default))
 
     def resolve(self, value: Any = None) -> Operation[None]:
         """Give the value. Awaiting it raises TerminalError if the promise was kept before."""

@@ -57,10 +57,10 @@ class Attempt:
             tools,
             version=self._version,
             duplex=self._duplex,
-            notify=self._notify,
-            abort=self._abort,
+            notify=self._send_frame,
+            abort=self._abort_exchange,
         )
-        self._outgoing = Outgoing(self._replayed)
+        self._outgoing = Outgoing(self._handle_replayed)
         self._exchange: Exchange | None = None
         self._heard = tools.monotonic()
         self._pieces = 0
@@ -69,7 +69,7 @@ class Attempt:
     async def run(self) -> None:
         """Return once the store knows how the attempt ended, or another one drives it."""
         try:
-            await self._streamed()
+            await self._run_exchanges()
         except ProtocolError as error:
             self._course.broken(ErrorReport.of(error, self._course.length))
         except DeploymentUnreachableError as error:
@@ -103,7 +103,7 @@ class Attempt:
     def make_room(self) -> None:
         """Suspend if the handler can, so that others may begin; break off what is over."""
         if self._course.ending:
-            self._abort("it stayed open after its last message")
+            self._abort_exchange("it stayed open after its last message")
         else:
             self.ask_to_suspend()
 
@@ -112,44 +112,44 @@ class Attempt:
         idle, settings = self.idle(now), self._tools.settings
         if self._course.ending:
             if idle > LINGER_SECONDS:
-                self._abort("it stayed open after its last message")
+                self._abort_exchange("it stayed open after its last message")
         elif idle > settings.inactivity + settings.abort:
             told = (
                 f"{Address.parsed(self.claimed.deployment.url)} sent no message for {idle:.0f} s."
             )
             self._course.broken(ErrorReport(message=told))
-            self._abort(told)
+            self._abort_exchange(told)
         elif idle > settings.inactivity:
             self.ask_to_suspend()
 
-    async def _streamed(self) -> None:
+    async def _run_exchanges(self) -> None:
         for rest in reversed(range(STALE_TRIES)):
             try:
-                await self._exchanged()
+                await self._run_exchange()
             except StaleError:
                 if not rest:
                     raise
             else:
                 return
 
-    async def _exchanged(self) -> None:
+    async def _run_exchange(self) -> None:
         claimed, tools = self.claimed, self._tools
         self._outgoing.begin(opening(claimed, version=self._version, now=tools.clock()))
         address = Address.parsed(claimed.deployment.url)
-        exchange = await tools.client.open(address, self._request(), claimed.deployment.http)
+        exchange = await tools.client.open(address, self._build_request(), claimed.deployment.http)
         self._exchange = exchange
         try:
             if self._course.ending:
                 return
             if self._duplex:
-                await self._both_ways(exchange)
+                await self._run_duplex(exchange)
             else:
                 await self._outgoing.run_whole(exchange)
-                await self._received(exchange)
+                await self._receive_frames(exchange)
         finally:
             await exchange.close()
 
-    def _request(self) -> Request:
+    def _build_request(self) -> Request:
         kind = versions.content_type(self._version)
         return Request(
             method="POST",
@@ -157,24 +157,24 @@ class Attempt:
             headers=[("content-type", kind), ("accept", kind)],
         )
 
-    async def _both_ways(self, exchange: Exchange) -> None:
+    async def _run_duplex(self, exchange: Exchange) -> None:
         sending = asyncio.ensure_future(self._outgoing.run(exchange))
         try:
-            await self._received(exchange)
+            await self._receive_frames(exchange)
         finally:
             sending.cancel()
             # Whatever became of it, what was received says how the attempt ended.
             await asyncio.gather(sending, return_exceptions=True)
 
-    async def _received(self, exchange: Exchange) -> None:
+    async def _receive_frames(self, exchange: Exchange) -> None:
         head = await exchange.head()
         self._outgoing.answered()
         self._heard = self._tools.monotonic()
-        await self._check(head, exchange)
-        decoder = self._decoder()
+        await self._check_head(head, exchange)
+        decoder = self._make_decoder()
         while data := await exchange.receive():
             frames = decoder.feed(data)
-            self._hear(len(data), whole=bool(frames))
+            self._note_received(len(data), whole=bool(frames))
             for each in frames:
                 self._course.step(events.Received(frame=each))
             if self._course.ending:
@@ -184,16 +184,16 @@ class Attempt:
         decoder.end()
         self._course.step(events.StreamClosed())
 
-    def _hear(self, size: int, *, whole: bool) -> None:
+    def _note_received(self, size: int, *, whole: bool) -> None:
         """Take bytes for a sign of life: a message, or a good piece of a long one."""
         self._pieces += size
         if (whole or self._pieces >= PIECE) and not self._course.ending:
             # What comes after the last message keeps the stream no longer.
             self._heard, self._pieces = self._tools.monotonic(), 0
 
-    async def _check(self, head: Head, exchange: Exchange) -> None:
+    async def _check_head(self, head: Head, exchange: Exchange) -> None:
         deployment = self.claimed.deployment
-        where = f"{Address.parsed(deployment.url)} answers {self._request().path}"
+        where = f"{Address.parsed(deployment.url)} answers {self._build_request().path}"
         if head.status != _OK:
             said = (await exchange.receive())[:_EXCERPT].decode(errors="replace").strip()
             then = _GONE if head.status == _NOT_FOUND else ""
@@ -203,19 +203,19 @@ class Attempt:
             wanted = versions.content_type(self._version)
             raise UnfitAnswerError(f"{where} with the content type {kind!r}, and not {wanted}.")
 
-    def _decoder(self) -> Decoder:
+    def _make_decoder(self) -> Decoder:
         journal = self.claimed.journal
         size = sum(len(each.body) for each in journal)
         return Decoder(self._tools.settings.limits, entries=len(journal), entry_bytes=size)
 
-    def _replayed(self) -> None:
+    def _handle_replayed(self) -> None:
         self._course.step(events.Replayed())
 
-    def _notify(self, frame: Frame) -> None:
+    def _send_frame(self, frame: Frame) -> None:
         self._heard = self._tools.monotonic()
         self._outgoing.put(frame)
 
-    def _abort(self, why: str) -> None:
+    def _abort_exchange(self, why: str) -> None:
         if self._exchange is not None:
             why = why.rstrip(".")
             self._exchange.abort(DeploymentUnreachableError(f"The stream was broken off: {why}."))

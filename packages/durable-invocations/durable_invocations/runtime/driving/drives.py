@@ -47,7 +47,7 @@ class Drives:
             self._attempts[each.id] = attempt
             self._tasks[attempt] = task
             self._places.take(each.deployment.id)
-            task.add_done_callback(partial(self._ended, attempt))
+            task.add_done_callback(partial(self._handle_ended, attempt))
 
     def told(self, news: Iterable[News]) -> None:
         """Hand on what happened to invocations."""
@@ -76,7 +76,7 @@ class Drives:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _ended(self, attempt: Attempt, _task: asyncio.Task[None]) -> None:
+    def _handle_ended(self, attempt: Attempt, _task: asyncio.Task[None]) -> None:
         del self._tasks[attempt]
         self._places.leave(attempt.claimed.deployment.id)
         if self._attempts.get(attempt.claimed.id) is attempt:

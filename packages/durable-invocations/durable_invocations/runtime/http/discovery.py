@@ -59,7 +59,7 @@ async def discovered(
     address = Address.parsed(url)
     try:
         with anyio.fail_after(seconds):
-            return await _discovered(client, address, http)
+            return await _discover(client, address, http)
     except TimeoutError:
         raise DeploymentUnreachableError(
             f"{address} did not answer within {seconds:g} s which services it serves; "
@@ -67,17 +67,17 @@ async def discovered(
         ) from None
 
 
-async def _discovered(client: HttpClient, address: Address, http: int | None) -> Discovered:
+async def _discover(client: HttpClient, address: Address, http: int | None) -> Discovered:
     if http is not None:
-        return await _by(client, address, http)
+        return await _discover_by_version(client, address, http)
     try:
-        return await _by(client, address, HTTP_2)
+        return await _discover_by_version(client, address, HTTP_2)
     except NotHttp2Error:
-        return await _by(client, address, HTTP_1)
+        return await _discover_by_version(client, address, HTTP_1)
 
 
-async def _by(client: HttpClient, address: Address, http: int) -> Discovered:
-    manifest = _parsed(address, await _answer(client, address, http))
+async def _discover_by_version(client: HttpClient, address: Address, http: int) -> Discovered:
+    manifest = _parse_manifest(address, await _fetch_manifest(client, address, http))
     newest = min(NEWEST, manifest.max_protocol_version)
     if newest < max(LOWEST, manifest.min_protocol_version):
         raise DiscoveryError(
@@ -89,7 +89,7 @@ async def _by(client: HttpClient, address: Address, http: int) -> Discovered:
     return Discovered(address=address, http=http, duplex=duplex, manifest=manifest)
 
 
-async def _answer(client: HttpClient, address: Address, http: int) -> bytes:
+async def _fetch_manifest(client: HttpClient, address: Address, http: int) -> bytes:
     for path in PATHS:
         request = Request(method="GET", path=path, headers=[("accept", ", ".join(CONTENT_TYPES))])
         exchange = await client.open(address, request, http)
@@ -98,8 +98,8 @@ async def _answer(client: HttpClient, address: Address, http: int) -> bytes:
             head = await exchange.head()
             if head.status == _NOT_FOUND:
                 continue
-            _check(address, path, head)
-            return await _whole(address, exchange)
+            _check_head(address, path, head)
+            return await _read_body(address, exchange)
         finally:
             await exchange.close()
     raise DiscoveryError(
@@ -107,7 +107,7 @@ async def _answer(client: HttpClient, address: Address, http: int) -> bytes:
     )
 
 
-def _check(address: Address, path: str, head: Head) -> None:
+def _check_head(address: Address, path: str, head: Head) -> None:
     if head.status != _OK:
         raise DiscoveryError(f"{address} answers {path} with status {head.status}; see its log.")
     found = head.headers.get("content-type", "")
@@ -118,7 +118,7 @@ def _check(address: Address, path: str, head: Head) -> None:
         )
 
 
-async def _whole(address: Address, exchange: Exchange) -> bytes:
+async def _read_body(address: Address, exchange: Exchange) -> bytes:
     found = bytearray()
     while part := await exchange.receive():
         found += part
@@ -127,7 +127,7 @@ async def _whole(address: Address, exchange: Exchange) -> bytes:
     return bytes(found)
 
 
-def _parsed(address: Address, text: bytes) -> Manifest:
+def _parse_manifest(address: Address, text: bytes) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:

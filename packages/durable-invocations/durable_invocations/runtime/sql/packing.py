@@ -54,11 +54,11 @@ def reported(text: str | None) -> ErrorReport | None:
         return None
     told = json.loads(text)
     runs = told.get("run_attempts")
-    told["run_attempts"] = None if runs is None else tuple(map(_run_attempts, runs))
+    told["run_attempts"] = None if runs is None else tuple(map(_unpack_run_attempts, runs))
     return ErrorReport(**told)
 
 
-def _run_attempts(told: dict[str, Any]) -> RunAttempts:
+def _unpack_run_attempts(told: dict[str, Any]) -> RunAttempts:
     failure = told["failure"]
     return RunAttempts(**{**told, "failure": None if failure is None else Failure(**failure)})
 
@@ -89,14 +89,14 @@ def identity(service: str, key: str, handler: str, idempotency_key: str | None) 
 
     Without an idempotency key, of a workflow's run, which its key alone tells.
     """
-    return _digest([service, key, idempotency_key and handler, idempotency_key])
+    return _hash_parts([service, key, idempotency_key and handler, idempotency_key])
 
 
 def promise(service: str, key: str, name: str) -> str:
     """A promise as WAITS_TABLE names it; no invocation's id."""
-    return _digest([service, key, name])
+    return _hash_parts([service, key, name])
 
 
-def _digest(parts: list[str | None]) -> str:
+def _hash_parts(parts: list[str | None]) -> str:
     # PostgreSQL's indexes take no long texts.
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -28,16 +28,16 @@ from sql_transactions.given import insert_into
 
 def register(work: Work, asked: Register) -> Registered | Refused:
     """See the operation."""
-    known = _known(work, asked.services)
-    if not asked.force and (refused := _conflict(known, asked.services)):
+    known = _read_known(work, asked.services)
+    if not asked.force and (refused := _find_conflict(known, asked.services)):
         return refused
     given = asked.deployment
     same = sa.or_(DEPLOYMENTS.id == given.id, DEPLOYMENTS.url == given.url)
     there = set(work.connection.scalars(sa.select(DEPLOYMENTS.id).where(same)))
     id_ = given.id if given.id in there else next(iter(there), given.id)
     for other in there - {id_}:
-        _join(work, other, id_)
-    _put(
+        _join_deployments(work, other, id_)
+    _upsert_row(
         work,
         SERVICE_DEPLOYMENTS_TABLE,
         {"id": id_, "url": given.url, "mode": given.mode.value, "registered": work.now}
@@ -45,7 +45,7 @@ def register(work: Work, asked: Register) -> Registered | Refused:
     )
     work.connection.execute(sa.delete(SERVICES_TABLE).where(SERVICES.deployment_id == id_))
     for each in asked.services:
-        _put(work, SERVICES_TABLE, packed(each, id_))
+        _upsert_row(work, SERVICES_TABLE, packed(each, id_))
     follow(work, known, tuple(asked.services))
     work.services.clear()
     work.ready = True
@@ -54,7 +54,7 @@ def register(work: Work, asked: Register) -> Registered | Refused:
 
 def unregister(work: Work, asked: Unregister) -> Done | Refused:
     """See the operation."""
-    needing = _needing(work, asked.id)
+    needing = _list_needing(work, asked.id)
     if needing and not asked.force:
         return Refused(
             code=CONFLICT,
@@ -68,13 +68,13 @@ def unregister(work: Work, asked: Unregister) -> Done | Refused:
     return Done(changed=work.connection.execute(gone).rowcount > 0)
 
 
-def _known(work: Work, services: Collection[Service]) -> dict[str, Service]:
+def _read_known(work: Work, services: Collection[Service]) -> dict[str, Service]:
     """The services of these names as they were registered last."""
     named = sa.select(SERVICES_TABLE).where(SERVICES.name.in_([each.name for each in services]))
     return {row.name: service(row) for row in work.connection.execute(named)}
 
 
-def _conflict(known: Mapping[str, Service], services: Collection[Service]) -> Refused | None:
+def _find_conflict(known: Mapping[str, Service], services: Collection[Service]) -> Refused | None:
     for each in services:
         if each.name in known and known[each.name].kind is not each.kind:
             return Refused(
@@ -86,7 +86,7 @@ def _conflict(known: Mapping[str, Service], services: Collection[Service]) -> Re
     return None
 
 
-def _needing(work: Work, deployment: str) -> list[str]:
+def _list_needing(work: Work, deployment: str) -> list[str]:
     """The invocations that have not ended and are, or would be, driven through the deployment."""
     of = sa.select(SERVICES.name).where(SERVICES.deployment_id == deployment)
     bound = sa.or_(
@@ -97,7 +97,7 @@ def _needing(work: Work, deployment: str) -> list[str]:
     return list(work.connection.scalars(chosen.order_by(INVOCATIONS.number)))
 
 
-def _join(work: Work, other: str, to: str) -> None:
+def _join_deployments(work: Work, other: str, to: str) -> None:
     """Have the deployment, whose address another one takes, be that one."""
     begun = sa.update(INVOCATIONS_TABLE).where(INVOCATIONS.deployment_id == other)
     work.connection.execute(begun.values(deployment_id=to))
@@ -105,7 +105,7 @@ def _join(work: Work, other: str, to: str) -> None:
     work.connection.execute(sa.delete(SERVICE_DEPLOYMENTS_TABLE).where(DEPLOYMENTS.id == other))
 
 
-def _put(work: Work, table: sa.Table, row: dict[str, Any]) -> None:
+def _upsert_row(work: Work, table: sa.Table, row: dict[str, Any]) -> None:
     keys = [column.name for column in table.primary_key]
     insert = insert_into(work.connection.dialect, table).values(row)
     rest = {name: insert.excluded[name] for name in row if name not in keys}

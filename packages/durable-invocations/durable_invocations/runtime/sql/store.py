@@ -48,32 +48,32 @@ RETENTION = timedelta(days=1)
 """How long ended invocations are kept."""
 
 
-def _each(do: Callable[[Work, Any], Any]) -> Doing:
+def _apply_each(do: Callable[[Work, Any], Any]) -> Doing:
     return lambda work, asked: [do(work, each) for each in asked]
 
 
 # In this order in a transaction, which keeps that of an invocation's attempt.
 DOING: Mapping[type[op.Operation[Any]], Doing] = {
-    op.Register: _each(registering.register),
-    op.Unregister: _each(registering.unregister),
+    op.Register: _apply_each(registering.register),
+    op.Unregister: _apply_each(registering.unregister),
     op.Submit: submitting.submit,
     op.Commit: commit,
     op.Suspend: suspending.suspend,
     op.Finish: attempts.finish,
-    op.Fail: _each(attempts.fail),
-    op.CompleteAwakeable: _each(awakeables.complete_awakeable),
-    op.Cancel: _each(stopping.cancel),
-    op.Kill: _each(stopping.kill),
-    op.Pause: _each(stopping.pause),
-    op.Resume: _each(stopping.resume),
-    op.Purge: _each(forgetting.purge),
-    op.Prune: _each(forgetting.prune),
-    op.Fire: _each(firing.fire),
-    op.Beat: _each(claiming.beat),
-    op.Recover: _each(claiming.recover),
-    op.Release: _each(claiming.release),
-    op.TakeNews: _each(news.take),
-    op.Claim: _each(claiming.claim),
+    op.Fail: _apply_each(attempts.fail),
+    op.CompleteAwakeable: _apply_each(awakeables.complete_awakeable),
+    op.Cancel: _apply_each(stopping.cancel),
+    op.Kill: _apply_each(stopping.kill),
+    op.Pause: _apply_each(stopping.pause),
+    op.Resume: _apply_each(stopping.resume),
+    op.Purge: _apply_each(forgetting.purge),
+    op.Prune: _apply_each(forgetting.prune),
+    op.Fire: _apply_each(firing.fire),
+    op.Beat: _apply_each(claiming.beat),
+    op.Recover: _apply_each(claiming.recover),
+    op.Release: _apply_each(claiming.release),
+    op.TakeNews: _apply_each(news.take),
+    op.Claim: _apply_each(claiming.claim),
 }
 
 
@@ -129,7 +129,7 @@ class SqlStore:
         outcomes: list[Any] = [None] * len(operations)
         with transaction(self.engine, writes=True) as connection:
             lock(connection)
-            work = self._work(connection)
+            work = self._make_transaction(connection)
             for kind, do in DOING.items():
                 places = [at for at, each in enumerate(operations) if type(each) is kind]
                 if places:
@@ -190,7 +190,7 @@ class SqlStore:
         with transaction(self.engine, writes=False) as connection:
             return read(connection)
 
-    def _work(self, connection: sa.Connection) -> Work:
+    def _make_transaction(self, connection: sa.Connection) -> Work:
         return Work(
             connection=connection,
             now=int(self._clock().timestamp() * 1_000),

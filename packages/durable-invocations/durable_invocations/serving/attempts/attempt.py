@@ -46,7 +46,7 @@ class Attempt(Steps):
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        journal = Journaling(version, wake=wake, execute=self._execute)
+        journal = Journaling(version, wake=wake, execute=self._execute_run)
         super().__init__(handler.called, journal, version=version, most=limits.journal_entries)
         self.service = service
         self.handler = handler
@@ -120,7 +120,7 @@ class Attempt(Steps):
         check_all(operations)
         self.check_use()
         if self.journal.recorded:
-            return self._chosen_before(operations)
+            return self._replay_choice(operations)
         await self.wait(
             lambda: frozenset() if any(each.done for each in operations) else undone(operations)
         )
@@ -130,7 +130,7 @@ class Attempt(Steps):
         await journaled
         return chosen
 
-    def _chosen_before(self, operations: Sequence[Operation[Any]]) -> Operation[Any]:
+    def _replay_choice(self, operations: Sequence[Operation[Any]]) -> Operation[Any]:
         recorded = self.journal.recorded[0]
         index = self.enter(choices.written())
         try:
@@ -139,14 +139,14 @@ class Attempt(Steps):
             self.journal.fail(ErrorReport.of(error, index))
             raise asyncio.CancelledError from error
 
-    def _execute(self, index: int) -> None:
+    def _execute_run(self, index: int) -> None:
         loop = asyncio.get_running_loop()
         self._executing[index] = loop.create_future()
-        task = loop.create_task(self._acted(index, self._runs[index]))
+        task = loop.create_task(self._run_action(index, self._runs[index]))
         self.actions.add(task)
         task.add_done_callback(self.actions.discard)
 
-    async def _acted(self, index: int, action: Action) -> None:
+    async def _run_action(self, index: int, action: Action) -> None:
         """Execute a run, and tell the journal how it ended; it ends also when it is canceled."""
         counter, begun = self.journal.counter, time.monotonic()
         assert counter is not None
@@ -160,7 +160,7 @@ class Attempt(Steps):
                 spent = time.monotonic() - begun
                 counter.add(index, action.name, spent, told.retry_after or 0)
             self._executing.pop(index).set_result(None)
-            await self._failed(told)
+            await self._fail_by_run(told)
             return
         self._executing.pop(index).set_result(None)
         result = result_of(message)
@@ -170,7 +170,7 @@ class Attempt(Steps):
         self.journal.results[index] = result
         self.journal.step(Finished(index=index, entry=frame(message, requires_ack=True)))
 
-    async def _failed(self, told: ErrorReport) -> None:
+    async def _fail_by_run(self, told: ErrorReport) -> None:
         """End the attempt by the first run that failed.
 
         Others that are being executed may end while the next attempt would have to wait anyway:

@@ -27,7 +27,7 @@ def chosen(
 
     Raises ProtocolError for an entry that keeps none of them, done.
     """
-    kept = _kept(entry)
+    kept = _parse_choice(entry)
     for each in operations:
         if each.index == kept and each.done:
             return each
@@ -38,7 +38,7 @@ def chosen(
     )
 
 
-def _kept(entry: Frame) -> int:
+def _parse_choice(entry: Frame) -> int:
     message = CombinatorEntryMessage()
     try:
         message.ParseFromString(entry.body)

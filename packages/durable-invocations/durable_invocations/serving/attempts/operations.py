@@ -69,7 +69,7 @@ def valued(serde: Serde, empty: Any = None) -> Callable[[Result], Any]:
     """Reads a value by `serde`; no value at all is `empty`."""
 
     def taken(result: Result) -> Any:
-        return empty if isinstance(result, Empty) else serde.loads(_bytes(result))
+        return empty if isinstance(result, Empty) else serde.loads(_get_bytes(result))
 
     return taken
 
@@ -96,13 +96,13 @@ def nothing(_result: Result) -> None:
 
 def text(result: Result) -> str:
     """Reads the id of an invocation."""
-    return _bytes(result).decode()
+    return _get_bytes(result).decode()
 
 
 def keys(result: Result) -> list[str]:
     """Reads the keys of a state, in their order."""
-    return sorted(each.decode() for each in state_keys(_bytes(result)))
+    return sorted(each.decode() for each in state_keys(_get_bytes(result)))
 
 
-def _bytes(result: Result) -> bytes:
+def _get_bytes(result: Result) -> bytes:
     return b"" if isinstance(result, (Empty, Failure)) else result.value

@@ -32,7 +32,7 @@ def report(
         index=index,
         name=name,
         kind=kind,
-        retry_after=_milliseconds(error.delay) if isinstance(error, RetryableError) else None,
+        retry_after=_to_milliseconds(error.delay) if isinstance(error, RetryableError) else None,
     )
 
 
@@ -44,7 +44,7 @@ def said(error: BaseException) -> str:
         return f"its text raises {type(other).__name__}"
 
 
-def _milliseconds(delay: Any) -> int | None:
+def _to_milliseconds(delay: Any) -> int | None:
     """A delay as the protocol has it; none where it is no number of seconds."""
     if isinstance(delay, timedelta):
         delay = delay.total_seconds()

@@ -88,10 +88,10 @@ class Action:
             return pb.RunEntryMessage(name=self.name, failure=tried.failure.written())
         begun = clock()
         try:
-            value = await self._called()
+            value = await self._call_function()
             return pb.RunEntryMessage(name=self.name, value=self.serde.dumps(value))
         except TerminalError as error:
-            return self._failed(said(error), error.status)
+            return self._make_failure(said(error), error.status)
         except Exception as error:
             if self.retry is None:
                 raise
@@ -100,17 +100,17 @@ class Action:
             told = f"{type(error).__name__}: {said(error)}"
             if delay is None:
                 logger.warning("%s: the run %r failed for good", of, self.name, exc_info=error)
-                return self._failed(told, 500)
+                return self._make_failure(told, 500)
             if isinstance(error, RetryableError):
                 # It says itself when.
                 raise
             raise RetryableError(told, delay) from error
 
-    def _failed(self, message: str, status: int) -> pb.RunEntryMessage:
+    def _make_failure(self, message: str, status: int) -> pb.RunEntryMessage:
         failure = Failure(code=status, message=message)
         return pb.RunEntryMessage(name=self.name, failure=failure.written())
 
-    async def _called(self) -> Any:
+    async def _call_function(self) -> Any:
         """Call it: an async function here, another in a thread, so that others go on."""
         if iscoroutinefunction(self.function):
             return await self.function(*self.args)

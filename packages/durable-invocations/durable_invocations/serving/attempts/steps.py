@@ -54,13 +54,13 @@ class Steps:
         result: Result | None = None,
     ) -> None:
         """Issue an entry, whose result `operation` gets; `result` once the entry is stored."""
-        self._check(entry)
+        self._check_entry(entry)
         self.journal.expect(operation, result)
         self.journal.enter(entry, where(), event)
 
     def enter(self, entry: Frame, at: str = "") -> int:
         """Issue an entry; its index. `at` is the handler's line, if it is not the calling one."""
-        self._check(entry)
+        self._check_entry(entry)
         return self.journal.enter(entry, at or where())
 
     async def until(self, operation: Operation[Any]) -> None:
@@ -102,7 +102,7 @@ class Steps:
                 "itself, with gather() or select() for several operations."
             )
 
-    def _check(self, entry: Frame) -> None:
+    def _check_entry(self, entry: Frame) -> None:
         self.check_use()
         if self._version < NEWEST and needed(entry) > self._version:
             raise ContextError(

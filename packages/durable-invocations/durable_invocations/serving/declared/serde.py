@@ -56,7 +56,7 @@ class Json:
         try:
             return adapter(self.hint).validate_json(body or b"null")
         except ValidationError as error:
-            raise ValueError(_told(error)) from None
+            raise ValueError(_format_errors(error)) from None
 
     def schema(self) -> Any:
         return None if self.hint is Any else adapter(self.hint).json_schema()
@@ -134,22 +134,22 @@ def unreadable(function: Callable[..., Any], error: NameError) -> str:
 def adapter(hint: Any) -> TypeAdapter[Any]:
     """What reads and describes values of a type hint."""
     try:
-        return _adapter(hint)
+        return _get_cached_adapter(hint)
     except TypeError:
         # An Annotated may hold what has no hash.
-        return _made(hint)
+        return _make_adapter(hint)
 
 
-def _made(hint: Any) -> TypeAdapter[Any]:
+def _make_adapter(hint: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(hint)
 
 
-_adapter = lru_cache(maxsize=1024)(_made)
+_get_cached_adapter = lru_cache(maxsize=1024)(_make_adapter)
 
 
-def _told(error: ValidationError) -> str:
+def _format_errors(error: ValidationError) -> str:
     """What does not fit, without the value, which may be a secret."""
     each = error.errors(include_url=False, include_input=False, include_context=False)
     return "; ".join(

@@ -50,7 +50,7 @@ class Handler:
         return (self.input.loads(body),)
 
 
-class _Declared:
+class _BaseService:
     """What services of each kind have in common."""
 
     kind: ServiceKind
@@ -71,17 +71,17 @@ class _Declared:
     def check(self) -> None:
         """Raise ConfigError unless it can be served as it is."""
 
-    def _declares(self, kind: HandlerKind) -> Decorator:
-        return decorator(lambda function, name: self._add(function, kind, name))
+    def _make_decorator(self, kind: HandlerKind) -> Decorator:
+        return decorator(lambda function, name: self._add_handler(function, kind, name))
 
-    def _add(self, function: Function, kind: HandlerKind, name: str | None) -> None:
-        handler = _handler(self.name, function, kind, name)
+    def _add_handler(self, function: Function, kind: HandlerKind, name: str | None) -> None:
+        handler = _build_handler(self.name, function, kind, name)
         if handler.name in self.handlers:
             raise ConfigError(f"{self.name} has two handlers of the name {handler.name!r}")
         self.handlers[handler.name] = handler
 
 
-class Service(_Declared):
+class Service(_BaseService):
     """Handlers without keys or state: any number of invocations run side by side."""
 
     kind = ServiceKind.SERVICE
@@ -89,10 +89,10 @@ class Service(_Declared):
     @property
     def handler(self) -> Decorator:
         """Declare a handler of the function's name, or of the `name` in parentheses."""
-        return self._declares(HandlerKind.SHARED)
+        return self._make_decorator(HandlerKind.SHARED)
 
 
-class VirtualObject(_Declared):
+class VirtualObject(_BaseService):
     """Handlers with a key, and state of that key."""
 
     kind = ServiceKind.OBJECT
@@ -100,15 +100,15 @@ class VirtualObject(_Declared):
     @property
     def handler(self) -> Decorator:
         """Declare an exclusive handler: invocations of one key run one at a time, in order."""
-        return self._declares(HandlerKind.EXCLUSIVE)
+        return self._make_decorator(HandlerKind.EXCLUSIVE)
 
     @property
     def shared(self) -> Decorator:
         """Declare a handler that runs beside others of its key, and only reads the state."""
-        return self._declares(HandlerKind.SHARED)
+        return self._make_decorator(HandlerKind.SHARED)
 
 
-class Workflow(_Declared):
+class Workflow(_BaseService):
     """A handler that runs once for each key, and others that look at it and talk to it."""
 
     kind = ServiceKind.WORKFLOW
@@ -116,23 +116,23 @@ class Workflow(_Declared):
     @property
     def run(self) -> Decorator:
         """Declare the workflow itself."""
-        return self._declares(HandlerKind.WORKFLOW)
+        return self._make_decorator(HandlerKind.WORKFLOW)
 
     @property
     def shared(self) -> Decorator:
         """Declare a handler that may run at any time, also after the workflow has ended."""
-        return self._declares(HandlerKind.SHARED)
+        return self._make_decorator(HandlerKind.SHARED)
 
-    def _add(self, function: Function, kind: HandlerKind, name: str | None) -> None:
-        if kind is HandlerKind.WORKFLOW and self._runs():
+    def _add_handler(self, function: Function, kind: HandlerKind, name: str | None) -> None:
+        if kind is HandlerKind.WORKFLOW and self._has_run():
             raise ConfigError(f"the workflow {self.name} has two functions under @run; keep one")
-        super()._add(function, kind, name)
+        super()._add_handler(function, kind, name)
 
-    def _runs(self) -> bool:
+    def _has_run(self) -> bool:
         return any(each.kind is HandlerKind.WORKFLOW for each in self.handlers.values())
 
     def check(self) -> None:
-        if not self._runs():
+        if not self._has_run():
             raise ConfigError(
                 f"the workflow {self.name} has no function under @run, which is what it does; "
                 "add one, or make it a virtual object"
@@ -142,7 +142,9 @@ class Workflow(_Declared):
 AnyService = Service | VirtualObject | Workflow
 
 
-def _handler(service: str, function: Function, kind: HandlerKind, given: str | None) -> Handler:
+def _build_handler(
+    service: str, function: Function, kind: HandlerKind, given: str | None
+) -> Handler:
     name = function.__name__ if given is None else given
     if _HANDLER.fullmatch(name) is None:
         raise ConfigError(
@@ -151,7 +153,7 @@ def _handler(service: str, function: Function, kind: HandlerKind, given: str | N
         )
     if not iscoroutinefunction(function):
         raise ConfigError(f"the handler {service}.{name} is not async; write `async def`")
-    argument = _argument(f"{service}.{name}", function)
+    argument = _find_argument(f"{service}.{name}", function)
     try:
         hints = hints_of(function)
     except NameError as error:
@@ -166,11 +168,11 @@ def _handler(service: str, function: Function, kind: HandlerKind, given: str | N
         output=serde_for(hints["return"]) if "return" in hints else JSON,
         documentation=getdoc(function) or "",
     )
-    _check(handler)
+    _check_types(handler)
     return handler
 
 
-def _check(handler: Handler) -> None:
+def _check_types(handler: Handler) -> None:
     """Raise ConfigError for types that JSON has no form for, before a runtime asks for them."""
     for what, serde in (("argument", handler.input), ("result", handler.output)):
         try:
@@ -183,7 +185,7 @@ def _check(handler: Handler) -> None:
             ) from error
 
 
-def _argument(called: str, function: Function) -> Parameter | None:
+def _find_argument(called: str, function: Function) -> Parameter | None:
     """The parameter after the context, if there is one."""
     positional = {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
     parameters = list(signature(function).parameters.values())

@@ -24,7 +24,7 @@ from durable_invocations.runtime.store.outcomes import Refused, Submitted
 
 def call(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     """Invoke a handler; the entry is completed when that invocation ends."""
-    made = _made(work, driven, message, at=0)
+    made = _submit_call(work, driven, message, at=0)
     if isinstance(made, Refused):
         return made
     if made.result is None:
@@ -34,13 +34,13 @@ def call(work: Work, driven: Driven, message: Any) -> Acted | Refused:
 
 def one_way_call(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     """Invoke a handler, now or at a time, and go on."""
-    made = _made(work, driven, message, at=message.invoke_time)
+    made = _submit_call(work, driven, message, at=message.invoke_time)
     return made if isinstance(made, Refused) else Acted(child=made.id)
 
 
 def get_id(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     """Complete a GetCallInvocationId at once."""
-    called = _called(work, driven, message.call_entry_index)
+    called = _find_called(work, driven, message.call_entry_index)
     if isinstance(called, str):
         return Acted(result=Value(value=called.encode()))
     return called if isinstance(called, Refused) else Acted(result=called)
@@ -48,7 +48,7 @@ def get_id(work: Work, driven: Driven, message: Any) -> Acted | Refused:
 
 def cancel(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     """Cancel an invocation; one that is unknown, or has ended, needs none."""
-    target = _target(work, driven, message)
+    target = _find_target(work, driven, message)
     if isinstance(target, Refused):
         return target
     if isinstance(target, str):
@@ -58,26 +58,26 @@ def cancel(work: Work, driven: Driven, message: Any) -> Acted | Refused:
 
 def attach(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     """Complete an AttachInvocation when its target ends; with a failure if there is none."""
-    target = _target(work, driven, message)
+    target = _find_target(work, driven, message)
     if not isinstance(target, str):
-        return _without(target, message)
+        return _answer_untargeted(target, message)
     known, held = result_of_id(work.connection, target)
     if known and held is None:
         wait(work, target, (driven.number, driven.length))
         return ACTED
-    return Acted(result=held or _no_target(message))
+    return Acted(result=held or _make_no_target(message))
 
 
 def output(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     """Complete a GetInvocationOutput at once: empty if the target has not ended."""
-    target = _target(work, driven, message)
+    target = _find_target(work, driven, message)
     if not isinstance(target, str):
-        return _without(target, message)
+        return _answer_untargeted(target, message)
     known, held = result_of_id(work.connection, target)
-    return Acted(result=(held or EMPTY) if known else _no_target(message))
+    return Acted(result=(held or EMPTY) if known else _make_no_target(message))
 
 
-def _made(work: Work, driven: Driven, message: Any, *, at: int) -> Submitted | Refused:
+def _submit_call(work: Work, driven: Driven, message: Any, *, at: int) -> Submitted | Refused:
     asked = Submit(
         id=ids.shown(ids.new_id()),
         service=message.service_name,
@@ -92,7 +92,7 @@ def _made(work: Work, driven: Driven, message: Any, *, at: int) -> Submitted | R
     return outcome
 
 
-def _target(work: Work, driven: Driven, message: Any) -> str | Failure | Refused | None:
+def _find_target(work: Work, driven: Driven, message: Any) -> str | Failure | Refused | None:
     """The id of the invocation that an entry means; None: there is none. Else as `_called`."""
     which = message.WhichOneof("target")
     if which == "invocation_id":
@@ -102,7 +102,7 @@ def _target(work: Work, driven: Driven, message: Any) -> str | Failure | Refused
             return violation(driven, str(error))
         return str(message.invocation_id)
     if which == "call_entry_index":
-        return _called(work, driven, message.call_entry_index)
+        return _find_called(work, driven, message.call_entry_index)
     if which == "idempotent_request_target":
         at = message.idempotent_request_target
         key = (at.service_key, at.handler_name)
@@ -113,7 +113,7 @@ def _target(work: Work, driven: Driven, message: Any) -> str | Failure | Refused
     return violation(driven, "it names no target.")
 
 
-def _called(work: Work, driven: Driven, index: int) -> str | Failure | Refused:
+def _find_called(work: Work, driven: Driven, index: int) -> str | Failure | Refused:
     """The id of the invocation that a call made; the failure of one that a cancellation met."""
     at = (JOURNAL.invocation == driven.number, JOURNAL.idx == min(index, driven.length))
     chosen = sa.select(JOURNAL.child, JOURNAL.result).where(*at, JOURNAL.code.in_(kinds.CALLS))
@@ -126,12 +126,12 @@ def _called(work: Work, driven: Driven, index: int) -> str | Failure | Refused:
     return violation(driven, f"entry {index} is no call that made an invocation.")
 
 
-def _without(found: Failure | Refused | None, message: Any) -> Acted | Refused:
+def _answer_untargeted(found: Failure | Refused | None, message: Any) -> Acted | Refused:
     """What becomes of an entry that means no invocation."""
-    return found if isinstance(found, Refused) else Acted(result=found or _no_target(message))
+    return found if isinstance(found, Refused) else Acted(result=found or _make_no_target(message))
 
 
-def _no_target(message: Any) -> Result:
+def _make_no_target(message: Any) -> Result:
     """Named as in the paths that ask for it by HTTP."""
     named = getattr(message, message.WhichOneof("target"))
     fields = [named] if isinstance(named, str) else [value for _, value in named.ListFields()]

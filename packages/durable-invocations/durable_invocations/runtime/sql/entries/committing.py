@@ -57,10 +57,10 @@ _STORED = sa.select(JOURNAL.code, JOURNAL.flags, JOURNAL.body, JOURNAL.result).w
 
 def commit(work: Work, asked: Sequence[Commit]) -> list[Committed | Refused]:
     """See the operation; in their order."""
-    return _Committing(work, asked).outcomes()
+    return _EntryCommitter(work, asked).outcomes()
 
 
-class _Committing:
+class _EntryCommitter:
     def __init__(self, work: Work, asked: Sequence[Commit]) -> None:
         self._work = work
         self._asked = asked
@@ -79,31 +79,31 @@ class _Committing:
         self._rows: list[dict[str, Any]] = []
 
     def outcomes(self) -> list[Committed | Refused]:
-        outcomes = [self._commit(each) for each in self._asked]
-        self._flush()
+        outcomes = [self._commit_entry(each) for each in self._asked]
+        self._write_rows()
         return outcomes
 
-    def _commit(self, asked: Commit) -> Committed | Refused:
+    def _commit_entry(self, asked: Commit) -> Committed | Refused:
         if fenced(self._heads.get(asked.id), asked.fence):
             return FENCED
         driven = self._driven[asked.id]
         if asked.index < driven.length:
-            self._flush()
-            return self._again(driven, asked)
+            self._write_rows()
+            return self._read_committed(driven, asked)
         if asked.index > driven.length:
             return violation(driven, f"entry {asked.index} came instead of it.")
         try:
-            acted = self._act(driven, asked.frame)
+            acted = self._do_action(driven, asked.frame)
             name = asked.frame.name
         except ProtocolError as error:
             return violation(driven, str(error))
         if isinstance(acted, Refused):
             return acted
-        self._rows.append(self._row(driven, asked.frame, name, acted))
+        self._rows.append(self._build_row(driven, asked.frame, name, acted))
         driven.length += 1
         return Committed(index=asked.index, result=acted.result)
 
-    def _act(self, driven: Driven, frame: Frame) -> Acted | Refused:
+    def _do_action(self, driven: Driven, frame: Frame) -> Acted | Refused:
         kind = frame.kind
         if not kind.entry or kind is kinds.INPUT:
             return violation(driven, f"{kind} is no entry that a handler makes.")
@@ -112,22 +112,22 @@ class _Committing:
             return ACTED
         message = frame.message()
         # Actions look at the journal, and may complete entries of it.
-        self._flush()
+        self._write_rows()
         if driven.canceled and frame.code in WAITING:
             change(self._work, driven.number, canceled=False)
             driven.canceled = False
             return Acted(result=CANCEL)
         acted = action(self._work, driven, message)
         if frame.code == kinds.CANCEL_INVOCATION.code:
-            self._look_again()
+            self._refresh_canceled()
         return acted
 
-    def _look_again(self) -> None:
+    def _refresh_canceled(self) -> None:
         """A cancellation may be of others whose entries are committed here."""
         for head in self._work.heads(self._driven).values():
             self._driven[head.id].canceled = head.canceled
 
-    def _again(self, driven: Driven, asked: Commit) -> Committed | Refused:
+    def _read_committed(self, driven: Driven, asked: Commit) -> Committed | Refused:
         """The outcome of an entry that is committed already."""
         given = {"the_number": driven.number, "index": asked.index}
         row = self._work.connection.execute(_STORED, given).one()
@@ -136,7 +136,7 @@ class _Committing:
             return violation(driven, f"another entry is committed at {asked.index}.")
         return Committed(index=asked.index, result=result(row.result))
 
-    def _row(self, driven: Driven, frame: Frame, name: str, acted: Acted) -> dict[str, Any]:
+    def _build_row(self, driven: Driven, frame: Frame, name: str, acted: Acted) -> dict[str, Any]:
         now, completed = self._work.now, frame.completed or acted.result is not None
         return {
             "invocation": driven.number,
@@ -152,7 +152,7 @@ class _Committing:
             "child": acted.child,
         }
 
-    def _flush(self) -> None:
+    def _write_rows(self) -> None:
         """Write the entries that are stored together."""
         if self._rows:
             self._work.connection.execute(sa.insert(JOURNAL_TABLE), self._rows)

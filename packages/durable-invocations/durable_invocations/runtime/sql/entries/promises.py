@@ -43,20 +43,20 @@ def of_workflow(action: Action) -> Action:
 
 def get(work: Work, driven: Driven, message: Any) -> Acted:
     """Complete a GetPromise, now or when the promise is completed."""
-    held = _held(work, driven, message.key)
+    held = _read_result(work, driven, message.key)
     if held is None:
-        wait(work, _target(driven, message.key), (driven.number, driven.length))
+        wait(work, _make_target(driven, message.key), (driven.number, driven.length))
     return Acted(result=held)
 
 
 def peek(work: Work, driven: Driven, message: Any) -> Acted:
     """Complete a PeekPromise now."""
-    return Acted(result=_held(work, driven, message.key) or EMPTY)
+    return Acted(result=_read_result(work, driven, message.key) or EMPTY)
 
 
 def complete(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     """Do a CompletePromise: it is empty the first time, else a failure."""
-    given = _given(message)
+    given = _parse_completion(message)
     if given is None:
         return violation(driven, "it completes a promise with neither a value nor a failure.")
     row = {"service": driven.service, "key": driven.key, "name": message.key}
@@ -65,21 +65,21 @@ def complete(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     if work.connection.scalar(first.values(row | {"result": fields(given)})) is None:
         text = f"The promise {message.key!r} was completed already."
         return Acted(result=Failure(code=CONFLICT, message=text))
-    complete_waiting(work, {_target(driven, message.key): given})
+    complete_waiting(work, {_make_target(driven, message.key): given})
     return Acted(result=EMPTY)
 
 
-def _given(message: Any) -> Result | None:
+def _parse_completion(message: Any) -> Result | None:
     variant = message.WhichOneof("completion")
     if variant == "completion_value":
         return Value(value=message.completion_value)
     return Failure.read(message.completion_failure) if variant else None
 
 
-def _held(work: Work, driven: Driven, name: str) -> Result | None:
+def _read_result(work: Work, driven: Driven, name: str) -> Result | None:
     of = {"of": driven.service, "at": driven.key, "named": name}
     return result(work.connection.scalar(_RESULT, of))
 
 
-def _target(driven: Driven, name: str) -> str:
+def _make_target(driven: Driven, name: str) -> str:
     return promise(driven.service, driven.key, name)

@@ -36,13 +36,13 @@ def keyed(action: Action) -> Action:
 
 def get(work: Work, driven: Driven, message: Any) -> Acted:
     """Complete a GetState at once."""
-    value = work.connection.scalar(_VALUE, _of(driven) | {"named": message.key})
+    value = work.connection.scalar(_VALUE, _bind_key(driven) | {"named": message.key})
     return Acted(result=EMPTY if value is None else Value(value=value))
 
 
 def get_keys(work: Work, driven: Driven, _message: Any) -> Acted:
     """Complete a GetStateKeys at once; in the order of their bytes."""
-    names = work.connection.scalars(_NAMES, _of(driven))
+    names = work.connection.scalars(_NAMES, _bind_key(driven))
     return Acted(result=keys_value([bytes(each) for each in names]))
 
 
@@ -59,15 +59,15 @@ def put(work: Work, driven: Driven, message: Any) -> Acted:
 
 def clear(work: Work, driven: Driven, message: Any) -> Acted:
     """Do a ClearState."""
-    work.connection.execute(_CLEAR, _of(driven) | {"named": message.key})
+    work.connection.execute(_CLEAR, _bind_key(driven) | {"named": message.key})
     return ACTED
 
 
 def clear_all(work: Work, driven: Driven, _message: Any) -> Acted:
     """Do a ClearAllState."""
-    work.connection.execute(_CLEAR_ALL, _of(driven))
+    work.connection.execute(_CLEAR_ALL, _bind_key(driven))
     return ACTED
 
 
-def _of(driven: Driven) -> dict[str, Any]:
+def _bind_key(driven: Driven) -> dict[str, Any]:
     return {"of": driven.service, "at": driven.key}

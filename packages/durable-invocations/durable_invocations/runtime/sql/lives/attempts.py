@@ -57,7 +57,7 @@ def finish(work: Work, asked: Sequence[Finish]) -> list[Done | Refused]:
     """See the operation."""
     heads = work.heads(each.id for each in asked)
     mine = {each.id: heads[each.id] for each in asked if not fenced(heads.get(each.id), each.fence)}
-    outputs = _outputs(work, [head.number for head in mine.values()])
+    outputs = _read_outputs(work, [head.number for head in mine.values()])
     ends = [(head, outputs[head.number]) for head in mine.values() if head.number in outputs]
     end(work, ends)
     outcomes: dict[str, Done | Refused] = {
@@ -67,14 +67,14 @@ def finish(work: Work, asked: Sequence[Finish]) -> list[Done | Refused]:
     return [outcomes.get(each.id, FENCED) for each in asked]
 
 
-def _outputs(work: Work, numbers: Collection[int]) -> dict[int, Result]:
+def _read_outputs(work: Work, numbers: Collection[int]) -> dict[int, Result]:
     """The last Output entry's result, by invocation."""
     if not numbers:
         return {}
     rows = work.connection.execute(_OUTPUTS, {"numbers": list(numbers)})
-    return {row.invocation: _output(row.body) for row in rows}
+    return {row.invocation: _parse_output(row.body) for row in rows}
 
 
-def _output(body: bytes) -> Result:
+def _parse_output(body: bytes) -> Result:
     # Without a variant it is a value of no bytes.
     return result_of(pb.OutputEntryMessage.FromString(body)) or Value(value=b"")

@@ -28,16 +28,16 @@ def complete_awakeable(work: Work, asked: CompleteAwakeable) -> Done | Refused:
         return Refused(code=NOT_FOUND, message=str(error))
     head = work.head(ids.shown(raw))
     if head is None or index >= head.length + AHEAD:
-        return _unknown(asked.awakeable)
+        return _make_unknown(asked.awakeable)
     place = (head.number, index)
     if index < head.length:
         code = sa.select(JOURNAL.code).where(JOURNAL.invocation == head.number)
         if work.connection.scalar(code.where(JOURNAL.idx == index)) != kinds.AWAKEABLE.code:
-            return _unknown(asked.awakeable)
+            return _make_unknown(asked.awakeable)
         return Done(changed=bool(complete(work, {place: asked.result})))
     if head.status == Status.COMPLETED:
-        return _unknown(asked.awakeable)
-    return Done(changed=_keep(work, place, asked.result))
+        return _make_unknown(asked.awakeable)
+    return Done(changed=_keep_result(work, place, asked.result))
 
 
 def early(work: Work, place: Place) -> Result | None:
@@ -47,12 +47,12 @@ def early(work: Work, place: Place) -> Result | None:
     return result(work.connection.scalar(gone))
 
 
-def _keep(work: Work, place: Place, given: Result) -> bool:
+def _keep_result(work: Work, place: Place, given: Result) -> bool:
     row = {"invocation": place[0], "idx": place[1], "result": fields(given)}
     insert = insert_into(work.connection.dialect, EARLY_RESULTS_TABLE).values(row)
     kept = insert.on_conflict_do_nothing().returning(EARLY.idx)
     return work.connection.scalar(kept) is not None
 
 
-def _unknown(awakeable: str) -> Refused:
+def _make_unknown(awakeable: str) -> Refused:
     return Refused(code=NOT_FOUND, message=f"There is no awakeable {awakeable!r}.")

@@ -49,7 +49,7 @@ _NEXT = (
 
 def fire(work: Work, asked: Fire) -> Fired:
     """See the operation."""
-    count = _sleeps(work, asked) + _invocations(work, asked)
+    count = _complete_sleeps(work, asked) + _begin_due(work, asked)
     return Fired(count=count, next_at=next_due(work.connection))
 
 
@@ -59,7 +59,7 @@ def next_due(connection: sa.Connection) -> int | None:
     return min((each for each in times if each is not None), default=None)
 
 
-def _sleeps(work: Work, asked: Fire) -> int:
+def _complete_sleeps(work: Work, asked: Fire) -> int:
     rows = work.connection.execute(_SLEEPS, {"now": asked.now, "most": asked.most}).all()
     if rows:
         gone = [{"number": row.invocation, "index": row.idx} for row in rows]
@@ -68,14 +68,14 @@ def _sleeps(work: Work, asked: Fire) -> int:
     return len(rows)
 
 
-def _invocations(work: Work, asked: Fire) -> int:
+def _begin_due(work: Work, asked: Fire) -> int:
     rows = work.connection.execute(_DUE, {"now": asked.now, "most": asked.most}).all()
-    arriving = [row for row in rows if row.status == Status.SCHEDULED and _exclusive(row)]
+    arriving = [row for row in rows if row.status == Status.SCHEDULED and _is_exclusive(row)]
     occupied = inbox.taken(work, [(row.service, row.key) for row in arriving])
     changed = []
     for row in rows:
         status = Status.READY
-        if row.status == Status.SCHEDULED and _exclusive(row):
+        if row.status == Status.SCHEDULED and _is_exclusive(row):
             status = Status.INBOX if (row.service, row.key) in occupied else Status.READY
             occupied.add((row.service, row.key))
         changed.append({"due": row.number, "becomes": int(status), "now": work.now})
@@ -86,5 +86,5 @@ def _invocations(work: Work, asked: Fire) -> int:
     return len(rows)
 
 
-def _exclusive(row: sa.Row[Any]) -> bool:
+def _is_exclusive(row: sa.Row[Any]) -> bool:
     return bool(row.role == Role.EXCLUSIVE)

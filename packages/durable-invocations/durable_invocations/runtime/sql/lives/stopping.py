@@ -38,14 +38,14 @@ def cancel(work: Work, asked: Cancel) -> Done | Refused:
     head = work.head(asked.id)
     if head is None:
         return unknown(asked.id)
-    changed, calls = _cancel(work, head)
+    changed, calls = _cancel_one(work, head)
     _cancel_all(work, calls)
     return Done(changed=changed)
 
 
 def end_canceled(work: Work, head: sa.Row[Any]) -> None:
     """End an invocation whose cancellation met nothing that waits, and cancel its open calls."""
-    _cancel_all(work, _end(work, head))
+    _cancel_all(work, _end_one(work, head))
 
 
 def deliver(work: Work, head: sa.Row[Any]) -> None:
@@ -67,7 +67,7 @@ def kill_all(work: Work, ids: Iterable[str]) -> int:
     while rest:
         some, rest = rest[:AT_ONCE], rest[AT_ONCE:]
         heads = [head for head in work.heads(some).values() if head.status != Status.COMPLETED]
-        rest += [child for head in heads for child in _open_calls(work, head)]
+        rest += [child for head in heads for child in _list_open_calls(work, head)]
         for head in heads:
             take_away(work, head)
         end(work, [(head, KILL) for head in heads])
@@ -127,41 +127,41 @@ def failed(head: sa.Row[Any]) -> dict[str, int]:
 def _cancel_all(work: Work, ids: list[str]) -> None:
     while ids:
         heads = work.heads(ids[:AT_ONCE]).values()
-        ids = ids[AT_ONCE:] + [call for each in heads for call in _cancel(work, each)[1]]
+        ids = ids[AT_ONCE:] + [call for each in heads for call in _cancel_one(work, each)[1]]
 
 
-def _cancel(work: Work, head: sa.Row[Any]) -> tuple[bool, list[str]]:
+def _cancel_one(work: Work, head: sa.Row[Any]) -> tuple[bool, list[str]]:
     """Cancel one invocation; whether that changed it, and which calls are to be canceled too."""
     if head.status == Status.COMPLETED:
         return False, []
     if head.fence == 0 or head.status == Status.PAUSED:
-        return True, _end(work, head)
+        return True, _end_one(work, head)
     # One that fails may never come to what it waits for.
-    if head.status == Status.BACKING_OFF or not _open_entries(work, head):
+    if head.status == Status.BACKING_OFF or not _list_open_entries(work, head):
         change(work, head.number, canceled=True)
         return not head.canceled, []
     return True, _fail_entries(work, head)
 
 
-def _end(work: Work, head: sa.Row[Any]) -> list[str]:
+def _end_one(work: Work, head: sa.Row[Any]) -> list[str]:
     """End the invocation as canceled; returns its open calls."""
-    calls = _open_calls(work, head)
+    calls = _list_open_calls(work, head)
     end(work, [(head, CANCEL)])
     return calls
 
 
 def _fail_entries(work: Work, head: sa.Row[Any]) -> list[str]:
     """Fail what the invocation waits for; returns the calls among it."""
-    calls = _open_calls(work, head)
-    complete(work, {(head.number, index): CANCEL for index in _open_entries(work, head)})
+    calls = _list_open_calls(work, head)
+    complete(work, {(head.number, index): CANCEL for index in _list_open_entries(work, head)})
     return calls
 
 
-def _open_entries(work: Work, head: sa.Row[Any]) -> list[int]:
+def _list_open_entries(work: Work, head: sa.Row[Any]) -> list[int]:
     return list(work.connection.scalars(_OPEN, {"the_number": head.number}))
 
 
-def _open_calls(work: Work, head: sa.Row[Any]) -> list[str]:
+def _list_open_calls(work: Work, head: sa.Row[Any]) -> list[str]:
     """The invocations that open calls of this one made, and not another caller."""
     made = INVOCATIONS_TABLE.alias("made")
     calls = (

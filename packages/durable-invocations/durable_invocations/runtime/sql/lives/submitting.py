@@ -31,7 +31,7 @@ _EXISTING = sa.select(INVOCATIONS.id, INVOCATIONS.identity, INVOCATIONS.result).
 
 
 @dataclass(frozen=True, kw_only=True)
-class _New:
+class _NewInvocation:
     asked: Submit
     role: Role
     identity: str | None
@@ -50,31 +50,31 @@ def submit(
 ) -> list[Submitted | Refused]:
     """See the operation; `parent` is the invocation that calls."""
     learn(work, (each.service for each in asked if "\0" not in each.service))
-    roles = [_checked(work, each) for each in asked]
+    roles = [_find_role(work, each) for each in asked]
     valid = [(e, r) for e, r in zip(asked, roles, strict=True) if not isinstance(r, Refused)]
-    existing = _existing(work, [_identity(each, role_) for each, role_ in valid])
+    existing = _find_existing(work, [_compute_identity(each, role_) for each, role_ in valid])
     exclusive = [(e.service, e.key) for e, role_ in valid if role_ is Role.EXCLUSIVE]
     occupied = inbox.taken(work, exclusive)
-    new: list[_New] = []
+    new: list[_NewInvocation] = []
     for each, role_ in valid:
-        identity_ = _identity(each, role_)
+        identity_ = _compute_identity(each, role_)
         if identity_ not in existing:
-            new.append(_new(work, each, role_, identity_, occupied))
+            new.append(_make_new(work, each, role_, identity_, occupied))
             if identity_ is not None:
                 existing[identity_] = Submitted(id=each.id, is_new=False)
-    made = _insert(work, new, parent)
+    made = _insert_new(work, new, parent)
     fresh = {
         each.asked.id: Submitted(id=each.asked.id, is_new=each.asked.id in made) for each in new
     }
     return [
         role_
         if isinstance(role_, Refused)
-        else fresh.get(each.id) or existing[_identity(each, role_)]
+        else fresh.get(each.id) or existing[_compute_identity(each, role_)]
         for each, role_ in zip(asked, roles, strict=True)
     ]
 
 
-def _checked(work: Work, asked: Submit) -> Role | Refused:
+def _find_role(work: Work, asked: Submit) -> Role | Refused:
     """The handler's role, unless the request is wrong."""
     if asked.idempotency_key == "":
         return Refused(code=BAD, message="The idempotency key is empty; give a text, or none.")
@@ -86,7 +86,7 @@ def _checked(work: Work, asked: Submit) -> Role | Refused:
     return role(work, asked.service, asked.handler, asked.key)
 
 
-def _identity(asked: Submit, role_: Role) -> str | None:
+def _compute_identity(asked: Submit, role_: Role) -> str | None:
     if role_ is Role.RUN:
         return identity(asked.service, asked.key, asked.handler, None)
     if asked.idempotency_key is None:
@@ -94,7 +94,7 @@ def _identity(asked: Submit, role_: Role) -> str | None:
     return identity(asked.service, asked.key, asked.handler, asked.idempotency_key)
 
 
-def _existing(work: Work, identities: Sequence[str | None]) -> dict[str | None, Submitted]:
+def _find_existing(work: Work, identities: Sequence[str | None]) -> dict[str | None, Submitted]:
     """The invocations that submissions must not repeat, by identity."""
     chosen = [each for each in identities if each is not None]
     if not chosen:
@@ -105,9 +105,9 @@ def _existing(work: Work, identities: Sequence[str | None]) -> dict[str | None, 
     }
 
 
-def _new(
+def _make_new(
     work: Work, asked: Submit, role_: Role, identity_: str | None, occupied: set[inbox.Key]
-) -> _New:
+) -> _NewInvocation:
     key = (asked.service, asked.key)
     status, at = Status.READY, work.moment(asked.at) if asked.at else 0
     if at > work.now:
@@ -116,10 +116,10 @@ def _new(
     elif role_ is Role.EXCLUSIVE:
         status = Status.INBOX if key in occupied else Status.READY
         occupied.add(key)
-    return _New(asked=asked, role=role_, identity=identity_, status=status, at=at)
+    return _NewInvocation(asked=asked, role=role_, identity=identity_, status=status, at=at)
 
 
-def _insert(work: Work, new: Sequence[_New], parent: str | None) -> Mapping[str, int]:
+def _insert_new(work: Work, new: Sequence[_NewInvocation], parent: str | None) -> Mapping[str, int]:
     """Insert the invocations whose ids are new; their numbers, by id."""
     if not new:
         return {}
@@ -127,11 +127,11 @@ def _insert(work: Work, new: Sequence[_New], parent: str | None) -> Mapping[str,
         index_elements=[INVOCATIONS.id]
     )
     done = insert.returning(INVOCATIONS.id, INVOCATIONS.number)
-    rows = [_columns(work, each, parent) for each in new]
+    rows = [_build_columns(work, each, parent) for each in new]
     numbers = {row.id: row.number for row in work.connection.execute(done, rows)}
     made = [each for each in new if each.asked.id in numbers]
     if made:
-        inputs = [_input(work, each.asked, numbers[each.asked.id]) for each in made]
+        inputs = [_build_input(work, each.asked, numbers[each.asked.id]) for each in made]
         work.connection.execute(sa.insert(JOURNAL_TABLE), inputs)
         arrivals = [(numbers[each.asked.id], each.arrives) for each in made]
         inbox.arrive(work, [(number, key) for number, key in arrivals if key])
@@ -143,7 +143,7 @@ def _insert(work: Work, new: Sequence[_New], parent: str | None) -> Mapping[str,
     return numbers
 
 
-def _columns(work: Work, new: _New, parent: str | None) -> dict[str, Any]:
+def _build_columns(work: Work, new: _NewInvocation, parent: str | None) -> dict[str, Any]:
     asked = new.asked
     return {
         "id": asked.id,
@@ -167,7 +167,7 @@ def _columns(work: Work, new: _New, parent: str | None) -> dict[str, Any]:
     }
 
 
-def _input(work: Work, asked: Submit, number: int) -> dict[str, Any]:
+def _build_input(work: Work, asked: Submit, number: int) -> dict[str, Any]:
     message = pb.InputEntryMessage(value=asked.argument)
     for name, value in asked.headers:
         message.headers.add(key=name, value=value)

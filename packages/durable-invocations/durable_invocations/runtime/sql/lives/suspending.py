@@ -43,9 +43,9 @@ def suspend(work: Work, asked: Sequence[Suspend]) -> list[Done | Refused]:
     found = work.heads(each.id for each in asked)
     heads = dict(found)
     mine = [each for each in asked if not fenced(heads.get(each.id), each.fence)]
-    entries = _entries(work, heads, mine)
+    entries = _read_entries(work, heads, mine)
     rows: list[dict[str, Any]] = []
-    outcomes = [_outcome(work, heads, entries, each, rows) for each in asked]
+    outcomes = [_suspend_one(work, heads, entries, each, rows) for each in asked]
     if rows:
         work.connection.execute(_LEAVE, rows)
     left = {row["left"] for row in rows}
@@ -55,7 +55,7 @@ def suspend(work: Work, asked: Sequence[Suspend]) -> list[Done | Refused]:
     return outcomes
 
 
-def _outcome(
+def _suspend_one(
     work: Work,
     heads: dict[str, sa.Row[Any]],
     entries: Open,
@@ -66,7 +66,7 @@ def _outcome(
     if head is None or fenced(head, asked.fence):
         return FENCED
     known = entries.get(head.number, {})
-    refused = _refusal(head, known, asked)
+    refused = _find_refusal(head, known, asked)
     if refused is not None:
         return refused
     # Whoever left it does not drive it any more.
@@ -80,7 +80,7 @@ def _outcome(
     return Done()
 
 
-def _refusal(head: sa.Row[Any], known: Mapping[int, bool], asked: Suspend) -> Refused | None:
+def _find_refusal(head: sa.Row[Any], known: Mapping[int, bool], asked: Suspend) -> Refused | None:
     if asked.length not in {None, head.length}:
         what = f"entry {head.length}, which came before, is not in its journal"
         return Refused(code=VIOLATION, message=f"{asked.id} cannot suspend: {what}.")
@@ -91,7 +91,7 @@ def _refusal(head: sa.Row[Any], known: Mapping[int, bool], asked: Suspend) -> Re
     return None
 
 
-def _entries(work: Work, heads: Heads, asked: Sequence[Suspend]) -> Open:
+def _read_entries(work: Work, heads: Heads, asked: Sequence[Suspend]) -> Open:
     """The entries that are waited for, and perhaps others of the same indexes."""
     places = [(heads[each.id].number, index) for each in asked for index in each.indexes]
     found: dict[int, dict[int, bool]] = defaultdict(dict)

@@ -113,7 +113,8 @@ def deployment_of(environ: Mapping[str, str]) -> Deployment:
     missing = [name for name in NEEDED if not (environ.get(name) or _is_set_by_urls(name, environ))]
     if missing:
         raise ConfigError(
-            f"{_describe_unset(missing)} not set, and no stack is up. Start one with `iscp up`, or name the "
+            f"{_describe_unset(missing)} not set, and no stack is up. Start one with `iscp up`, or "
+            "name the "
             "services of your deployment."
         )
     log = SqlLog(environ[LOG_URL], who=user())

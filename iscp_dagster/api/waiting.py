@@ -145,10 +145,12 @@ class Wait:
         changed, unserved = False, any(lag.unserved for lag in lagging)
         while not changed:
             self.tell(
-                f"version {goal} is still to come in {_format_count(lagging)}: {_describe_lags(lagging)}"
+                f"version {goal} is still to come in {_format_count(lagging)}: "
+                f"{_describe_lags(lagging)}"
             )
             pauses.pause(
-                f"version {goal} is not searchable in every index: {_describe_lags(lagging)}. Wait longer, "
+                f"version {goal} is not searchable in every index: {_describe_lags(lagging)}. Wait "
+                "longer, "
                 "check `iscp job list`, and see whether the sensor iscp_runner is on"
             )
             if signs.changed():
@@ -302,7 +304,8 @@ class Wait:
         lags = [Lag(tenant=tenant, index=index, job=None) for tenant, index in sorted(ended)]
         be, them = ("are", "them") if len(lags) > 1 else ("is", "it")
         return errors.WaitError(
-            f"{self.source.name} will not become searchable at version {goal}: {_format_lags(lags)} {be} "
+            f"{self.source.name} will not become searchable at version {goal}: "
+            f"{_format_lags(lags)} {be} "
             f"unregistered. To register {them} again, run {self._list_remedies(lags)}."
         )
 

@@ -78,7 +78,8 @@ def same(one: Held | None, other: Held | None) -> bool:
 def lost(write: StateWrite, found: Held | None) -> FenceError:
     """The error for a write that came too late."""
     return FenceError(
-        f"State of job {write.key}: run {write.holder} saw {_describe_state(write.seen)}, but found "
+        f"State of job {write.key}: run {write.holder} saw {_describe_state(write.seen)}, but "
+        "found "
         f"{_describe_state(found)}; another run has taken the state, so this run must stop here."
     )
 

@@ -33,7 +33,8 @@ def joined(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) ->
         return _replace_consumer(spec, held)
     raise ConfigError(
         f"Index {name.db}.{name.table}/{name.job} has one table for all its tenants: "
-        f"{_describe_consumer(held)}, not {_describe_consumer(consumer)}. Register it the same way, rename the job, or "
+        f"{_describe_consumer(held)}, not {_describe_consumer(consumer)}. Register it the same "
+        "way, rename the job, or "
         f"change it for every tenant (`iscp job update {name.db}.{name.table}/{name.job} "
         "--tenant '*'`)."
     )

@@ -95,7 +95,10 @@ def mistake(error: BaseException, module: str) -> str:
     root = module.partition(".")[0]
     places = list(_list_user_lines(error, root))
     file, line = places[-1] if places else (f"{module.replace('.', '/')}.py", 0)
-    return f"{_shorten_path(file, root)}{f', line {line}' if line else ''}: {_describe_reason(error, root)}"
+    return (
+        f"{_shorten_path(file, root)}{f', line {line}' if line else ''}: "
+        f"{_describe_reason(error, root)}"
+    )
 
 
 def _list_user_lines(error: BaseException, root: str) -> Iterator[tuple[str, int]]:

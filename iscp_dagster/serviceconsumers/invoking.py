@@ -159,7 +159,8 @@ class Invoking:
 
     def _describe_failure(self, chunk: Chunk, invoked: Invoked) -> str:
         return (
-            f"{self._format_head(chunk, invoked)} failed: {_format_failure(invoked)}. Correct the handler or what "
+            f"{self._format_head(chunk, invoked)} failed: {_format_failure(invoked)}. Correct the "
+            "handler or what "
             "it met, then repair the job (`iscp job repair`), which invokes it anew."
         )
 
@@ -171,7 +172,8 @@ class Invoking:
             else f"it goes on ({self.declared.patience:g} s are waited for it at a time)"
         )
         return (
-            f"{self._format_head(chunk, invoked)} is {invoked.status}{last}; {then}. The next iteration "
+            f"{self._format_head(chunk, invoked)} is {invoked.status}{last}; {then}. The next "
+            "iteration "
             "attaches to it."
         )
 

@@ -31,7 +31,10 @@ class Sampling:
         """
         if "row" in sample:
             times = f"{_format_times(sample['in_source'])} in the source"
-            return f"the row {sample['row']} is {times} and {_format_times(sample['in_index'])} in the index"
+            return (
+                f"the row {sample['row']} is {times} and {_format_times(sample['in_index'])} in "
+                "the index"
+            )
         named = f"the row with {self._format_key(sample['identity'])}"
         if not sample["in_index"]:
             return f"{named} is missing from the index"

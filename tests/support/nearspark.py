@@ -504,8 +504,8 @@ def near() -> Iterator[NearSpark]:
         patch.setattr("iscp_dagster.delta.reader.changes", changes)
         patch.setattr("iscp_dagster.delta.reader.snapshot", snapshot)
         patch.setattr("iscp_dagster.upkeep.verify.snapshot", snapshot)
-        patch.setattr("iscp_dagster.upkeep.verify._joined", joined)
-        patch.setattr("iscp_dagster.upkeep.verify._counted", counted)
+        patch.setattr("iscp_dagster.upkeep.verify._compare_by_key", joined)
+        patch.setattr("iscp_dagster.upkeep.verify._compare_by_count", counted)
         session = NearSpark()
         for name in ("shared", "private"):
             patch.setattr(f"iscp_dagster.location.resources.spark.{name}", lambda *_: session)

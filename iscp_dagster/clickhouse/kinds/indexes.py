@@ -90,7 +90,8 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> IndexKind:
             index = replace(declared, **changes)
         elif declared is not None and not changes:
             raise ConfigError(
-                f"{_format_job(source, info)}: the index is declared as a {declared.kind} index, and its "
+                f"{_format_job(source, info)}: the index is declared as a {declared.kind} index, "
+                "and its "
                 f"jobs keep a {info.type} index. Rebuild it as declared "
                 f"({_format_rebuild_command(source, info)}), or declare it as a {info.type} index."
             )
@@ -99,12 +100,14 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> IndexKind:
             index = kind(**{**changes, "name": info.job})
     except TypeError as error:
         raise ConfigError(
-            f"{_format_job(source, info)}: an option of the {info.type} index has a value of the wrong "
+            f"{_format_job(source, info)}: an option of the {info.type} index has a value of the "
+            "wrong "
             f"type: {error}."
         ) from error
     if shard is not None and (shard != index.shard or index.placement is None):
         raise ConfigError(
-            f"{_format_job(source, info)}: it keeps shard {shard} of an index, but the location declares "
+            f"{_format_job(source, info)}: it keeps shard {shard} of an index, but the location "
+            "declares "
             "no such shard. Declare the index as it was, or unregister the job."
         )
     check_index(source, index)

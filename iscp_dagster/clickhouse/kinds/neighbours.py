@@ -61,7 +61,8 @@ class NeighbourSelects:
         """
         source = self._render_appended_source() if self.append else self._render_live_source()
         return (
-            f"SELECT {self.selected}, {self._render_distance()} AS {self._distance_alias} FROM {source} "
+            f"SELECT {self.selected}, {self._render_distance()} AS {self._distance_alias} FROM "
+            f"{source} "
             f"ORDER BY {', '.join((self._distance_alias, *self._keys))} LIMIT {COUNT} "
             f"SETTINGS {settings(EXACT_FINAL)}"
         )
@@ -69,7 +70,10 @@ class NeighbourSelects:
     def _render_appended_source(self) -> str:
         lacks = ident(self.lacks)
         columns = f"{self.selected}, {lacks}"
-        named = f"(SELECT countIf({self._vector_condition}) FROM (SELECT {lacks} {self._render_graph_search()}))"
+        named = (
+            f"(SELECT countIf({self._vector_condition}) FROM (SELECT {lacks} "
+            f"{self._render_graph_search()}))"
+        )
         return (
             f"(SELECT * FROM (SELECT {columns} {self._render_graph_search()}) "
             f"WHERE {self._vector_condition} AND {named} >= {COUNT} UNION ALL "
@@ -84,9 +88,13 @@ class NeighbourSelects:
         )
         # ClickHouse computes both sides of an OR: a small tenant has no candidates, and no search.
         candidate = f"{row} IN (SELECT {row[1:-1]} {self._render_graph_search(f'NOT {small}')})"
-        live = f"SELECT count() FROM {self.shape.final}{self._render_where(self._vector_condition, candidate)}"
+        live = (
+            "SELECT count() FROM "
+            f"{self.shape.final}{self._render_where(self._vector_condition, candidate)}"
+        )
         exact = f"{small} OR ({live}) < {COUNT}"
-        return f"{self.shape.final}{self._render_where(self._vector_condition, f'({candidate} OR {exact})')}"
+        either = self._render_where(self._vector_condition, f"({candidate} OR {exact})")
+        return f"{self.shape.final}{either}"
 
     def _render_graph_search(self, *conditions: str) -> str:
         """Return what follows a SELECT list to get the rows that the graph names."""

@@ -326,7 +326,8 @@ class IndexTable:
         ]
         body, table = ",\n    ".join(parts), self.name(self.rows)
         return (
-            f"CREATE TABLE IF NOT EXISTS {table} (\n    {body}\n) ENGINE = {self._render_engine()}\n"
+            f"CREATE TABLE IF NOT EXISTS {table} (\n    {body}\n) ENGINE = "
+            f"{self._render_engine()}\n"
             f"{self._render_layout()}\nCOMMENT {text(self.definition)}"
         )
 
@@ -334,7 +335,8 @@ class IndexTable:
         partition = ident(self.source.tenant) if self.source.tenant else "tuple()"
         window = {"non_replicated_deduplication_window": DEDUPLICATION_WINDOW}
         return (
-            f"PARTITION BY {partition} ORDER BY ({', '.join(map(ident, self._list_sort_columns()))})\n"
+            f"PARTITION BY {partition} ORDER BY "
+            f"({', '.join(map(ident, self._list_sort_columns()))})\n"
             f"SETTINGS {settings(window | {**self.index.table_settings()})}"
         )
 

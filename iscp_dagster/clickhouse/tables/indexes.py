@@ -412,8 +412,10 @@ class IndexStore:
         if changed:
             (name, *_) = changed
             raise SchemaError(
-                f"Index {self._index_name}: {name} was {_format_option(made_as.get(name))} when its table "
-                f"{shape.name(shape.rows)} was made, and is {_format_option(wanted.get(name))} now. "
+                f"Index {self._index_name}: {name} was {_format_option(made_as.get(name))} when "
+                "its table "
+                f"{shape.name(shape.rows)} was made, and is {_format_option(wanted.get(name))} "
+                "now. "
                 f"{self._remedy}"
             )
 

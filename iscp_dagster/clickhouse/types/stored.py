@@ -105,7 +105,8 @@ def stored_column(
         made = _resolve_override(type_, parsed(asked), nullable=nullable, ordered=ordered)
     except (_TypeRefused, TypeTextError) as error:
         raise SchemaError(
-            f"Column {at!r} is {type_} and cannot be kept as {asked!r}: {error}. {_format_remedy(type_)}"
+            f"Column {at!r} is {type_} and cannot be kept as {asked!r}: {error}. "
+            f"{_format_remedy(type_)}"
         ) from error
     return Stored(source=type_, type=made, nulls=nulls)
 

@@ -308,7 +308,8 @@ class DeadLetters:
         # The next reader must not see them, so wait until they are gone.
         with self.endpoint.errors(f"delete from {self.database}.{TABLE}"):
             self.endpoint.client().command(
-                f"ALTER TABLE {self._quoted_name} DELETE WHERE {where} AND epoch <= {{epoch:UInt64}}",
+                f"ALTER TABLE {self._quoted_name} DELETE WHERE {where} AND epoch <= "
+                f"{{epoch:UInt64}}",
                 parameters=parameters | {"epoch": epoch},
                 settings={"mutations_sync": 2},
             )

@@ -110,12 +110,14 @@ def read(text: str, origin: Origin) -> Cursor:
     own_index, own_life = origin.signs
     if index != own_index:
         raise PositionInvalidError(
-            f"The cursor {_quote_text(text)} is of another table or view than {origin.index}; use a "
+            f"The cursor {_quote_text(text)} is of another table or view than {origin.index}; use "
+            "a "
             "cursor that this subscription gave."
         )
     if life != own_life:
         raise PositionExpiredError(
-            f"The cursor {_quote_text(text)} is from before {origin.index} was built anew; subscribe "
+            f"The cursor {_quote_text(text)} is from before {origin.index} was built anew; "
+            "subscribe "
             "with snapshot: true, without after:."
         )
     try:
@@ -192,6 +194,7 @@ def _quote_text(text: str) -> str:
 
 def _make_invalid_error(text: str) -> PositionInvalidError:
     return PositionInvalidError(
-        f"after: {_quote_text(text)} is not a cursor that this server gave; leave it out, or subscribe "
+        f"after: {_quote_text(text)} is not a cursor that this server gave; leave it out, or "
+        "subscribe "
         "with snapshot: true."
     )

@@ -112,7 +112,8 @@ class Images:
             query = (
                 f"SELECT {self._select_sql} FROM {self._table_sql} WHERE `_change` = 0 "
                 f"AND `_version` = {version:d} AND {self._render_tenant_filter([tenant], bound)} "
-                f"ORDER BY {self._keys_sql} LIMIT 1 BY {self._keys_sql} LIMIT {limit:d} OFFSET {told:d}"
+                f"ORDER BY {self._keys_sql} LIMIT 1 BY {self._keys_sql} LIMIT {limit:d} OFFSET "
+                f"{told:d}"
             )
             rows = self._query_rows(query, bound, self._all_columns)
             return Found(stamped=tuple(self._combine_images(rows)), whole=len(rows) < limit)
@@ -130,7 +131,8 @@ class Images:
     def _query_changes(self, spans: Sequence[Span], limit: int) -> Found:
         bound = Parameters()
         parts = [
-            f"({self._render_tenant_filter(tenants, bound)} AND (`_change` = {BEGIN} OR ({_render_range(*span)})))"
+            f"({self._render_tenant_filter(tenants, bound)} AND (`_change` = {BEGIN} OR "
+            f"({_render_range(*span)})))"
             for span, tenants in _group_spans(spans).items()
         ]
         # An insert that was repeated may not be merged yet. An update has two rows.
@@ -166,7 +168,8 @@ class Images:
         earlier = f" AND {self._render_key_comparison('<=', upto, bound)}" if upto else ""
         last = (
             f"SELECT * FROM {self._table_sql} WHERE `_change` >= 0 AND {seen}{later}{earlier} "
-            f"ORDER BY {self._order_sql}, `_version` DESC, `_image` DESC LIMIT 1 BY {self._order_sql}"
+            f"ORDER BY {self._order_sql}, `_version` DESC, `_image` DESC LIMIT 1 BY "
+            f"{self._order_sql}"
         )
         query = (
             f"SELECT {self._select_sql} FROM ({last}) WHERE `_image` = 1 AND "
@@ -186,7 +189,8 @@ class Images:
         bound = Parameters()
         later = f" AND {self._render_key_comparison('>', row, bound)}" if row else ""
         query = (
-            f"SELECT {self._key_sql} FROM (SELECT DISTINCT {self._order_sql} FROM {self._table_sql} "
+            f"SELECT {self._key_sql} FROM (SELECT DISTINCT {self._order_sql} FROM "
+            f"{self._table_sql} "
             f"WHERE {self._render_tenant_filter(at, bound)}{later} ORDER BY {self._order_sql} "
             f"LIMIT 1 OFFSET {limit - 1:d})"
         )

@@ -52,19 +52,24 @@ class Admission:
         if len(named) > 1 or not all(self._is_own_host(host, scope) for host in named):
             added = f", or add the name to {self.hosts_setting}" if self.hosts_setting else ""
             return (
-                f"The Host {_format_values(named)} is not the address of this server; use the address "
+                f"The Host {_format_values(named)} is not the address of this server; use the "
+                "address "
                 f"that it listens on{added}."
             )
         origins = headers.getlist("origin")
         if any(each in self.origins for each in origins) and len(origins) == 1:
             return ""
         if not all(_is_own(origin, named) for origin in origins):
-            return f"The Origin {_format_values(origins)} is not allowed to use this server; {self._remedy}."
+            return (
+                f"The Origin {_format_values(origins)} is not allowed to use this server; "
+                f"{self._remedy}."
+            )
         sites = headers.getlist("sec-fetch-site")
         if all(site in _OWN_SITES for site in sites) or (self.links and _is_link(scope, headers)):
             return ""
         return (
-            f"Requests of other web pages (Sec-Fetch-Site: {_format_values(sites)}) are not allowed; "
+            f"Requests of other web pages (Sec-Fetch-Site: {_format_values(sites)}) are not "
+            "allowed; "
             f"{self._remedy}."
         )
 

@@ -289,7 +289,7 @@ def test_a_take_over_that_was_interrupted_is_finished(deployment, monkeypatch, d
         if died == "before the drop":
             patched.setattr(IndexData, "drop_before", lambda *_: (_ for _ in ()).throw(DiedError))
         else:
-            patched.setattr(IndexStore, "_run", run)
+            patched.setattr(IndexStore, "_run_statement", run)
         with pytest.raises(DiedError):
             table.follow()
     assert 0 in data(table).tables().values()

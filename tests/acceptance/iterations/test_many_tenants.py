@@ -603,7 +603,7 @@ def test_a_tenant_that_has_values_of_an_earlier_column_stops_alone(deployment, m
         raise errors.UnavailableError("no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Reader, "_given_again", lambda *_: {})
+        patched.setattr(Reader, "_find_readded", lambda *_: {})
         patched.setattr(IndexStore, "kept", kept)
         outcomes = table.run(table.iteration(*SOME))
     assert ended(table, outcomes) == {(BAD, "mirror"): errors.UnavailableError.code}

@@ -93,7 +93,7 @@ def test_where_every_tenant_fails_alone_not_all_are_tried(table, monkeypatch):
         tried.append(arguments[-1])
         raise FeedGoneError("all is lost")
 
-    monkeypatch.setattr(verification, "_verdicts", fail)
+    monkeypatch.setattr(verification, "_read_verdicts", fail)
     many = ", ".join(rows(1, tenant=f"t{number}") for number in range(30))
     table.sql(f"INSERT INTO {{t}} VALUES {many}")
     table.follow()
@@ -185,7 +185,7 @@ def test_an_index_that_keeps_moving_stops_no_other(table, monkeypatch):
         table.insert(next(ids), tenant="b")
         table.follow()
 
-    monkeypatch.setattr(verification, "_compare", compare)
+    monkeypatch.setattr(verification, "_compare_built", compare)
     found = found_in(table)
     assert agreeing(found) == {(name, of) for name in ("mirror", "narrow") for of in "ac"}
     assert {(each.tenants, type(each.error)) for _, each in found.failures} == {

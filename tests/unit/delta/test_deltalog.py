@@ -333,7 +333,7 @@ class TestPoll:
                 return opened(location, options, version)
             raise OSError("Service Unavailable")
 
-        monkeypatch.setattr(opening, "_open", fail_past_hint)
+        monkeypatch.setattr(opening, "_open_delta_table", fail_past_hint)
         with pytest.raises(UnavailableError, match="Service Unavailable"):
             table.log().facts()
 

@@ -209,7 +209,7 @@ def test_a_port_that_is_lost_while_jars_are_fetched_gives_way(tmp_path, monkeypa
     monkeypatch.setenv("ISCP_GRAPHQL_PORT", str(free_port()))
     monkeypatch.setenv("ISCP_INVOCATIONS_PORT", str(free_port()))
     got: list[StackSettings] = []
-    monkeypatch.setattr(control, "_foreground", lambda settings: got.append(settings) or 0)
+    monkeypatch.setattr(control, "_run_in_foreground", lambda settings: got.append(settings) or 0)
     with ExitStack() as others:
 
         def fetch(before: StackSettings, _paths: object) -> None:

@@ -171,7 +171,7 @@ def test_a_code_server_that_ends_queues_nothing_more(ticking, tmp_path, monkeypa
 
 def test_a_slow_look_is_followed_by_a_rest(ticking, monkeypatch):
     """Even when thousands of jobs change each second, looks leave the machine to the runs."""
-    runner = ticking.lookout._begun[1]
+    runner = ticking.lookout._recovery_and_runner[1]
     look = runner.look
 
     def slow(cursor):
@@ -186,14 +186,14 @@ def test_a_slow_look_is_followed_by_a_rest(ticking, monkeypatch):
 
 def test_the_log_is_asked_now_and_then_only(ticking, monkeypatch):
     asked = []
-    runner = ticking.lookout._begun[1]
+    runner = ticking.lookout._recovery_and_runner[1]
     monkeypatch.setattr(runner, "has_new_event", lambda: bool(asked.append(1)))
     ticking.tick()
     assert len(asked) == pytest.approx(TICK / EVENTS_SECONDS, rel=0.2)
 
 
 def test_a_table_in_an_object_store_is_asked_as_often_as_it_is_scanned(ticking, monkeypatch):
-    delta_log = ticking.lookout._begun[1].watches[ticking.source.name].delta_log
+    delta_log = ticking.lookout._recovery_and_runner[1].watches[ticking.source.name].delta_log
     polled = []
     poll = delta_log.poll
     monkeypatch.setattr(type(delta_log.files), "local", False)

@@ -235,7 +235,7 @@ def test_the_run_of_a_backfill_takes_triggers_too(location):
 def test_what_a_view_s_job_lacks_does_not_keep_its_trigger_back(location, monkeypatch):
     """Outcomes come scan by scan; a job that fails has none to wait for."""
     location.in_step("eu")
-    monkeypatch.setattr(Iterations, "_by_hand", failing("big", "eu", code=1_100))
+    monkeypatch.setattr(Iterations, "_iterate_by_hand", failing("big", "eu", code=1_100))
     assert sorted(location.run("eu", fails=True)) == sorted(KEYS - {"big"})
 
 
@@ -254,7 +254,7 @@ def test_a_tenant_that_fails_among_many_shows_as_failed(location, monkeypatch, j
 
     run()
     with monkeypatch.context() as patch:
-        patch.setattr(Iterations, "_by_hand", failing("a_large", "us"))
+        patch.setattr(Iterations, "_iterate_by_hand", failing("a_large", "us"))
         assert not run(raise_on_error=False).success
     statuses = location.partition_statuses("a_large")
     assert (statuses["eu"], statuses["us"]) == (Status.MATERIALIZED, Status.FAILED)
@@ -316,7 +316,7 @@ def test_what_was_served_before_an_error_is_reported(location, monkeypatch):
             yield [each for each in outcomes if each.job_name == "a_large"]
             raise RuntimeError("no more")
 
-    monkeypatch.setattr(Iterations, "_by_hand", breaking)
+    monkeypatch.setattr(Iterations, "_iterate_by_hand", breaking)
     assert location.run("eu", fails=True) == ["a_large"]
 
 

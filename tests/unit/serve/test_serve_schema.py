@@ -28,7 +28,7 @@ def catalog(monkeypatch, tables, columns, endpoints=(HERE,), unbuilt=()):
     def held(wanted):
         return {(place, view): {} if view in unbuilt else columns for place, view in wanted}
 
-    monkeypatch.setattr(catalogs, "_held", held)
+    monkeypatch.setattr(catalogs, "_read_view_columns", held)
     return catalogs.catalog(tables, endpoints, lambda *_: {"photo"})
 
 
@@ -116,7 +116,7 @@ def test_a_name_stays_with_the_first_declared_while_that_is_not_built(monkeypatc
     built = {}
     tables = [table(FullText("body"), name="shop.a_b"), table(Mirror(name="text"), name="shop_a.b")]
     monkeypatch.setattr(
-        catalogs, "_columns_of", lambda _, views: {view: built.get(view, {}) for view in views}
+        catalogs, "_read_shard_columns", lambda _, views: {view: built.get(view, {}) for view in views}
     )
     for views in ({"b_text"}, {"b_text", "a_b_text"}):
         built = {view: {"id": "Int64"} for view in views}
@@ -132,7 +132,7 @@ def test_a_server_that_does_not_answer_stops_no_index_of_another(monkeypatch):
             raise UnavailableError("no answer")
         return {view: {"id": "Int64"} for view in views}
 
-    monkeypatch.setattr(catalogs, "_columns_of", columns_of)
+    monkeypatch.setattr(catalogs, "_read_shard_columns", columns_of)
     tables = [
         spread(table(Mirror(sharding={"hash_function": "cityHash64", "key": ["id"]})), 2),
         table(Mirror(), name="z.z"),

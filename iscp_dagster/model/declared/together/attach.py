@@ -203,7 +203,8 @@ def _resolve_endpoints(trigger: Trigger, known: Mapping[str, Endpoint]) -> Trigg
 def _check_table(each: View | Trigger, names: Sequence[str]) -> None:
     if each.source.name not in names:
         raise UnfitError(
-            f"{_format_declaration(each)}: its source table {each.source.name!r} is not declared in the "
+            f"{_format_declaration(each)}: its source table {each.source.name!r} is not declared "
+            "in the "
             f"location, which has: {', '.join(names) or 'none'}. Declare the table beside it."
         )
 

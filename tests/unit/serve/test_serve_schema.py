@@ -116,7 +116,9 @@ def test_a_name_stays_with_the_first_declared_while_that_is_not_built(monkeypatc
     built = {}
     tables = [table(FullText("body"), name="shop.a_b"), table(Mirror(name="text"), name="shop_a.b")]
     monkeypatch.setattr(
-        catalogs, "_read_shard_columns", lambda _, views: {view: built.get(view, {}) for view in views}
+        catalogs,
+        "_read_shard_columns",
+        lambda _, views: {view: built.get(view, {}) for view in views},
     )
     for views in ({"b_text"}, {"b_text", "a_b_text"}):
         built = {view: {"id": "Int64"} for view in views}

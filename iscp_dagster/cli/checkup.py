@@ -285,7 +285,7 @@ def invocations(environ: Mapping[str, str]) -> Iterator[Finding]:
     with open_invocations_client(environ) as client:
         what = f"invocations {url}"
         try:
-            client.health()
+            client.check_health()
             paused = client.invocations(status="paused", limit=_MOST_PAUSED)
         except DurableError as error:
             then = "for the stack's, see `iscp logs invocations`; start your own (`iscp "

@@ -7,7 +7,7 @@ from functools import cache
 
 from starlette.applications import Starlette
 
-from asgi_guards.admission import names_in
+from asgi_guards.admission import parse_names
 from durable_invocations.serving.app import service_app
 from iscp_dagster.api.jobs import Jobs, open_jobs
 from iscp_dagster.jobservices.services import index_object, iscp_service
@@ -26,7 +26,7 @@ def services_app(environ: Mapping[str, str], hosts: Iterable[str] = ()) -> Starl
     def jobs() -> Jobs:
         return open_jobs(environ)
 
-    allowed = {*hosts, *names_in(environ.get(ALLOWED_HOSTS, ""))}
+    allowed = {*hosts, *parse_names(environ.get(ALLOWED_HOSTS, ""))}
     steps = Steps(jobs=jobs)
     return service_app(
         iscp_service(steps), index_object(steps), hosts=allowed, hosts_setting=ALLOWED_HOSTS

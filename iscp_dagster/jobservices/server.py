@@ -16,11 +16,11 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
-from asgi_guards.admission import Admission, is_loopback, names_in
+from asgi_guards.admission import Admission, is_loopback, parse_names
 from asgi_guards.connections import options
 from durable_invocations.app import serve_store
 from durable_invocations.errors import DurableError, UnavailableError
-from durable_invocations.ingress.tokens import checked
+from durable_invocations.ingress.tokens import check_token
 from durable_invocations.runtime.http.client import HTTP_1
 from durable_invocations.runtime.runtime import Runtime
 from durable_invocations.runtime.settings import Settings as RuntimeSettings
@@ -74,7 +74,7 @@ def settings_of(
             "database that invocations are kept in."
         )
     with as_job_errors():
-        token = checked(environ.get(INVOCATIONS_TOKEN, ""), INVOCATIONS_TOKEN)
+        token = check_token(environ.get(INVOCATIONS_TOKEN, ""), INVOCATIONS_TOKEN)
     check_host(host, token)
     driven = runtime or RuntimeSettings()
     # Else an idempotency key would count for a minute longer than it is kept.
@@ -129,7 +129,7 @@ def serve(
 def application(settings: Settings, store: SqlStore, clock: SteadyClock, address: str) -> Starlette:
     """The application that is served at `address`; the runtime runs while it does."""
     path = services_path(settings.token)
-    hosts = names_in(settings.environ.get(ALLOWED_HOSTS, ""))
+    hosts = parse_names(settings.environ.get(ALLOWED_HOSTS, ""))
     return serve_store(
         store,
         settings.runtime,
@@ -174,8 +174,8 @@ def _open_store(settings: Settings, clock: SteadyClock) -> SqlStore:
     return SqlStore(
         open_engine(settings.log_url, IN_LOG, kept=True),
         owner=settings.runtime.owner,
-        clock=clock.utc,
-        lead=clock.lead,
+        clock=clock.get_utc,
+        lead=clock.get_lead,
         retention=settings.retention,
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from durable_invocations.client.errors import shown
+from durable_invocations.client.errors import truncate_reason
 from durable_invocations.protocol.failures import TOO_LARGE
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.errors import IscpError, SchemaError
@@ -193,4 +193,4 @@ def _describe_invocation(chunk: Chunk, invoked: Invoked) -> dict[str, Any]:
 
 def _format_failure(invoked: Invoked) -> str:
     """What goes on in a sentence."""
-    return shown(invoked.failure).rstrip(".")
+    return truncate_reason(invoked.failure).rstrip(".")

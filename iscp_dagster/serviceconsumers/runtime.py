@@ -121,7 +121,7 @@ class RuntimeServices:
         Registers the address if the runtime does not know it, or knows no such handler. One that
         it knows, and that serves the service no more, was replaced by a person.
         """
-        address = Address.parsed(url).url
+        address = Address.parse(url).url
         found = self._find_service(service, handler)
         if found is not None and found["uri"] == address:
             return found

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.webhooks.pending import OutboxFullError, PendingEvent
 from iscp_dagster.webhooks.tables import HAS_ENDED, IS_NEXT, IS_PENDING, ISCP_OUTBOX, OUTBOX, State
-from sql_transactions.given import given, insert_into, without_nul
+from sql_transactions.given import escape_nul, given, insert_into
 
 Lane = tuple[str, str]
 """An endpoint, and the digest of a trigger, tenant and key."""
@@ -147,8 +147,8 @@ def _build_rows(event: PendingEvent) -> Iterator[dict[str, Any]]:
         "lane": event.lane,
         "state": int(State.BEHIND),
         "trigger_name": event.trigger,
-        "tenant": without_nul(event.tenant),
-        "event_key": without_nul(event.key),
+        "tenant": escape_nul(event.tenant),
+        "event_key": escape_nul(event.key),
         "event_type": event.event_type,
         "source_nanos": at.nanos,
         "source_version": at.version,

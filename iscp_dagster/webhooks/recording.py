@@ -21,7 +21,7 @@ from iscp_dagster.webhooks.tables import (
     OUTBOX,
     State,
 )
-from sql_transactions.given import given, insert_into, without_nul
+from sql_transactions.given import escape_nul, given, insert_into
 
 ACTIVE = "active"
 _ENDS = {Verdict.DELIVERED: State.DELIVERED, Verdict.DEAD: State.DEAD}
@@ -133,7 +133,7 @@ def _build_attempt_row(endpoint: str, result: Result) -> dict[str, Any]:
         "seconds": result.seconds,
         "events": len(result.message.events),
         "status": result.answer.status,
-        "answer": without_nul(result.answer.text),
+        "answer": escape_nul(result.answer.text),
         "verdict": result.outcome.verdict.value,
         "next_at": result.outcome.next_at,
     }

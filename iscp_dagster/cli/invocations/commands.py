@@ -46,7 +46,9 @@ def list_invocations(
     if as_json:
         write(found)
     else:
-        counts = {each.label: number for each, number in sorted(store.counts(wanted).items())}
+        counts = {
+            each.label: number for each, number in sorted(store.count_invocations(wanted).items())
+        }
         shown.invocations(found, limit, counts)
 
 
@@ -153,7 +155,7 @@ def _change_invocation(id_: str, verb: str, how: str, *, as_json: bool) -> None:
     from iscp_dagster.cli.parts.results import print_result
 
     with _open_client() as client:
-        changed = client.change(id_, verb)
+        changed = client.change_invocation(id_, verb)
     said = how if changed else f"is left as it is: there is nothing to {verb}"
     print_result({"id": id_, "changed": changed}, f"{id_} {said}.", as_json=as_json)
 

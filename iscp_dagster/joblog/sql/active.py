@@ -16,7 +16,7 @@ from iscp_dagster.joblog.sql.statements import key_columns, portions
 from iscp_dagster.joblog.sql.tables import METADATA
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import START, Moment
-from sql_transactions.given import given, insert_into, without_nul
+from sql_transactions.given import escape_nul, given, insert_into
 
 ISCP_ACTIVE_SETS = sa.Table(
     "iscp_active_sets",
@@ -114,7 +114,7 @@ def keep(
         connection.execute(sa.delete(ISCP_ACTIVE).where(*_match_job(ISCP_ACTIVE, job), gone))
     for some in portions(sorted(added)):
         rows = [
-            key_columns(job) | {"digest": _compute_digest(k), "event_key": without_nul(k)}
+            key_columns(job) | {"digest": _compute_digest(k), "event_key": escape_nul(k)}
             for k in some
         ]
         _upsert_rows(connection, ISCP_ACTIVE, rows)

@@ -52,7 +52,7 @@ from iscp_dagster.model.jobs import Job, JobID, JobKey, NewJob
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
-from sql_transactions.engine import answering, prepare, shown, transaction
+from sql_transactions.engine import prepare, render_url, transaction, translate_errors
 from sql_transactions.tables import ensure_tables, find_missing_column
 
 Step = TypeVar("Step", bound="iterations.Done | iterations.Failed")
@@ -112,7 +112,7 @@ class SqlLog:
         if missing := find_missing_column(self.engine, METADATA):
             table, column = missing
             raise SetupError(
-                f"ISCP log {shown(self.engine.url)} was made by another version of iscp_dagster: "
+                f"ISCP log {render_url(self.engine.url)} was made by another version of iscp_dagster: "
                 f"its table {table} has no column {column}. Start with a fresh one; the indexes "
                 "are rebuilt."
             )
@@ -773,5 +773,5 @@ class _BoundLog(SqlLog):
     @contextmanager
     def _begin_transaction(self, *, writes: bool) -> Iterator[sa.Connection]:
         del writes
-        with answering(self.engine):
+        with translate_errors(self.engine):
             yield self._connection

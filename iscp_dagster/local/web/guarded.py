@@ -16,7 +16,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from asgi_guards.admission import Admission, Guard, names_in
+from asgi_guards.admission import Admission, Guard, parse_names
 from iscp_dagster.local.web.reading import beyond_reading
 from iscp_dagster.model.variables import ALLOWED_HOSTS
 
@@ -28,7 +28,7 @@ class GuardedWebserver(DagsterWebserver[Any, Any]):
 
     def build_middleware(self) -> list[Middleware]:
         """The guard comes first, before anything is read."""
-        hosts = names_in(os.environ.get(ALLOWED_HOSTS, ""))
+        hosts = parse_names(os.environ.get(ALLOWED_HOSTS, ""))
         admission = Admission(hosts=hosts, hosts_setting=ALLOWED_HOSTS, links=True)
         return [Middleware(Guard, admission=admission), *super().build_middleware()]
 

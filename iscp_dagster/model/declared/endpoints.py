@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from ipaddress import ip_network
 from typing import Any
 
-from durable_invocations.addresses import http_address
+from durable_invocations.addresses import parse_http_address
 from iscp_dagster.model.declared.names import checked_name
 from iscp_dagster.model.errors import ConfigError
 
@@ -66,7 +66,7 @@ class Endpoint:
 
     def _check_url(self) -> None:
         said = f"Endpoint {self.name!r}: its url"
-        parts = http_address(self.url)
+        parts = parse_http_address(self.url)
         if parts is None and "@" in str(self.url):
             raise ConfigError(
                 f"{said} is no address of http or https in ASCII, and has an @, before which may "

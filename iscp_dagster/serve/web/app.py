@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from asgi_guards.admission import Admission, Guard, is_loopback, names_in
+from asgi_guards.admission import Admission, Guard, is_loopback, parse_names
 from asgi_guards.draining import Draining
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import ALLOWED_HOSTS
@@ -60,7 +60,7 @@ def create_app(settings: Settings) -> Starlette:
                 await running.enter_async_context(each())
             yield
 
-    hosts = names_in(settings.environ.get(ALLOWED_HOSTS, ""))
+    hosts = parse_names(settings.environ.get(ALLOWED_HOSTS, ""))
     admission = Admission(hosts=hosts, hosts_setting=ALLOWED_HOSTS)
     guards = [Middleware(Guard, admission=admission)] if settings.access.open else []
     routes: list[BaseRoute] = [

@@ -45,7 +45,7 @@ class Admission:
     """What people set `hosts` with, if they can: a variable or an option, for messages."""
     origins_setting: str = ""
 
-    def refusal(self, scope: Scope) -> str:
+    def explain_refusal(self, scope: Scope) -> str:
         """The reason to refuse a request, with the remedy; empty when it is allowed."""
         headers = Headers(scope=scope)
         named = headers.getlist("host")
@@ -107,7 +107,9 @@ class Guard:
     told: Callable[[int, str, Mapping[str, str]], Response] = _make_plain_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reason = self.admission.refusal(scope) if scope["type"] in {"http", "websocket"} else ""
+        reason = (
+            self.admission.explain_refusal(scope) if scope["type"] in {"http", "websocket"} else ""
+        )
         if not reason:
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -118,14 +120,14 @@ class Guard:
             await refused(scope, receive, send)
 
 
-def names_in(text: str) -> frozenset[str]:
+def parse_names(text: str) -> frozenset[str]:
     """The names in a setting, separated by spaces or commas; in lower case, without a final dot."""
     return frozenset(name.lower().rstrip(".") for name in re.split(r"[\s,]+", text) if name)
 
 
-def origins_in(text: str) -> frozenset[str]:
+def parse_origins(text: str) -> frozenset[str]:
     """The origins in a setting. Raises ValueError for anything else, `*` and `null` included."""
-    found = names_in(text)
+    found = parse_names(text)
     for origin in found:
         parts = urlsplit(origin)
         if parts.scheme not in {"http", "https"} or origin != f"{parts.scheme}://{parts.netloc}":

@@ -32,11 +32,11 @@ class Sending:
         self._outputs = WeakValueDictionary[str, Held]()
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
 
-    def turn(self, id_: str) -> asyncio.Lock:
+    def get_turn(self, id_: str) -> asyncio.Lock:
         """What is held while the output is read, by one request at a time."""
         return self._turns.setdefault(id_, asyncio.Lock())
 
-    def response(self, id_: str, content: bytes, headers: Mapping[str, str]) -> Response:
+    def make_response(self, id_: str, content: bytes, headers: Mapping[str, str]) -> Response:
         """The answer with an invocation's output, which never changes."""
         if len(content) <= PIECE_BYTES:
             return Response(content, 200, headers)

@@ -9,8 +9,8 @@ import re
 import sys
 from pathlib import Path
 
-from asgi_guards.admission import Admission, names_in, origins_in
-from chdb_http.engine.confine import Reach, confine
+from asgi_guards.admission import Admission, parse_names, parse_origins
+from chdb_http.engine.confine import Reach, confine_process
 from chdb_http.errors import StartError
 from chdb_http.http.auth import DEFAULT_USER, Account
 
@@ -47,7 +47,7 @@ def _serve(options: argparse.Namespace) -> None:
     sys.setswitchinterval(_SWITCH_SECONDS)
     config_file = options.config_file and options.config_file.expanduser().resolve()
     files = [config_file] if config_file else []
-    if not confine(reach, *files, shown=options.shown_variable):
+    if not confine_process(reach, *files, shown=options.shown_variable):
         logging.getLogger(__name__).warning(
             "The kernel has no Landlock: what a query can access is limited only by the engine's "
             "rights and a check of the query's text; do not let strangers query this server"
@@ -69,7 +69,7 @@ def _serve(options: argparse.Namespace) -> None:
 
 def _parse_hosts(named: list[str]) -> tuple[str, ...]:
     """The remote hosts. Raises StartError for anything but `name[:port]`."""
-    found = tuple(sorted(names_in(" ".join(named))))
+    found = tuple(sorted(parse_names(" ".join(named))))
     for host in found:
         if not _REMOTE.fullmatch(host):
             raise StartError(f"the remote host {host!r} is invalid; write name or name:port")
@@ -79,11 +79,11 @@ def _parse_hosts(named: list[str]) -> tuple[str, ...]:
 def _build_admission(options: argparse.Namespace) -> Admission:
     """Which requests are let in. Raises StartError for an origin that is none."""
     try:
-        origins = origins_in(" ".join(options.allowed_origin))
+        origins = parse_origins(" ".join(options.allowed_origin))
     except ValueError as error:
         raise StartError(str(error)) from error
     return Admission(
-        hosts=names_in(" ".join(options.allowed_host)),
+        hosts=parse_names(" ".join(options.allowed_host)),
         origins=origins,
         hosts_setting="--allowed-host",
         origins_setting="--allowed-origin",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from asgi_guards.admission import Admission
 from durable_invocations.ingress.app import Settings as AppSettings
 from durable_invocations.ingress.app import create_app
-from durable_invocations.ingress.tokens import checked
+from durable_invocations.ingress.tokens import check_token
 from durable_invocations.runtime.runtime import Runtime
 from durable_invocations.runtime.settings import Settings
 from durable_invocations.runtime.sql.database import open_database
@@ -40,10 +40,13 @@ def runtime_app(
     Raises ConfigError for another database than SQLite or PostgreSQL, and for a token that is too
     short; UnavailableError for a database that does not answer.
     """
-    checked(token)
+    check_token(token)
     clock, driven = SteadyClock(), settings or Settings()
     store = SqlStore(
-        open_database(database, kept=True), owner=driven.owner, clock=clock.utc, lead=clock.lead
+        open_database(database, kept=True),
+        owner=driven.owner,
+        clock=clock.get_utc,
+        lead=clock.get_lead,
     )
     store.ensure()
     admission = Admission(

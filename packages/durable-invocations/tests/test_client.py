@@ -17,7 +17,7 @@ from durable_invocations.client.errors import (
     TokenRefusedError,
 )
 from durable_invocations.errors import ConfigError, UnavailableError, WaitError
-from durable_invocations.protocol.ids import new_id, shown
+from durable_invocations.protocol.ids import format_id, make_id
 
 TOKEN = "a-token-of-this-test"
 desk = Service("Desk")
@@ -176,7 +176,7 @@ def test_what_is_not_registered_is_not_asked(client):
 def test_unknown_invocations_are_refused(client):
     for ask in (client.output, client.attach, client.invocation, client.cancel):
         with pytest.raises(InvocationRefusedError) as refused:
-            ask(shown(new_id()))
+            ask(format_id(make_id()))
         assert refused.value.status == 404
 
 
@@ -193,7 +193,7 @@ def test_a_token_that_was_changed_elsewhere_is_refused_for_now(url):
 
 def test_without_the_token_the_runtime_refuses(url):
     with Client(url, "another-token-of-it") as client:
-        client.health()
+        client.check_health()
         with pytest.raises(
             InvocationRefusedError, match=r"401.*with the runtime's token"
         ) as refused:

@@ -70,7 +70,7 @@ def parse_url(url: str | sa.URL, role: Role) -> sa.URL:
         ) from None
     except KeyError:
         raise role.invalid(
-            f"{role.setting} {shown(parsed)}: the {role.name} needs sqlite or postgresql."
+            f"{role.setting} {render_url(parsed)}: the {role.name} needs sqlite or postgresql."
         ) from None
     if driver == "sqlite" and parsed.database in {None, "", ":memory:"}:
         raise role.invalid(f"{role.setting} names no file; give sqlite:///file.")
@@ -90,7 +90,7 @@ def prepare(engine: sa.Engine, role: Role) -> sa.Engine:
     return engine
 
 
-def shown(url: sa.URL) -> str:
+def render_url(url: sa.URL) -> str:
     """The URL without its password and options."""
     return url.set(query={}).render_as_string(hide_password=True)
 
@@ -101,12 +101,15 @@ def transaction(engine: sa.Engine, *, writes: bool) -> Iterator[sa.Connection]:
 
     Raises the role's `unavailable`.
     """
-    with answering(engine), engine.execution_options(**{_WRITES: writes}).begin() as connection:
+    with (
+        translate_errors(engine),
+        engine.execution_options(**{_WRITES: writes}).begin() as connection,
+    ):
         yield connection
 
 
 @contextmanager
-def answering(engine: sa.Engine) -> Iterator[None]:
+def translate_errors(engine: sa.Engine) -> Iterator[None]:
     """Raise failures of the database as the role's `unavailable`, without its secrets."""
     try:
         yield
@@ -124,7 +127,7 @@ def use_wal(engine: sa.Engine) -> None:
             pass
     role = _get_role(engine)
     raise role.unavailable(
-        f"{role.name} {shown(engine.url)}: other processes keep the file locked; try again."
+        f"{role.name} {render_url(engine.url)}: other processes keep the file locked; try again."
     )
 
 
@@ -145,7 +148,7 @@ def _try_switch_to_wal(engine: sa.Engine) -> bool:
 def _make_unavailable_error(engine: sa.Engine, error: BaseException | None) -> Exception:
     reason, role = _mask_secrets(str(error).strip(), engine.url), _get_role(engine)
     return role.unavailable(
-        f"{role.name} {shown(engine.url)}: {reason}. Check {role.setting} and that the database "
+        f"{role.name} {render_url(engine.url)}: {reason}. Check {role.setting} and that the database "
         "is up and set up."
     )
 

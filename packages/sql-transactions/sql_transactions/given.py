@@ -36,7 +36,7 @@ def insert_into(dialect: sa.Dialect, table: sa.Table) -> sqlite.Insert | postgre
     return sqlite.insert(table) if dialect.name == "sqlite" else postgresql.insert(table)
 
 
-def without_nul(text: str) -> str:
+def escape_nul(text: str) -> str:
     """The text with backslash and zero for each NUL, since PostgreSQL keeps none."""
     return text.replace("\0", "\\0")
 

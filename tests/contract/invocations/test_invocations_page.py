@@ -176,7 +176,7 @@ def test_the_runtime_runs_alone_until_it_is_told_to_end(tmp_path):
         try:
             url = process.stdout.readline().split()[-1]
             with Client(url) as client:
-                client.health()
+                client.check_health()
                 assert client.services() == []
             process.send_signal(signal.SIGTERM)
             out, err = process.communicate(timeout=DEADLINE)

@@ -125,7 +125,7 @@ def run_runtime(port: int, log: Path, database: str, folder: Path) -> None:
     clock = SteadyClock(wall=PutBack(folder / "clock").seconds)
     engine = open_database(database, kept=True)
     owner = f"{OWNER}{os.getpid()}"
-    store = GatedStore(engine, owner=owner, clock=clock.utc, lead=clock.lead)
+    store = GatedStore(engine, owner=owner, clock=clock.get_utc, lead=clock.get_lead)
     store.gates = Gates(folder)
     store.ensure()
     policy = RetryPolicy(initial=0.05, cap=0.2, attempts=None)

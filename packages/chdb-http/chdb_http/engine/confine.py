@@ -66,7 +66,7 @@ class Reach:
         return None if self.any_port else (*plain, *map(int, named))
 
 
-def confine(reach: Reach, *files: Path, shown: Iterable[str] = ()) -> bool:
+def confine_process(reach: Reach, *files: Path, shown: Iterable[str] = ()) -> bool:
     """Confine this process to its reach and these files for good.
 
     `/proc` shows none of its variables but those `shown`. False where the kernel has no Landlock.
@@ -82,7 +82,7 @@ def confine(reach: Reach, *files: Path, shown: Iterable[str] = ()) -> bool:
     _keep_open(own)
     read = (*map(Path, _SYSTEM), *_list_python_paths(), *own, *files)
     write = (reach.data, *reach.paths, Path("/dev/null"))
-    landlock.restrict(read=read, write=write, connect=reach.ports)
+    landlock.limit_process(read=read, write=write, connect=reach.ports)
     return True
 
 

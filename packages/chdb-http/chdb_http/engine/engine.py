@@ -109,7 +109,7 @@ class Connection:
         """Grant or revoke the right to files, for statements that begin from now on."""
         self.run(f"SET ROLE {FILES_ROLE if allowed else 'NONE'}".encode())
 
-    def forbid_files(self) -> None:
+    def deny_files(self) -> None:
         """Revoke the right to files; if that fails, raise, and mark the connection to be closed."""
         try:
             self.allow_files(allowed=False)

@@ -22,7 +22,7 @@ _LOG_TABLE = re.compile(r"\bsystem`?\.`?\w+_log\b")
 _ACCESS = re.compile(r"have the grant [A-Z ,]*\b(?:USER|ROLE|QUOTA|POLIC|PROFILE|ACCESS)")
 
 
-def explained(error: EngineError, *, read_only: bool) -> EngineError:
+def add_hint(error: EngineError, *, read_only: bool) -> EngineError:
     """The same error with a hint: what this server lacks, or that a GET may only read."""
     hint = _find_hint(error, read_only=read_only)
     if hint is None:

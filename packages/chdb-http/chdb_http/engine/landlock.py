@@ -55,7 +55,9 @@ def version() -> int:
     return max(0, int(found))
 
 
-def restrict(*, read: Iterable[Path], write: Iterable[Path], connect: Iterable[int] | None) -> None:
+def limit_process(
+    *, read: Iterable[Path], write: Iterable[Path], connect: Iterable[int] | None
+) -> None:
     """Limit this thread, and what it starts, to opening these files and running no program.
 
     From ABI 4 on, TCP connections are limited to the ports `connect`, unless it is None. What is

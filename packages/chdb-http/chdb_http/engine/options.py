@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
-from chdb_http.sql.errors import Code, EngineError, shortened
+from chdb_http.sql.errors import Code, EngineError, truncate_value
 from chdb_http.sql.octets import from_header, has_controls
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Options:
         asked = self.settings.get(_QUERY_LIMIT, "")
         return int(asked) if _NUMBER.fullmatch(asked) else _DEFAULT_QUERY_BYTES
 
-    def with_fields(self, fields: Iterable[tuple[str, str]], files: Iterable[str]) -> Options:
+    def add_fields(self, fields: Iterable[tuple[str, str]], files: Iterable[str]) -> Options:
         """The same with form fields added, and without settings that describe external tables."""
         described = {
             f"{name}_{what}" for name in files for what in ("format", "structure", "types")
@@ -176,7 +176,7 @@ def _parse_number(values: Mapping[str, str], name: str, default: int) -> int:
     if not _NUMBER.fullmatch(asked):
         raise EngineError(
             Code.CANNOT_PARSE_INPUT_ASSERTION_FAILED,
-            f"Cannot parse the parameter {name}: '{shortened(asked)}' is not a 64-bit number",
+            f"Cannot parse the parameter {name}: '{truncate_value(asked)}' is not a 64-bit number",
         )
     return int(asked)
 
@@ -187,12 +187,12 @@ def _parse_session(values: Mapping[str, str]) -> SessionAsked | None:
     asked = values.get("session_timeout", str(_DEFAULT_SESSION_SECONDS))
     if not asked.isdecimal() or not asked.isascii():
         raise EngineError(
-            Code.INVALID_SESSION_TIMEOUT, f"Invalid session timeout: '{shortened(asked)}'"
+            Code.INVALID_SESSION_TIMEOUT, f"Invalid session timeout: '{truncate_value(asked)}'"
         )
     if not _NUMBER.fullmatch(asked) or int(asked) > _MAX_SESSION_SECONDS:
         raise EngineError(
             Code.INVALID_SESSION_TIMEOUT,
-            f"Session timeout '{shortened(asked)}' is larger than max_session_timeout: "
+            f"Session timeout '{truncate_value(asked)}' is larger than max_session_timeout: "
             f"{_MAX_SESSION_SECONDS}",
         )
     return SessionAsked(

@@ -11,7 +11,7 @@ from chdb_http.engine.options import is_parameter
 from chdb_http.engine.reach import EXPRESSIONS, check_columns
 from chdb_http.sql.errors import Code, EngineError
 from chdb_http.sql.octets import to_bytes
-from chdb_http.sql.rewrite import pipe_path
+from chdb_http.sql.rewrite import format_pipe_path
 from chdb_http.sql.tokens import from_tsv, quote_name, quote_string
 
 if TYPE_CHECKING:
@@ -76,14 +76,14 @@ def _fill_table(connection: Connection, table: ExternalTable) -> None:
     with TemporaryFile() as file:
         file.write(table.data)
         file.flush()
-        path = quote_string(pipe_path(file.fileno()))
+        path = quote_string(format_pipe_path(file.fileno()))
         infile = f"INSERT INTO {quote_name(table.name)} FROM INFILE {path} COMPRESSION 'none'"
         infile += " SETTINGS async_insert = 0"
         connection.run(to_bytes(f"{infile} FORMAT {quote_name(table.format)}"))
 
 
 @contextmanager
-def borrowed(connection: Connection, query: Query) -> Iterator[None]:
+def prepare_session(connection: Connection, query: Query) -> Iterator[None]:
     """Prepare a session's connection for one request and restore its settings after it.
 
     The engine's readonly cannot be unset, so a session's GET is judged by its statement.
@@ -109,7 +109,7 @@ def borrowed(connection: Connection, query: Query) -> Iterator[None]:
         yield
     finally:
         if query.reads_files:
-            connection.forbid_files()
+            connection.deny_files()
         connection.set(before)
         for table in made:
             connection.run(to_bytes(f"DROP TEMPORARY TABLE IF EXISTS {quote_name(table.name)}"))

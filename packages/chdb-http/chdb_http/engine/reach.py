@@ -12,7 +12,7 @@ import re
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from chdb_http.sql.errors import Code, EngineError, shortened
+from chdb_http.sql.errors import Code, EngineError, truncate_value
 from chdb_http.sql.pieces import is_found
 from chdb_http.sql.tokens import Kind, tokens, unquote
 
@@ -257,7 +257,7 @@ def _check_path(argument: list[Token], folders: Sequence[Path]) -> None:
     if _is_upward(path) or not any(_is_in(whole, folder) for folder in folders):
         raise EngineError(
             Code.DATABASE_ACCESS_DENIED,
-            f"File `{shortened(path)}` is not inside `{folders[0]}`. Put it there, or allow its "
+            f"File `{truncate_value(path)}` is not inside `{folders[0]}`. Put it there, or allow its "
             "folder with --allowed-path",
         )
 

@@ -96,7 +96,7 @@ def write_rights(reach: Reach, config_file: Path | None) -> Path:
         # Files are merged in the order of their names; later ones override earlier ones.
         (folder / "config.d" / f"own{config_file.suffix}").write_bytes(config_file.read_bytes())
     users = folder / "users.xml"
-    users.write_text(_render_users(grants(reach)))
+    users.write_text(_render_users(build_grants(reach)))
     (folder / "config.d" / "zz_rights.xml").write_text(_render_rights_config(folder, users))
     _write_defaults(reach.data)
     return main
@@ -120,7 +120,7 @@ def _write_defaults(data: Path) -> None:
     link.unlink(missing_ok=True)
 
 
-def grants(reach: Reach) -> list[str]:
+def build_grants(reach: Reach) -> list[str]:
     """The GRANT and REVOKE statements of the engine's one user."""
     found = [f"GRANT {', '.join(_DATA)} ON *.*"]
     found += [f"GRANT TABLE ENGINE ON {engine}" for engine in _ENGINES]

@@ -54,7 +54,7 @@ class Sessions:
             session.timer.cancel()
         return session.connection
 
-    def idle(self, name: str) -> Connection | None:
+    def get_idle_connection(self, name: str) -> Connection | None:
         """The connection of a session that nobody uses now."""
         session = self._sessions.get(name)
         return None if session is None or session.busy else session.connection

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from chdb_http.engine.engine import SERVER_DEFAULTS
-from chdb_http.engine.prepare import borrowed, make_ready
+from chdb_http.engine.prepare import make_ready, prepare_session
 from chdb_http.engine.reach import check_reach
 from chdb_http.sql.errors import Code, EngineError
 
@@ -35,7 +35,7 @@ class Slots:
     def query_limit(self, options: Options) -> int:
         """The most bytes of the request's statement: by its settings, else by its session's."""
         asked = options.session
-        connection = None if asked is None else self._sessions.idle(asked.session_id)
+        connection = None if asked is None else self._sessions.get_idle_connection(asked.session_id)
         if connection is None or connection.query_limit is None or options.sets_query_limit:
             return options.query_limit
         return connection.query_limit
@@ -52,11 +52,11 @@ class Slots:
         future = self._engine.submit(lambda: self._run(query, sql, lease))
         loop = asyncio.get_running_loop()
 
-        def ended(_: Future[Outcome]) -> None:
+        def schedule_release(_: Future[Outcome]) -> None:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._release_slot, query, lease)
 
-        future.add_done_callback(ended)
+        future.add_done_callback(schedule_release)
         return future
 
     def _check_slot(self, query_id: str) -> None:
@@ -103,7 +103,7 @@ class Slots:
         if lease.connection is None:
             lease.connection = self._engine.connect()
             lease.connection.set(SERVER_DEFAULTS)
-        with borrowed(lease.connection, query):
+        with prepare_session(lease.connection, query):
             outcome = lease.connection.run(sql, query.options.default_format)
         if query.statement.sets:
             lease.connection.note_changes()

@@ -200,7 +200,7 @@ def _make_frame(encoding: str) -> _CompressedFrame:
     return _ZlibFrame(_GZIP_BITS if encoding == "gzip" else zlib.MAX_WBITS)
 
 
-def decoder(encoding: str) -> Decoder:
+def make_decoder(encoding: str) -> Decoder:
     """The decoder of a Content-Encoding; an unknown one raises `EngineError` 48."""
     name = encoding.strip().lower()
     if name in {"", "identity"}:
@@ -221,7 +221,7 @@ def choose_encoding(accept: str) -> str | None:
     return next((name for name in _PREFERENCE if name in names), None)
 
 
-def encoder(encoding: str | None) -> Encoder:
+def make_encoder(encoding: str | None) -> Encoder:
     """The encoder of a name from `choose_encoding`."""
     if encoding is None:
         return _IdentityEncoder()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect, Request
 
-from chdb_http.engine.hints import explained
+from chdb_http.engine.hints import add_hint
 from chdb_http.engine.options import Options, check_url, read_options
 from chdb_http.engine.query import ExternalTable, Query
 from chdb_http.http.body import Body, check_held, read_whole
@@ -65,7 +65,7 @@ class QueryHandler:
             else:
                 await self._exchange.answer(query, reply, request.receive)
         except EngineError as error:
-            await reply.fail(explained(error, read_only=options.read_only))
+            await reply.fail(add_hint(error, read_only=options.read_only))
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001 - the server logs its own faults
@@ -75,7 +75,7 @@ class QueryHandler:
     async def _read_query(
         self, request: Request, options: Options
     ) -> tuple[Query, AsyncIterator[bytes]]:
-        chunks = Body(request.stream(), options.content_encoding).chunks()
+        chunks = Body(request.stream(), options.content_encoding).read_chunks()
         kind = request.headers.get("content-type", "")
         tables: tuple[ExternalTable, ...] = ()
         if is_multipart(kind):
@@ -84,7 +84,7 @@ class QueryHandler:
             files = (part for part in parts if part.filename is not None)
             tables = tuple(_build_external_table(each, options) for each in files)
             fields = [(p.name, _decode_field(p)) for p in parts if p.filename is None]
-            options = options.with_fields(fields, [table.name for table in tables])
+            options = options.add_fields(fields, [table.name for table in tables])
         limit = self._exchange.slots.query_limit(options)
         statement, rows = await self._reader.read(options.query, chunks, limit)
         return Query(statement=statement, options=options, tables=tables), rows

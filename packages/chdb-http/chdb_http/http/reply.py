@@ -10,8 +10,8 @@ from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING
 
 from chdb_http.engine.engine import Outcome
-from chdb_http.http.codecs import choose_encoding, encoder
-from chdb_http.http.content_types import content_type
+from chdb_http.http.codecs import choose_encoding, make_encoder
+from chdb_http.http.content_types import get_content_type
 from chdb_http.sql.octets import to_bytes, to_header
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Reply:
         self._options = options
         self._tag = secrets.token_bytes(_TAG_LENGTH).translate(_LETTERS).decode()
         self._encoding = choose_encoding(options.accept_encoding)
-        self._encoder = encoder(self._encoding)
+        self._encoder = make_encoder(self._encoding)
         in_memory = min(max(options.buffer_bytes, 1), _MAX_HELD_BYTES)
         self._buffer = SpooledTemporaryFile[bytes](max_size=in_memory)
         self._tail = b""
@@ -110,8 +110,8 @@ class Reply:
 
     def _build_headers(self, output_format: str | None, outcome: Outcome) -> dict[str, str]:
         headers = {
-            "Content-Type": content_type(output_format),
-            "X-ClickHouse-Summary": summary(outcome),
+            "Content-Type": get_content_type(output_format),
+            "X-ClickHouse-Summary": render_summary(outcome),
             "X-ClickHouse-Query-Id": self._options.query_id,
             "X-ClickHouse-Server-Display-Name": self._engine.host_name,
             "X-ClickHouse-Timezone": self._options.settings.get("session_timezone")
@@ -161,7 +161,7 @@ class Reply:
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-def summary(outcome: Outcome) -> str:
+def render_summary(outcome: Outcome) -> str:
     """X-ClickHouse-Summary: numbers as strings; the total of rows to read is not known here."""
     return json.dumps(
         {

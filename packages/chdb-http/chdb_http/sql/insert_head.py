@@ -82,7 +82,7 @@ class InsertHead:
             return False
         return not self.selects or self._input_call is not None
 
-    def statement(self, text: bytes, *, complete: bool) -> Statement | None:
+    def build_statement(self, text: bytes, *, complete: bool) -> Statement | None:
         """The insert; None when it is unfinished or takes its rows from a query."""
         last = self._last
         if last is None or not (self.ended or (complete and not self.selects)):

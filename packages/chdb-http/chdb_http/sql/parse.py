@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from chdb_http.sql.errors import Code, EngineError
 from chdb_http.sql.insert_head import InsertHead
 from chdb_http.sql.statement import Statement, Verb
-from chdb_http.sql.tokens import check_first, steps, unquote
+from chdb_http.sql.tokens import check_first, iter_steps, unquote
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -40,18 +40,18 @@ def parse(text: bytes, *, complete: bool) -> Statement | None:
 def parse_in_turns(text: bytes, *, complete: bool) -> Generator[None, None, Statement | None]:
     """`parse` as a generator that yields after each step, about every millisecond."""
     insert, whole = InsertHead(), _StatementParser()
-    for step in steps(text, complete=complete):
+    for step in iter_steps(text, complete=complete):
         for word in step:
             insert.take(word)
             if insert.ended:
-                return insert.statement(text, complete=complete)
+                return insert.build_statement(text, complete=complete)
             if not (complete or insert.may_begin):
                 return None
             whole.take(word)
         yield
-    if insert.begun and (statement := insert.statement(text, complete=complete)) is not None:
+    if insert.begun and (statement := insert.build_statement(text, complete=complete)) is not None:
         return statement
-    return whole.statement(text, inserts=insert.begun) if complete else None
+    return whole.build_statement(text, inserts=insert.begun) if complete else None
 
 
 class _StatementParser:
@@ -94,7 +94,7 @@ class _StatementParser:
         if before is not None and word.is_name and _is_clause(before, last, named=named):
             self._may_be_format = (last, word)
 
-    def statement(self, text: bytes, *, inserts: bool) -> Statement:
+    def build_statement(self, text: bytes, *, inserts: bool) -> Statement:
         """The statement, without its final semicolon."""
         first = self._first
         if first is None:

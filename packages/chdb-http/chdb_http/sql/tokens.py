@@ -10,10 +10,10 @@ from enum import Enum
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from chdb_http.sql.errors import Code, EngineError, shortened
+from chdb_http.sql.errors import Code, EngineError, truncate_value
 from chdb_http.sql.literals import Open
 from chdb_http.sql.octets import to_bytes, to_text
-from chdb_http.sql.pieces import PIECE, unescaped
+from chdb_http.sql.pieces import PIECE, remove_escapes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,10 +94,10 @@ def tokens(text: bytes, start: int = 0) -> Iterator[Token]:
     Stops before a string, a quoted name or a comment that has no end. Raises `EngineError` 62 for
     what no statement contains. Time is linear in the text's size.
     """
-    return chain.from_iterable(steps(text, start))
+    return chain.from_iterable(iter_steps(text, start))
 
 
-def steps(text: bytes, start: int = 0, *, complete: bool = True) -> Iterator[Iterator[Token]]:
+def iter_steps(text: bytes, start: int = 0, *, complete: bool = True) -> Iterator[Iterator[Token]]:
     """`tokens` in parts, each of at most about a millisecond's work; a part may be empty.
 
     Tokens are made lazily, so the rows of an INSERT need not become tokens. When the text is not
@@ -194,7 +194,7 @@ def check_first(text: bytes, first: Token) -> None:
         raise EngineError(
             Code.SYNTAX_ERROR,
             f"Unrecognized token: Syntax error: failed at position {first.start + 1} "
-            f"({shortened(to_text(first.value))})",
+            f"({truncate_value(to_text(first.value))})",
         )
 
 
@@ -203,7 +203,7 @@ def unquote(value: bytes) -> str:
     if value[:1] not in {b"'", b"`", b'"'}:
         return to_text(value)
     quote = value[:1]
-    return to_text(unescaped(value[1:-1].replace(quote * 2, quote)))
+    return to_text(remove_escapes(value[1:-1].replace(quote * 2, quote)))
 
 
 def from_tsv(value: bytes) -> str:

@@ -17,15 +17,15 @@ from durable_invocations.client.errors import (
     InvocationFailedError,
     InvocationRefusedError,
     TokenRefusedError,
-    shown,
+    truncate_reason,
 )
 from durable_invocations.client.requests import (
-    authorization,
-    checked,
-    checked_url,
-    encoded,
-    idempotency,
-    milliseconds,
+    build_auth_headers,
+    build_delay_params,
+    check_text,
+    check_url,
+    encode_idempotency_key,
+    encode_text,
     path,
     written,
 )
@@ -74,11 +74,11 @@ class Client:
         clock: Callable[[], float] = time.monotonic,
         advice: Advice | None = None,
     ) -> None:
-        self.url, self._clock = checked_url(url), clock
+        self.url, self._clock = check_url(url), clock
         self._advice = advice or Advice()
         self._http = httpx.Client(
             base_url=self.url,
-            headers={"Accept-Encoding": "identity", **authorization(token)},
+            headers={"Accept-Encoding": "identity", **build_auth_headers(token)},
             timeout=httpx.Timeout(_SECONDS, connect=5.0),
             transport=transport,
             # A proxy from the environment does not serve this machine itself.
@@ -95,7 +95,7 @@ class Client:
         """Close the connections."""
         self._http.close()
 
-    def health(self) -> None:
+    def check_health(self) -> None:
         """Returns if the runtime answers."""
         self._request_answer("GET", path("restate", "health"))
 
@@ -135,11 +135,11 @@ class Client:
         place = path(service, *(() if key is None else (key,)), handler, "send")
         headers: dict[str, str | bytes] = {}
         if idempotency_key is not None:
-            headers["idempotency-key"] = idempotency(idempotency_key)
+            headers["idempotency-key"] = encode_idempotency_key(idempotency_key)
         content = written(argument)
         if content is not None:
             headers["content-type"] = JSON
-        params = milliseconds(delay)
+        params = build_delay_params(delay)
         told = self._request_object("POST", place, content=content, headers=headers, params=params)
         return Sent(id=told.text("invocationId"), is_new=told["status"] == "Accepted")
 
@@ -182,31 +182,33 @@ class Client:
         """Complete an awakeable with a failure; whether it was not completed before."""
         place = path("restate", "awakeables", awakeable, "reject")
         headers = {"content-type": "text/plain; charset=utf-8"}
-        return self._request_change("POST", place, content=encoded(reason), headers=headers)
+        return self._request_change("POST", place, content=encode_text(reason), headers=headers)
 
     def register(self, uri: str, *, force: bool = False) -> Mapping[str, Any]:
         """Register the services at an address; a second time nothing changes, unless `force`."""
-        asked = {"uri": checked(uri), "force": force}
-        return self._request_object("POST", path("admin", "deployments"), json=asked).shaped(
+        asked = {"uri": check_text(uri), "force": force}
+        return self._request_object("POST", path("admin", "deployments"), json=asked).check_shape(
             _DEPLOYMENT
         )
 
     def deployments(self) -> list[Mapping[str, Any]]:
         """The registered addresses and their services."""
         told = self._request_object("GET", path("admin", "deployments"))
-        return told.shaped({"deployments": [_DEPLOYMENT]}).objects("deployments")
+        return told.check_shape({"deployments": [_DEPLOYMENT]}).get_objects("deployments")
 
     def services(self) -> list[Mapping[str, Any]]:
         """The services that can be invoked, with their handlers."""
         told = self._request_object("GET", path("admin", "services"))
-        return told.shaped({"services": [{**_SERVICE, "uri": (str, NoneType)}]}).objects("services")
+        return told.check_shape({"services": [{**_SERVICE, "uri": (str, NoneType)}]}).get_objects(
+            "services"
+        )
 
     def invocations(self, limit: int = 100, **chosen: str | None) -> list[Mapping[str, Any]]:
         """The latest invocations, by `service`, `handler`, `key` or `status`."""
-        params = {name: checked(value) for name, value in chosen.items() if value is not None}
+        params = {name: check_text(value) for name, value in chosen.items() if value is not None}
         asked = {"limit": str(limit), **params}
         told = self._request_object("GET", path("admin", "invocations"), params=asked)
-        return told.objects("invocations")
+        return told.get_objects("invocations")
 
     def invocation(self, invocation: str) -> Mapping[str, Any]:
         """An invocation with its journal."""
@@ -214,25 +216,25 @@ class Client:
 
     def cancel(self, invocation: str) -> bool:
         """Cancel an invocation: its handler learns it at what it awaits, and may clean up."""
-        return self.change(invocation, "cancel")
+        return self.change_invocation(invocation, "cancel")
 
     def kill(self, invocation: str) -> bool:
         """End an invocation, and those that it called, at once."""
-        return self.change(invocation, "kill")
+        return self.change_invocation(invocation, "kill")
 
     def pause(self, invocation: str) -> bool:
         """Have nobody drive an invocation until it is resumed."""
-        return self.change(invocation, "pause")
+        return self.change_invocation(invocation, "pause")
 
     def resume(self, invocation: str) -> bool:
         """Have a paused invocation tried again, now."""
-        return self.change(invocation, "resume")
+        return self.change_invocation(invocation, "resume")
 
     def purge(self, invocation: str) -> bool:
         """Forget an invocation that has ended: its output, its journal, its idempotency key."""
-        return self.change(invocation, "purge")
+        return self.change_invocation(invocation, "purge")
 
-    def change(self, invocation: str, verb: str) -> bool:
+    def change_invocation(self, invocation: str, verb: str) -> bool:
         """`cancel`, `kill`, `pause`, `resume` or `purge` an invocation; whether that changed it."""
         return self._request_change("PATCH", path("admin", "invocations", invocation, verb))
 
@@ -267,7 +269,7 @@ class Client:
 
     def _make_error(self, answer: Answer) -> DurableError:
         code, reason = answer.reason()
-        said = shown(reason)
+        said = truncate_reason(reason)
         if (invocation := answer.headers.get(ID_HEADER)) is not None:
             told = f"The invocation {invocation} failed with {code}: {said}"
             see = self._advice.failed.format(invocation=invocation)

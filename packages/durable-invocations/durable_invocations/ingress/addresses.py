@@ -9,7 +9,7 @@ from durable_invocations.ingress.refusals import UNPROCESSABLE, RefusedError
 LONGEST = 2_048
 
 
-def service_address(uri: str) -> str:
+def parse_service_address(uri: str) -> str:
     """The address without a final slash. Raises RefusedError (422); secrets in it are not told.
 
     It is http or https, with a host and perhaps a path, without user, query and fragment.

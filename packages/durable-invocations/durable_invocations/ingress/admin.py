@@ -11,10 +11,10 @@ from starlette.responses import JSONResponse, Response
 
 from durable_invocations.errors import ConfigError, DurableError
 from durable_invocations.ingress import facts
-from durable_invocations.ingress.addresses import service_address
+from durable_invocations.ingress.addresses import parse_service_address
 from durable_invocations.ingress.backend import Backend
 from durable_invocations.ingress.bodies import fields
-from durable_invocations.ingress.invoking import unknown
+from durable_invocations.ingress.invoking import make_unknown_error
 from durable_invocations.ingress.refusals import (
     BAD,
     BAD_GATEWAY,
@@ -53,7 +53,7 @@ class Admin:
     own: str = ""
     """The id of the deployment of the process's own services, whose names no other may take."""
 
-    def answers(self) -> list[tuple[str, Mapping[str, Answer]]]:
+    def list_routes(self) -> list[tuple[str, Mapping[str, Answer]]]:
         """The paths below `/admin`, each with what answers its methods."""
         return [
             ("/deployments", {"POST": self.register, "GET": self.deployments}),
@@ -61,7 +61,7 @@ class Admin:
             ("/services", {"GET": self.services}),
             ("/invocations", {"GET": self.invocations}),
             ("/invocations/{id}", {"GET": self.invocation}),
-            ("/invocations/{id}/{change}", {"PATCH": self.change}),
+            ("/invocations/{id}/{change}", {"PATCH": self.change_invocation}),
         ]
 
     async def register(self, request: Request) -> Response:
@@ -69,7 +69,7 @@ class Admin:
         asked = await fields(request, uri=str, force=bool)
         if "uri" not in asked:
             raise RefusedError(UNPROCESSABLE, "The field 'uri' is missing.")
-        url = service_address(asked["uri"])
+        url = parse_service_address(asked["uri"])
         found, services = await self._discover_services(url)
         force = asked.get("force", False)
         operation = op.Register(deployment=found, services=services, force=force)
@@ -135,12 +135,12 @@ class Admin:
         """The services that can be invoked."""
         deployments, services = await self._read_registered()
         urls = {each.id: each.url for each in deployments}
-        told = [facts.service(each, urls.get(each.deployment)) for each in services]
+        told = [facts.describe_service(each, urls.get(each.deployment)) for each in services]
         return _make_json_response({"services": told})
 
     async def invocations(self, request: Request) -> Response:
         """The latest invocations, by the parameters of the query."""
-        return await self.backend.read(self._read_invocations, chosen_by(request.query_params))
+        return await self.backend.read(self._read_invocations, parse_filter(request.query_params))
 
     def _read_invocations(self, chosen: Chosen) -> Response:
         # In the thread that reads: thousands would hold up the loop.
@@ -154,10 +154,12 @@ class Admin:
     def _read_invocation(self, id_: str) -> Response:
         found = self.backend.store.invocation(id_)
         if found is None:
-            raise unknown(id_)
-        return _make_json_response(facts.whole(found, self.backend.store.journal(id_)))
+            raise make_unknown_error(id_)
+        return _make_json_response(
+            facts.describe_with_journal(found, self.backend.store.read_journal(id_))
+        )
 
-    async def change(self, request: Request) -> Response:
+    async def change_invocation(self, request: Request) -> Response:
         """Cancel, kill, pause, resume or purge an invocation."""
         operation = CHANGES.get(request.path_params["change"])
         if operation is None:
@@ -166,7 +168,7 @@ class Admin:
         return _make_json_response({"changed": _check_done(await self.backend.do(wanted)).changed})
 
 
-def chosen_by(parameters: Mapping[str, str]) -> Chosen:
+def parse_filter(parameters: Mapping[str, str]) -> Chosen:
     """The invocations that a query's parameters choose. Raises RefusedError (400)."""
     if unknown_ := sorted(set(parameters) - _FILTERS):
         known = ", ".join(sorted(_FILTERS))
@@ -185,7 +187,7 @@ def chosen_by(parameters: Mapping[str, str]) -> Chosen:
 def _parse_status(text: str) -> Chosen:
     """Those of the status of that name. Raises RefusedError (400)."""
     try:
-        return facts.named(text)
+        return facts.parse_status(text)
     except ConfigError as error:
         raise RefusedError(BAD, str(error)) from error
 

@@ -28,8 +28,8 @@ from durable_invocations.ingress.refusals import (
     PLAIN,
     UNAVAILABLE,
     RefusedError,
-    refusal,
-    told,
+    make_error_response,
+    make_refusal_response,
 )
 from durable_invocations.ingress.tokens import Gate
 
@@ -75,10 +75,10 @@ def _build_guard(settings: Settings) -> Middleware:
         named = {"token": settings.token, "name": settings.credential}
         return Middleware(Gate, **named, open_at=HEALTH, open_below=open_below)
 
-    def forbidden(status: int, reason: str, headers: Mapping[str, str]) -> Response:
-        return told(status, status, reason, headers)
+    def answer_forbidden(status: int, reason: str, headers: Mapping[str, str]) -> Response:
+        return make_error_response(status, status, reason, headers)
 
-    return Middleware(Guard, admission=settings.admission, told=forbidden)
+    return Middleware(Guard, admission=settings.admission, told=answer_forbidden)
 
 
 def _build_routes(settings: Settings) -> list[BaseRoute]:
@@ -95,7 +95,7 @@ def _build_routes(settings: Settings) -> list[BaseRoute]:
         Route("/workflow/{rest:path}", outputs),
     ]
     admin = [
-        _build_admin_route(*each) for each in Admin(backend=backend, own=settings.own).answers()
+        _build_admin_route(*each) for each in Admin(backend=backend, own=settings.own).list_routes()
     ]
     return [
         _match_multiline(Mount("/restate", routes=[*map(_match_multiline, restate)])),
@@ -125,21 +125,23 @@ def _build_admin_route(path: str, answers: Mapping[str, Answer]) -> Route:
 def _handle_errors(answer: Answer) -> Answer:
     """The answers, also to a request that fails: 503 while the database is away, else 500."""
 
-    async def careful(request: Request) -> Response:
+    async def answer_safely(request: Request) -> Response:
         try:
             _check_nul(request)
             return await answer(request)
         except RefusedError as refused:
-            return refusal(refused)
+            return make_refusal_response(refused)
         except UnavailableError as error:
-            return told(UNAVAILABLE, UNAVAILABLE, str(error), {"Retry-After": "1"})
+            return make_error_response(UNAVAILABLE, UNAVAILABLE, str(error), {"Retry-After": "1"})
         except DurableError as error:
-            return told(_FAILED, _FAILED, str(error))
+            return make_error_response(_FAILED, _FAILED, str(error))
         except Exception:
             _LOGGER.exception("%s %s failed", request.method, request.url.path)
-            return told(_FAILED, _FAILED, "The request failed; see the server's log.")
+            return make_error_response(
+                _FAILED, _FAILED, "The request failed; see the server's log."
+            )
 
-    return careful
+    return answer_safely
 
 
 def _check_nul(request: Request) -> None:
@@ -158,4 +160,4 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     allowed = (error.headers or {}).get("Allow", "")
     instead = f"; use {' or '.join(sorted(allowed.split(', ')))}" if allowed else ""
     message = f"{request.method} {request.url.path}: {error.detail}{instead}."
-    return told(error.status_code, error.status_code, message, error.headers)
+    return make_error_response(error.status_code, error.status_code, message, error.headers)

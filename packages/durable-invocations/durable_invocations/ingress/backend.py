@@ -27,7 +27,7 @@ class Backend(Protocol):
     async def read(self, question: Callable[..., T], *arguments: Any) -> T:
         """The answer of the store, without blocking the loop."""
 
-    async def ended(self, id_: str) -> Result | None:
+    async def wait_for_result(self, id_: str) -> Result | None:
         """Wait for an invocation's end, whichever runtime brings it; None if it is unknown.
 
         Who waits no longer cancels this.
@@ -47,7 +47,7 @@ class Catalog:
         self._services: Mapping[str, Service] = {}
         self._read_at: float | None = None
 
-    async def service(self, name: str, *handlers: str) -> Service | None:
+    async def find_service(self, name: str, *handlers: str) -> Service | None:
         """The service of that name, read anew if it has none of the handlers."""
         if self._read_at is not None and self._clock() - self._read_at < self._seconds:
             found = self._services.get(name)

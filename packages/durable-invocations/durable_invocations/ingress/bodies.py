@@ -56,9 +56,9 @@ async def fields(request: Request, **types: type) -> dict[str, Any]:
 
     Raises RefusedError: 415 for another content type, 400 for no JSON, 422 for other fields.
     """
-    if media_type(request) != JSON:
+    if get_media_type(request) != JSON:
         raise RefusedError(UNSUPPORTED, f"Send the content type {JSON}.")
-    given = parsed(await body(request, ADMIN_BYTES))
+    given = parse_json(await body(request, ADMIN_BYTES))
     if not isinstance(given, dict):
         raise RefusedError(UNPROCESSABLE, "The body is no JSON object.")
     for name, value in given.items():
@@ -70,7 +70,7 @@ async def fields(request: Request, **types: type) -> dict[str, Any]:
     return given
 
 
-def parsed(content: bytes) -> Any:
+def parse_json(content: bytes) -> Any:
     """The JSON value, see `strictjson`. Raises RefusedError (400)."""
     try:
         return strictjson.loads(content)
@@ -78,6 +78,6 @@ def parsed(content: bytes) -> Any:
         raise RefusedError(BAD, f"The body is no JSON: {error}.") from error
 
 
-def media_type(request: Request) -> str:
+def get_media_type(request: Request) -> str:
     """The body's content type, in lower case, without parameters; empty if none is given."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -29,7 +29,7 @@ _ISO = re.compile(
 )
 
 
-def milliseconds(text: str) -> int:
+def parse_delay(text: str) -> int:
     """The delay in milliseconds, rounded up. Raises RefusedError (400)."""
     found = _parse_duration(text.strip())
     if found is None:

@@ -10,10 +10,10 @@ from google.protobuf.message import Message
 
 from durable_invocations.errors import ConfigError
 from durable_invocations.protocol import ids, kinds
-from durable_invocations.protocol.awakeables import awakeable_id
+from durable_invocations.protocol.awakeables import make_awakeable_id
 from durable_invocations.protocol.failures import ErrorReport, Failure
 from durable_invocations.protocol.frames import ONEOF
-from durable_invocations.protocol.results import Result, Value, result_of, state_keys
+from durable_invocations.protocol.results import Result, Value, get_result, parse_state_keys
 from durable_invocations.protocol.wire import RESULT
 from durable_invocations.runtime.store.deployments import Deployment, Service
 from durable_invocations.runtime.store.views import Chosen, Invocation, JournalEntry, Status, target
@@ -57,22 +57,22 @@ def invocation(each: Invocation) -> dict[str, Any]:
     }
 
 
-def whole(each: Invocation, journal: Iterable[JournalEntry]) -> dict[str, Any]:
+def describe_with_journal(each: Invocation, journal: Iterable[JournalEntry]) -> dict[str, Any]:
     """An invocation with its journal, and all that was said of its last failure."""
     told = invocation(each)
     if each.error is not None and each.error.description:
         told["error"]["description"] = each.error.description
-    return told | {"journal": [entry(each.id, its) for its in journal]}
+    return told | {"journal": [describe_entry(each.id, its) for its in journal]}
 
 
-def entry(invocation_id: str, each: JournalEntry) -> dict[str, Any]:
+def describe_entry(invocation_id: str, each: JournalEntry) -> dict[str, Any]:
     """An entry of a journal: its kind, its state, what it says and what it came to."""
     kind = each.frame.kind
     message = None if kind.message is None else each.frame.message()
     found = _get_result(kind, message)
     detail = {} if message is None else _describe_detail(message)
     if kind is kinds.AWAKEABLE:
-        detail["id"] = awakeable_id(ids.parsed(invocation_id), each.index)
+        detail["id"] = make_awakeable_id(ids.parse_id(invocation_id), each.index)
     if each.child:
         detail["invocation"] = each.child
     return {
@@ -107,11 +107,13 @@ def deployment(each: Deployment, services: Iterable[Service]) -> dict[str, Any]:
         "mode": each.mode.value,
         "versions": list(each.versions),
         "registered": time(each.registered),
-        "services": [service(its, each.url) for its in services if its.deployment == each.id],
+        "services": [
+            describe_service(its, each.url) for its in services if its.deployment == each.id
+        ],
     }
 
 
-def service(each: Service, uri: str | None) -> dict[str, Any]:
+def describe_service(each: Service, uri: str | None) -> dict[str, Any]:
     """A service with its handlers, and the address that new invocations of it go to."""
     return {
         "name": each.name,
@@ -122,7 +124,7 @@ def service(each: Service, uri: str | None) -> dict[str, Any]:
     }
 
 
-def named(label: str) -> Chosen:
+def parse_status(label: str) -> Chosen:
     """The invocations of the status that people call so. Raises ConfigError if there is none."""
     wanted = label.replace("_", " ").lower()
     if wanted == FAILED:
@@ -169,7 +171,7 @@ def _get_result(kind: kinds.Kind, message: Any) -> Result | None:
     if kind is kinds.INPUT:
         return Value(value=message.value)
     held = message is not None and ONEOF in message.DESCRIPTOR.oneofs_by_name
-    return result_of(message) if held else None
+    return get_result(message) if held else None
 
 
 def _get_state(kind: kinds.Kind, found: Result | None) -> str:
@@ -182,7 +184,7 @@ def _get_state(kind: kinds.Kind, found: Result | None) -> str:
 
 def _describe_keys(found: Result | None) -> dict[str, Any] | None:
     if isinstance(found, Value):
-        return {"keys": [text(each) for each in state_keys(found.value)]}
+        return {"keys": [text(each) for each in parse_state_keys(found.value)]}
     return result(found)
 
 

@@ -14,10 +14,10 @@ from starlette.responses import JSONResponse, Response
 from asgi_guards.sending import STILL_SECONDS, Sending
 from durable_invocations.ingress.backend import Backend, Catalog
 from durable_invocations.ingress.bodies import body
-from durable_invocations.ingress.delays import milliseconds
-from durable_invocations.ingress.inputs import ID_HEADER, answer, check_input, kept_headers
+from durable_invocations.ingress.delays import parse_delay
+from durable_invocations.ingress.inputs import ID_HEADER, answer, check_input, select_headers
 from durable_invocations.ingress.refusals import BAD, BUSY, NOT_FOUND, PLAIN, RefusedError
-from durable_invocations.ingress.targets import Target, called, segments
+from durable_invocations.ingress.targets import Target, called, split_path
 from durable_invocations.protocol import ids
 from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.store.deployments import Handler, Service
@@ -60,15 +60,15 @@ class Waiting:
         """
         self.count += 1
         try:
-            found = await _wait_unless_gone(request, self._backend.ended(id_))
+            found = await _wait_unless_gone(request, self._backend.wait_for_result(id_))
         finally:
             self.count -= 1
         if found is None:
-            raise unknown(id_)
+            raise make_unknown_error(id_)
         return found
 
 
-def unknown(what: str) -> RefusedError:
+def make_unknown_error(what: str) -> RefusedError:
     """The refusal of an invocation that is not there, or no longer."""
     message = f"There is no invocation {what}, or its retention is over."
     return RefusedError(NOT_FOUND, message)
@@ -105,10 +105,10 @@ class Invoking:
 
     async def __call__(self, request: Request) -> Response:
         """The output, or `{"invocationId", "status"}` for `/send`."""
-        parts = segments(raw_path(request))
+        parts = split_path(get_raw_path(request))
         service = await self._find_service(parts)
         target, send = called(parts, keyed=service.kind.keyed)
-        handler = handler_of(service, target.handler)
+        handler = get_handler(service, target.handler)
         if not send:
             self.waiting.check()
         submit = await self._read_submit(request, target, handler, send=send)
@@ -118,7 +118,7 @@ class Invoking:
         return await self._answer_submitted(request, handler, made, send=send)
 
     async def _find_service(self, parts: tuple[str, ...]) -> Service:
-        found = await self.catalog.service(*parts)
+        found = await self.catalog.find_service(*parts)
         if found is None:
             raise RefusedError(
                 NOT_FOUND, f"There is no service {parts[0]!r}; register the address that serves it."
@@ -132,13 +132,13 @@ class Invoking:
         content = await body(request, self.bounds.body)
         check_input(handler, request, content)
         return Submit(
-            id=ids.shown(ids.new_id()),
+            id=ids.format_id(ids.make_id()),
             service=target.service,
             handler=target.handler,
             key=target.key or "",
             argument=content,
-            headers=kept_headers(request),
-            idempotency_key=idempotency_key(request),
+            headers=select_headers(request),
+            idempotency_key=parse_idempotency_key(request),
             at=round(time.time() * 1_000) + later if later else 0,
         )
 
@@ -167,10 +167,10 @@ def _parse_delay(request: Request, *, send: bool) -> int:
         return 0
     if unknown := sorted(set(asked) - {"delay"}):
         raise RefusedError(BAD, f"The parameter {unknown[0]!r} is unknown; /send takes delay.")
-    return milliseconds(asked["delay"]) if "delay" in asked else 0
+    return parse_delay(asked["delay"]) if "delay" in asked else 0
 
 
-def handler_of(service: Service, name: str) -> Handler:
+def get_handler(service: Service, name: str) -> Handler:
     """The handler of that name. Raises RefusedError (404)."""
     found = service.handler(name)
     if found is None:
@@ -181,13 +181,13 @@ def handler_of(service: Service, name: str) -> Handler:
     return found
 
 
-def raw_path(request: Request) -> bytes:
+def get_raw_path(request: Request) -> bytes:
     """The path as it was sent, below the application's own."""
     raw = bytes(request.scope.get("raw_path") or request.scope["path"].encode())
     return raw.partition(b"?")[0].removeprefix(request.scope.get("root_path", "").encode())
 
 
-def idempotency_key(request: Request) -> str | None:
+def parse_idempotency_key(request: Request) -> str | None:
     """The key of the request, None if it has none. Raises RefusedError (400)."""
     given = request.headers.getlist("idempotency-key")
     if not given:

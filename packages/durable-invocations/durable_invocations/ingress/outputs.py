@@ -8,18 +8,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from durable_invocations.ingress.backend import Backend
-from durable_invocations.ingress.bodies import JSON, body, media_type, parsed
+from durable_invocations.ingress.bodies import JSON, body, get_media_type, parse_json
 from durable_invocations.ingress.inputs import answer
-from durable_invocations.ingress.invoking import Bounds, Waiting, raw_path, unknown
+from durable_invocations.ingress.invoking import Bounds, Waiting, get_raw_path, make_unknown_error
 from durable_invocations.ingress.refusals import (
     BAD,
     NOT_FOUND,
     NOT_READY,
     PLAIN,
     RefusedError,
-    told,
+    make_error_response,
 )
-from durable_invocations.ingress.targets import segments
+from durable_invocations.ingress.targets import split_path
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import Result, Value
 from durable_invocations.protocol.services import HandlerKind
@@ -46,20 +46,20 @@ class Outputs:
 
     async def __call__(self, request: Request) -> Response:
         """The output; 470 from `output` while there is none."""
-        what, *named, verb = segments(raw_path(request))
+        what, *named, verb = split_path(get_raw_path(request))
         id_ = await self._resolve_id(what, tuple(named))
         if verb not in {"attach", "output"}:
             raise RefusedError(NOT_FOUND, f"There is no {verb!r} here; use attach or output.")
         # One after the other, so that many who ask for one large output hold up nobody else.
-        async with self.waiting.sending.turn(id_):
+        async with self.waiting.sending.get_turn(id_):
             found: Invocation | None = await self.backend.read(self.backend.store.invocation, id_)
             if found is None:
-                raise unknown(id_)
+                raise make_unknown_error(id_)
             if found.result is not None:
                 return await self._build_response(found, found.result)
         if verb == "output":
             message = f"The invocation {id_} has not ended: it is {found.status.label}."
-            return told(NOT_READY, NOT_READY, message)
+            return make_error_response(NOT_READY, NOT_READY, message)
         self.waiting.check()
         return await self._build_response(found, await self.waiting.result(request, id_))
 
@@ -95,7 +95,7 @@ class Outputs:
         arguments = (service, key, handler, idempotency_key)
         found: str | None = await self.backend.read(self.backend.store.find, *arguments)
         if found is None:
-            raise unknown("/".join(filter(None, arguments)))
+            raise make_unknown_error("/".join(filter(None, arguments)))
         return found
 
     async def _find_handler(self, found: Invocation) -> Handler | None:
@@ -113,7 +113,7 @@ class Awakeables:
 
     async def __call__(self, request: Request) -> Response:
         """202; `changed` is false if the awakeable was completed before."""
-        parts = segments(raw_path(request))
+        parts = split_path(get_raw_path(request))
         if len(parts) != _PARTS or parts[-1] not in {"resolve", "reject"}:
             form = "/restate/awakeables/{id}/resolve, or …/reject"
             raise RefusedError(NOT_FOUND, f"Complete an awakeable by {form}.")
@@ -126,9 +126,9 @@ class Awakeables:
     async def _read_result(self, request: Request, verb: str) -> Result:
         if verb == "resolve":
             content = await body(request, self.bounds.body)
-            if content and media_type(request) == JSON:
+            if content and get_media_type(request) == JSON:
                 # Who waits for it could not read it, and it cannot be completed again.
-                parsed(content)
+                parse_json(content)
             return Value(value=content)
         reason = await body(request, _REASON_BYTES)
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from starlette.datastructures import Headers
 
 from durable_invocations.errors import ConfigError
-from durable_invocations.ingress.refusals import UNAUTHENTICATED, told
+from durable_invocations.ingress.refusals import UNAUTHENTICATED, make_error_response
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -20,7 +20,7 @@ SHORTEST = 16
 _BEARER = re.compile(r"bearer +([!-~]{1,4096}) *", re.IGNORECASE)
 
 
-def checked(token: str, setting: str = "token") -> str:
+def check_token(token: str, setting: str = "token") -> str:
     """A configured token, as it is. Raises ConfigError for one that is no secret."""
     if not re.fullmatch(r"[!-~]*", token) or 0 < len(token) < SHORTEST:
         raise ConfigError(
@@ -49,7 +49,7 @@ class Gate:
         elif not self._is_admitted(Headers(scope=scope).getlist("authorization")):
             reason = f"Send `Authorization: Bearer …` with {self.name}."
             headers = {"WWW-Authenticate": "Bearer", "Connection": "close"}
-            refused = told(UNAUTHENTICATED, UNAUTHENTICATED, reason, headers)
+            refused = make_error_response(UNAUTHENTICATED, UNAUTHENTICATED, reason, headers)
             await refused(scope, receive, send)
         else:
             await self.app(scope, receive, send)

@@ -10,19 +10,19 @@ from durable_invocations.journal.handler_state import (
     Attempt,
     Phase,
     Step,
-    added,
-    ended,
-    failed,
-    suspended,
+    add_entry,
+    end_if_returned,
+    fail_attempt,
+    suspend_if_waiting,
 )
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import ProtocolError
 from durable_invocations.protocol.frames import Frame
-from durable_invocations.protocol.results import result_of
-from durable_invocations.protocol.versions import needed
+from durable_invocations.protocol.results import get_result
+from durable_invocations.protocol.versions import get_needed_version
 
 
-def issued(state: Attempt, event: events.Issued) -> Step:
+def handle_issued(state: Attempt, event: events.Issued) -> Step:
     if state.replaying:
         return _replay_entry(state, event)
     _check_supported(state, event.entry)
@@ -31,31 +31,31 @@ def issued(state: Attempt, event: events.Issued) -> Step:
     return state, (*more, *out)
 
 
-def begun(state: Attempt, event: events.Begun) -> Step:
+def handle_begun(state: Attempt, event: events.Begun) -> Step:
     if state.replaying:
         return _replay_entry(state, event)
     return _take_entry(state, None), (events.Execute(index=state.issued),)
 
 
-def finished(state: Attempt, event: events.Finished) -> Step:
+def handle_finished(state: Attempt, event: events.Finished) -> Step:
     if state.held.get(event.index, event.entry) is not None:
         raise ProtocolError(f"Entry {event.index} is no Run that waits for its result.")
     return _flush_entries(replace(state, held={**state.held, event.index: event.entry}))
 
 
-def awaited(state: Attempt, event: events.Awaited) -> Step:
-    return suspended(replace(state, awaited=event.indexes))
+def handle_awaited(state: Attempt, event: events.Awaited) -> Step:
+    return suspend_if_waiting(replace(state, awaited=event.indexes))
 
 
-def returned(state: Attempt, event: events.Returned) -> Step:
+def handle_returned(state: Attempt, event: events.Returned) -> Step:
     if state.replaying:
         assert event.recorded is not None, "a replayed entry comes with the event"
         matching.check(state.issued, None, event.recorded)
-    return ended(replace(state, returned=True))
+    return end_if_returned(replace(state, returned=True))
 
 
-def broke(state: Attempt, event: events.Failed) -> Step:
-    return failed(state, event.report)
+def handle_failed(state: Attempt, event: events.Failed) -> Step:
+    return fail_attempt(state, event.report)
 
 
 def _replay_entry(state: Attempt, event: events.Issued | events.Begun) -> Step:
@@ -70,7 +70,7 @@ def _replay_entry(state: Attempt, event: events.Issued | events.Begun) -> Step:
 
 
 def _resolve_entry(entry: Frame, index: int) -> tuple[events.OutEvent, ...]:
-    result = result_of(entry.message())
+    result = get_result(entry.message())
     if result is None:
         raise ProtocolError(f"Entry {index} is a Run without a result.")
     return (events.Resolve(index=index, result=result),)
@@ -88,20 +88,20 @@ def _flush_entries(state: Attempt) -> Step:
     while (entry := state.held.get(state.sent)) is not None:
         out.append(events.Send(frame=entry))
         state = _send_entry(state, entry)
-    state, more = ended(state) if state.returned else suspended(state)
+    state, more = end_if_returned(state) if state.returned else suspend_if_waiting(state)
     return state, (*out, *more)
 
 
 def _send_entry(state: Attempt, entry: Frame) -> Attempt:
     index = state.sent
     held = {each: held for each, held in state.held.items() if each != index}
-    unacked = state.unacked | bits.bit(index) * entry.requires_ack
-    return replace(added(state, entry), held=held, unacked=unacked)
+    unacked = state.unacked | bits.make_bit(index) * entry.requires_ack
+    return replace(add_entry(state, entry), held=held, unacked=unacked)
 
 
 def _check_supported(state: Attempt, entry: Frame) -> None:
-    if needed(entry) > state.version:
+    if get_needed_version(entry) > state.version:
         raise ProtocolError(
-            f"{entry.kind} needs version {needed(entry)} of the protocol, and the runtime speaks "
+            f"{entry.kind} needs version {get_needed_version(entry)} of the protocol, and the runtime speaks "
             f"{state.version}; upgrade it, or do without."
         )

@@ -7,14 +7,20 @@ from typing import Any
 
 from durable_invocations.journal import bits
 from durable_invocations.journal import handler_events as events
-from durable_invocations.journal.handler_state import Attempt, Phase, Step, added, suspended
+from durable_invocations.journal.handler_state import (
+    Attempt,
+    Phase,
+    Step,
+    add_entry,
+    suspend_if_waiting,
+)
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import ProtocolError, read_run_attempts
 from durable_invocations.protocol.frames import ONEOF, Frame
-from durable_invocations.protocol.results import result_of
+from durable_invocations.protocol.results import get_result
 
 
-def received(state: Attempt, event: events.Received) -> Step:
+def handle_received(state: Attempt, event: events.Received) -> Step:
     got = event.frame
     if state.known is None:
         return _handle_start(state, got)
@@ -30,14 +36,14 @@ def received(state: Attempt, event: events.Received) -> Step:
     )
 
 
-def input_closed(state: Attempt, _: events.InputClosed) -> Step:
+def handle_input_closed(state: Attempt, _: events.InputClosed) -> Step:
     if state.phase is Phase.STARTING:
         known = "unknown many" if state.known is None else state.known
         raise ProtocolError(
             f"The stream ended after {state.sent} of {known} entries of the replay; the runtime "
             "or the connection broke."
         )
-    return suspended(replace(state, input_closed=True))
+    return suspend_if_waiting(replace(state, input_closed=True))
 
 
 def _handle_start(state: Attempt, got: Frame) -> Step:
@@ -59,7 +65,7 @@ def _record_entry(state: Attempt, known: int, got: Frame) -> Step:
         )
     if got.kind.custom:
         _ = got.name  # Raises for fields that custom entries must not use.
-    state, out = added(state, got), events.Recorded(index=index, entry=got)
+    state, out = add_entry(state, got), events.Recorded(index=index, entry=got)
     if state.sent < known:
         return state, (out,)
     return replace(state, phase=Phase.REPLAYING), (out, events.Ready())
@@ -68,7 +74,7 @@ def _record_entry(state: Attempt, known: int, got: Frame) -> Step:
 def _handle_completion(state: Attempt, message: Any) -> Step:
     index, variant = message.entry_index, message.WhichOneof(ONEOF)
     allowed = {"empty": state.empties, "value": state.values, "failure": state.completable}
-    result = result_of(message)
+    result = get_result(message)
     if result is None or not bits.has(allowed[variant], index):
         raise ProtocolError(
             f"The runtime completed entry {index} with {variant or 'no result'}: it was not sent, "
@@ -77,7 +83,7 @@ def _handle_completion(state: Attempt, message: Any) -> Step:
     if not bits.has(state.open, index):
         # It cannot become another: the first result stands.
         return state, ()
-    state = replace(state, open=state.open & ~bits.bit(index))
+    state = replace(state, open=state.open & ~bits.make_bit(index))
     return state, (events.Resolve(index=index, result=result),)
 
 
@@ -85,6 +91,6 @@ def _handle_ack(state: Attempt, index: int) -> Step:
     """Entries are stored in order: an ack of one says that those before it are stored."""
     if index >= state.sent:
         raise ProtocolError(f"The runtime acknowledged entry {index}, of {state.sent} that it has.")
-    told = state.unacked & bits.up_to(index)
+    told = state.unacked & bits.mask_up_to(index)
     state = replace(state, unacked=state.unacked & ~told)
-    return state, tuple(events.Acknowledged(index=each) for each in bits.each(told))
+    return state, tuple(events.Acknowledged(index=each) for each in bits.iter_indexes(told))

@@ -37,10 +37,10 @@ def check(index: int, issued: Frame | None, recorded: Frame, where: str = "") ->
     found = (
         "ends"
         if issued is None
-        else f"issues {described(issued)}{_describe_difference(issued, recorded)}"
+        else f"issues {describe_entry(issued)}{_describe_difference(issued, recorded)}"
     )
     raise JournalMismatchError(
-        f"Entry {index} of the journal is {described(recorded)}, but the handler {found}{at}. A "
+        f"Entry {index} of the journal is {describe_entry(recorded)}, but the handler {found}{at}. A "
         "handler must take the same steps in each attempt: restore the code that the invocation "
         "began with, or kill the invocation.",
         kind=recorded.code,
@@ -55,7 +55,7 @@ def matches(issued: Frame, recorded: Frame) -> bool:
     return issued.kind.custom or _get_identity(issued) == _get_identity(recorded)
 
 
-def described(entry: Frame) -> str:
+def describe_entry(entry: Frame) -> str:
     """The entry for people: its type and what identifies it, as in `Call service_name='A'`."""
     if entry.kind.custom:
         return f"{entry.kind.name} 0x{entry.code:04X}"
@@ -66,7 +66,7 @@ def described(entry: Frame) -> str:
 
 def _describe_difference(issued: Frame, recorded: Frame) -> str:
     """What differs where both are described alike; the values may be users' secrets."""
-    if described(issued) != described(recorded):
+    if describe_entry(issued) != describe_entry(recorded):
         return ""
     one, other = (
         {part.name: value for part, value in _get_identity(each).ListFields()}

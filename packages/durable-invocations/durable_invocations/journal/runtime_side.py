@@ -18,7 +18,7 @@ from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import UNKNOWN, ErrorReport, ProtocolError
 from durable_invocations.protocol.frames import Frame, frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import completion
+from durable_invocations.protocol.results import make_completion
 from durable_invocations.protocol.versions import NEWEST
 
 
@@ -56,12 +56,12 @@ class Attempt:
 Step = tuple[Attempt, tuple[events.OutEvent, ...]]
 
 
-def begun(journal: Iterable[Frame], *, duplex: bool, version: int = NEWEST) -> Attempt:
+def begin_attempt(journal: Iterable[Frame], *, duplex: bool, version: int = NEWEST) -> Attempt:
     """An attempt that replays this journal, each entry with its result if there is one."""
     length, still_open, output = 0, 0, None
     for index, entry in enumerate(journal):
         length = index + 1
-        still_open |= bits.bit(index) * (entry.kind.completable and not entry.completed)
+        still_open |= bits.make_bit(index) * (entry.kind.completable and not entry.completed)
         output = index if entry.code == kinds.OUTPUT.code else output
     return Attempt(
         version=version, duplex=duplex, length=length, stored=length, open=still_open, output=output
@@ -107,7 +107,7 @@ def _accept_entry(state: Attempt, entry: Frame) -> Step:
     if state.output is not None:
         raise ProtocolError(f"Entry {index}, {entry.kind}, comes after the Output.")
     validity.check(index, entry, state.version)
-    mark = bits.bit(index)
+    mark = bits.make_bit(index)
     state = replace(
         state,
         length=index + 1,
@@ -175,8 +175,8 @@ def _handle_completion_ready(state: Attempt, event: events.CompletionReady) -> S
     if not bits.has(state.open & ~state.told, index):
         return state, ()
     tells = state.duplex and state.last is None
-    state = replace(state, told=state.told | bits.bit(index))
-    return state, (events.Notify(frame=completion(index, event.result)),) if tells else ()
+    state = replace(state, told=state.told | bits.make_bit(index))
+    return state, (events.Notify(frame=make_completion(index, event.result)),) if tells else ()
 
 
 _STEPS: Mapping[type, Callable[[Attempt, Any], Step]] = MappingProxyType(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from durable_invocations.protocol.failures import MessageTooLargeError, ProtocolError
 from durable_invocations.protocol.frames import HEADER, Frame, check_flags
-from durable_invocations.protocol.kinds import kind_of
+from durable_invocations.protocol.kinds import get_kind
 
 MIB = 1 << 20
 
@@ -80,7 +80,7 @@ class Decoder:
 
     def _check_header(self, code: int, flags: int, length: int) -> None:
         """Refuse by the header what is not allowed, before its body is held."""
-        kind, limits = kind_of(code), self._limits
+        kind, limits = get_kind(code), self._limits
         check_flags(kind, flags)
         if length > limits.message_bytes:
             raise _make_size_error(f"A message {kind}", length, limits.message_bytes, "bytes")

@@ -123,7 +123,7 @@ OF_MESSAGE: Mapping[str, Kind] = MappingProxyType(
 """The types by the full names of their messages."""
 
 
-def kind_of(code: int) -> Kind:
+def get_kind(code: int) -> Kind:
     """The type with this code, a custom one from 0xFC00 on. Raises ProtocolError if unknown."""
     known = KINDS.get(code)
     if known is not None:

@@ -29,7 +29,7 @@ Result = Value | Empty | Failure
 EMPTY = Empty()
 
 
-def result_of(message: Any) -> Result | None:
+def get_result(message: Any) -> Result | None:
     """The result that a message has, None if it has none yet."""
     variant = message.WhichOneof(ONEOF)
     if variant is None:
@@ -62,11 +62,11 @@ def put(message: Any, result: Result, kind: Kind) -> None:
 def check(kind: Kind, result: Result) -> None:
     """Raises ProtocolError if entries of this kind cannot have such a result."""
     variant = type(result).__name__.lower()
-    if kind.message is None or variant not in variants(kind):
+    if kind.message is None or variant not in list_variants(kind):
         raise ProtocolError(f"An entry {kind} has no result of the form {variant!r}.")
 
 
-def variants(kind: Kind) -> frozenset[str]:
+def list_variants(kind: Kind) -> frozenset[str]:
     """The forms that results of this kind have, of `empty`, `value` and `failure`."""
     if kind.message is None:
         return frozenset()
@@ -74,7 +74,7 @@ def variants(kind: Kind) -> frozenset[str]:
     return frozenset(each.name for each in oneof.fields) if oneof else frozenset()
 
 
-def completion(index: int, result: Result) -> Frame:
+def make_completion(index: int, result: Result) -> Frame:
     """The message that completes the entry at `index`."""
     message = pb.CompletionMessage(entry_index=index)
     if isinstance(result, Failure):
@@ -86,12 +86,12 @@ def completion(index: int, result: Result) -> Frame:
     return frame(message)
 
 
-def state_keys(value: bytes) -> list[bytes]:
+def parse_state_keys(value: bytes) -> list[bytes]:
     """The keys in the value of a GetStateKeys. Raises ProtocolError if it holds none."""
     return list(_parse_keys(value).keys)
 
 
-def keys_value(keys: list[bytes]) -> Value:
+def make_keys_value(keys: list[bytes]) -> Value:
     """The value of a GetStateKeys."""
     return Value(value=pb.GetStateKeysEntryMessage.StateKeys(keys=keys).SerializeToString())
 

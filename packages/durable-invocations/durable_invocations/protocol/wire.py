@@ -15,7 +15,7 @@ RESULT = frozenset({13, 14, 15})
 """The fields of completable entries, which custom entries must not use."""
 
 
-def named(body: bytes) -> str:
+def parse_name(body: bytes) -> str:
     """A custom entry's name, "" if it has none.
 
     Raises ProtocolError for a body that is no protobuf message, or uses the fields of results.

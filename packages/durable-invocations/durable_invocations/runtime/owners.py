@@ -25,7 +25,7 @@ class Watch:
     _looked: float | None = None
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
-    def dead(self, beats: Mapping[str, int], now: float) -> tuple[tuple[str, int], ...]:
+    def find_dead(self, beats: Mapping[str, int], now: float) -> tuple[tuple[str, int], ...]:
         """The runtimes, with their beats, that stood still for `silent` seconds until `now`."""
         passed = 0.0 if self._looked is None else min(now - self._looked, self.silent / LOOKS)
         self._looked = now

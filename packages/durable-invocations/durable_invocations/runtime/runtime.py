@@ -17,7 +17,7 @@ from durable_invocations.runtime.driving.course import take_error
 from durable_invocations.runtime.driving.drives import Drives
 from durable_invocations.runtime.driving.tools import Tools
 from durable_invocations.runtime.http.client import HttpClient
-from durable_invocations.runtime.http.discovery import discovered
+from durable_invocations.runtime.http.discovery import discover_deployment
 from durable_invocations.runtime.owners import Watch
 from durable_invocations.runtime.registering import registered
 from durable_invocations.runtime.settings import AFTER_ERROR_SECONDS, Settings
@@ -64,7 +64,7 @@ class Runtime:
         self._client = HttpClient(trusted=self._settings.trusted)
         self._writer = Writer(self.store, self._handle_changes, patience=self._settings.patience)
         self._claims = Claims(self._settings.owner, self._put_operation)
-        self._drives = Drives(self._build_tools(), self._claims.freed)
+        self._drives = Drives(self._build_tools(), self._claims.note_freed)
         self._tasks: list[asyncio.Future[None]] = []
         await self._writer.__aenter__()
         try:
@@ -109,17 +109,19 @@ class Runtime:
         """What the store answers, without blocking the loop. Raises UnavailableError."""
         return await self._writer.read(question, *arguments)
 
-    async def ended(self, id_: str) -> Result | None:
+    async def wait_for_result(self, id_: str) -> Result | None:
         """Wait for an invocation's end, whichever runtime brings it; None if it is unknown.
 
         Also if it ended, and was forgotten before this runtime looked for it.
         """
-        with self._waiting.future(id_) as future:
+        with self._waiting.open_future(id_) as future:
             if not future.done():
-                found = await self.read(self.store.results, [id_])
+                found = await self.read(self.store.read_results, [id_])
                 if id_ not in found:
                     return None
-                self._waiting.ended({each: one for each, one in found.items() if one is not None})
+                self._waiting.set_results(
+                    {each: one for each, one in found.items() if one is not None}
+                )
             return await future
 
     async def discover(
@@ -129,7 +131,7 @@ class Runtime:
 
         Raises ConfigError, DiscoveryError, DeploymentUnreachableError.
         """
-        return registered(await discovered(self._client, url, http=http))
+        return registered(await discover_deployment(self._client, url, http=http))
 
     async def register(
         self, url: str, *, force: bool = False, http: int | None = None
@@ -143,11 +145,11 @@ class Runtime:
     def _handle_changes(self, changes: Changes) -> None:
         """After each transaction, in their order."""
         if changes.ready:
-            self._claims.wanted()
-        if self._due.heard(changes.next_at):
+            self._claims.request_claim()
+        if self._due.note_due(changes.next_at):
             self._earlier.set()
-        self._waiting.ended(changes.ended)
-        self._drives.told(changes.news)
+        self._waiting.set_results(changes.ended)
+        self._drives.handle_news(changes.news)
         if changes.uncertain:
             self._release_lost()
             self._drives.ask_to_suspend()
@@ -166,22 +168,22 @@ class Runtime:
             self._earlier.clear()
             await _wait_within(self._earlier.wait(), wait)
             return
-        self._due.taken()
+        self._due.reset()
         fired = await self.do(op.Fire(now=self._clock()))
-        self._due.heard(fired.next_at)
+        self._due.note_due(fired.next_at)
 
     async def _poll_store(self) -> None:
         await asyncio.sleep(self._settings.poll)
-        look = await self.read(self.store.look, self._settings.owner, self._waiting.watched())
+        look = await self.read(self.store.look, self._settings.owner, self._waiting.list_watched())
         self._handle_changes(Changes(ready=look.ready, next_at=look.next_at, ended=look.ended))
-        self._waiting.gone(look.gone)
+        self._waiting.set_gone(look.gone)
         if look.news:
-            self._drives.told(await self.do(op.TakeNews(owner=self._settings.owner)))
+            self._drives.handle_news(await self.do(op.TakeNews(owner=self._settings.owner)))
 
     async def _watch_runtimes(self) -> None:
         await self.do(op.Beat(owner=self._settings.owner))
-        beats = await self.read(self.store.beats)
-        dead = self._watch.dead(beats, self._monotonic())
+        beats = await self.read(self.store.read_beats)
+        dead = self._watch.find_dead(beats, self._monotonic())
         if dead:
             count = await self.do(op.Recover(beats=dead))
             if count:
@@ -191,7 +193,7 @@ class Runtime:
 
     async def _enforce_timeouts(self) -> None:
         await asyncio.sleep(TEND_SECONDS)
-        self._drives.tend(crowded=self._claims.crowded)
+        self._drives.enforce_timeouts(crowded=self._claims.crowded)
 
     async def _prune_invocations(self) -> None:
         while await self.do(op.Prune(now=self._clock())) == op.Prune.most:
@@ -206,7 +208,7 @@ class Runtime:
             future = asyncio.get_running_loop().create_future()
             future.set_exception(error)
         else:
-            self._claims.behind(operation)
+            self._claims.claim_behind(operation)
         return future
 
     def _build_tools(self) -> Tools:

@@ -25,7 +25,7 @@ class Waiting:
         self._recent: OrderedDict[str, Result] = OrderedDict()
 
     @contextmanager
-    def future(self, id_: str) -> Iterator[asyncio.Future[Result | None]]:
+    def open_future(self, id_: str) -> Iterator[asyncio.Future[Result | None]]:
         """Gets the invocation's result when it is told, or was a moment ago; None if it is gone.
 
         Forgotten at the end of the block.
@@ -39,7 +39,7 @@ class Waiting:
         finally:
             self._remove_future(id_, made)
 
-    def ended(self, results: Mapping[str, Result]) -> None:
+    def set_results(self, results: Mapping[str, Result]) -> None:
         """Tell how invocations ended to those who wait for them."""
         for id_, result in results.items():
             self._keep_recent(id_, result)
@@ -47,13 +47,13 @@ class Waiting:
                 if not each.done():
                     each.set_result(result)
 
-    def gone(self, ids: Collection[str]) -> None:
+    def set_gone(self, ids: Collection[str]) -> None:
         """Tell those who wait for these invocations that they were forgotten."""
         for each in (each for id_ in ids for each in self._waiting.get(id_, ())):
             if not each.done():
                 each.set_result(None)
 
-    def watched(self) -> list[str]:
+    def list_watched(self) -> list[str]:
         """Invocations to look for, others at each call if there are too many for one."""
         chosen = list(islice(self._waiting, MOST_WATCHED))
         if len(self._waiting) > MOST_WATCHED:

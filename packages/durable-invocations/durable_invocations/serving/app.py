@@ -25,14 +25,14 @@ from durable_invocations.protocol.versions import (
     LOWEST,
     MANIFESTS,
     NEWEST,
-    content_type,
-    manifest_type,
-    negotiated,
-    version_of,
+    choose_version,
+    format_content_type,
+    format_manifest_type,
+    parse_version,
 )
-from durable_invocations.serving.declared.manifest import manifest
+from durable_invocations.serving.declared.manifest import build_manifest
 from durable_invocations.serving.declared.services import AnyService, Handler
-from durable_invocations.serving.draining import answered
+from durable_invocations.serving.draining import send_answer
 from durable_invocations.serving.stream import Options, Stream
 
 DISCOVERIES = frozenset({"discover", "discovery"})
@@ -85,8 +85,8 @@ class ServiceEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await WebSocketClose()(scope, receive, send)
-        elif reason := self.admission.refusal(scope):
-            await answered(_make_refusal(403, reason), receive, send, self.options.drain)
+        elif reason := self.admission.explain_refusal(scope):
+            await send_answer(_make_refusal(403, reason), receive, send, self.options.drain)
         else:
             await self._answer_request(scope, receive, send)
 
@@ -103,7 +103,7 @@ class ServiceEndpoint:
             answer = self._build_discovery(scope)
         else:
             answer = _make_refusal(404, f"No handler is served at {path}.")
-        await answered(answer, receive, send, self.options.drain)
+        await send_answer(answer, receive, send, self.options.drain)
 
     def _find_handler(self, parts: list[str]) -> Handler | None:
         if len(parts) <= _INVOKE or parts[-_INVOKE] != "invoke":
@@ -114,11 +114,11 @@ class ServiceEndpoint:
     async def _invoke_handler(
         self, handler: Handler, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        spoken = version_of(Headers(scope=scope).get("content-type"))
+        spoken = parse_version(Headers(scope=scope).get("content-type"))
         if spoken is None:
-            served = ", ".join(content_type(each) for each in range(LOWEST, NEWEST + 1))
+            served = ", ".join(format_content_type(each) for each in range(LOWEST, NEWEST + 1))
             refused = _make_refusal(415, f"Send one of {served}.")
-            await answered(refused, receive, send, self.options.drain)
+            await send_answer(refused, receive, send, self.options.drain)
             return
         stream = Stream(
             self.services[handler.service].kind,
@@ -129,23 +129,23 @@ class ServiceEndpoint:
             receive=receive,
             send=send,
         )
-        headers = {"content-type": content_type(spoken), SERVER: _get_server_name()}
+        headers = {"content-type": format_content_type(spoken), SERVER: _get_server_name()}
         await stream.serve([(key.encode(), value.encode()) for key, value in headers.items()])
 
     def _build_discovery(self, scope: Scope) -> Response:
         if scope["method"] != "GET":
             return _make_refusal(405, "A manifest is asked for with GET.", allow="GET")
-        chosen = negotiated(", ".join(Headers(scope=scope).getlist("accept")))
+        chosen = choose_version(", ".join(Headers(scope=scope).getlist("accept")))
         if chosen is None:
-            served = " or ".join(manifest_type(each) for each in sorted(MANIFESTS))
+            served = " or ".join(format_manifest_type(each) for each in sorted(MANIFESTS))
             return _make_refusal(406, f"Accept {served}.")
-        told = manifest(
+        told = build_manifest(
             self.services.values(),
             version=chosen,
             duplex=_is_duplex(scope),
             protocols=(LOWEST, NEWEST),
         )
-        headers = {"content-type": manifest_type(chosen), SERVER: _get_server_name()}
+        headers = {"content-type": format_manifest_type(chosen), SERVER: _get_server_name()}
         return Response(json.dumps(told), headers=headers)
 
 

@@ -11,14 +11,14 @@ from durable_invocations.protocol.failures import ErrorReport, Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.serving.attempts.attempt import Attempt
 from durable_invocations.serving.attempts.operations import BAD_REQUEST
-from durable_invocations.serving.attempts.reports import report, said
+from durable_invocations.serving.attempts.reports import format_error, report
 from durable_invocations.serving.context import Context
 from durable_invocations.serving.declared.serde import JSON, check_numbers
 from durable_invocations.serving.declared.services import Handler
 from durable_invocations.serving.errors import TerminalError
 
 
-async def handled(attempt: Attempt, *, tracebacks: bool) -> None:
+async def handle_attempt(attempt: Attempt, *, tracebacks: bool) -> None:
     """Call the attempt's handler with its input. What it raises ends the attempt, not the caller.
 
     With `tracebacks` the runtime is told where it failed.
@@ -36,13 +36,13 @@ async def handled(attempt: Attempt, *, tracebacks: bool) -> None:
 
 
 async def _call_handler(attempt: Attempt) -> pb.OutputEntryMessage:
-    given = attempt.input()
+    given = attempt.read_input()
     context = Context(attempt, _join_headers(given.headers))
     try:
         arguments = _parse_arguments(attempt.handler, given.value)
         result = await attempt.handler.function(context, *arguments)
     except TerminalError as error:
-        failure = Failure(code=error.status, message=said(error))
+        failure = Failure(code=error.status, message=format_error(error))
         return pb.OutputEntryMessage(failure=failure.written())
     serde = attempt.handler.output
     body = serde.dumps(result)
@@ -61,7 +61,7 @@ def _join_headers(given: Iterable[pb.Header]) -> dict[str, str]:
 
 def _parse_arguments(handler: Handler, body: bytes) -> tuple[Any, ...]:
     try:
-        return handler.arguments(body)
+        return handler.parse_arguments(body)
     except ValueError as error:
         why = f"The argument of {handler.called} does not fit: {error}"
         raise TerminalError(why, BAD_REQUEST) from None

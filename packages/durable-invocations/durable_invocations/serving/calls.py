@@ -66,7 +66,7 @@ class KeyedRequest:
 Target = str | Begun | WorkflowRun | KeyedRequest
 
 
-def targeted(message: Any, target: Target) -> Any:
+def set_target(message: Any, target: Target) -> Any:
     """The message, with the invocation that it is about."""
     if isinstance(target, str):
         message.invocation_id = target

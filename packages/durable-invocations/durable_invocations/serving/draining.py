@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Send
 
 
-async def answered(response: Response, receive: Receive, send: Send, seconds: float) -> None:
+async def send_answer(response: Response, receive: Receive, send: Send, seconds: float) -> None:
     """Send the answer to a request that nobody has read; its last piece once that is read.
 
     After so many seconds the request is not waited for any longer.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import ServiceKind
-from durable_invocations.serving.attempts.operations import Operation, given, nothing
+from durable_invocations.serving.attempts.operations import Operation, given, ignore_result
 from durable_invocations.serving.errors import ContextError
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ class Promise:
         """Give the value. Awaiting it raises TerminalError if the promise was kept before."""
         dumped = self._serde.dumps(value)
         message = pb.CompletePromiseEntryMessage(key=self._name, completion_value=dumped)
-        return self._attempt.operation(message, nothing)
+        return self._attempt.operation(message, ignore_result)
 
     def reject(self, message: str, status: int = 500) -> Operation[None]:
         """Give a failure instead. Awaiting it raises TerminalError if it was kept before."""
         failure = Failure(code=status, message=message).written()
         entry = pb.CompletePromiseEntryMessage(key=self._name, completion_failure=failure)
-        return self._attempt.operation(entry, nothing)
+        return self._attempt.operation(entry, ignore_result)

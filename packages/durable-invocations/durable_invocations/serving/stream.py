@@ -16,7 +16,7 @@ from durable_invocations.protocol.decoding import DEFAULT, Decoder, Limits
 from durable_invocations.protocol.failures import JOURNAL_MISMATCH, ErrorReport, ProtocolError
 from durable_invocations.protocol.services import ServiceKind
 from durable_invocations.serving.attempts.attempt import Attempt
-from durable_invocations.serving.calling import handled
+from durable_invocations.serving.calling import handle_attempt
 from durable_invocations.serving.declared.services import Handler
 
 Message = MutableMapping[str, Any]
@@ -88,7 +88,7 @@ class Stream:
         try:
             if self._journal.closed is None:
                 self._attempt.task = asyncio.create_task(
-                    handled(self._attempt, tracebacks=self._options.tracebacks)
+                    handle_attempt(self._attempt, tracebacks=self._options.tracebacks)
                 )
                 tasks.append(self._attempt.task)
                 await asyncio.sleep(0)
@@ -153,7 +153,7 @@ class Stream:
             await self._send_piece(more=False)
 
     async def _send_piece(self, *, more: bool) -> None:
-        body = self._journal.taken()
+        body = self._journal.take_output()
         if body or not more:
             await self._send_message(
                 {"type": "http.response.body", "body": body, "more_body": more}
@@ -168,7 +168,7 @@ class Stream:
 
     def _note_hangup(self) -> None:
         self._open, self._gone = False, True
-        self._journal.abandon()
+        self._journal.abort()
 
     async def _drain_request(self) -> None:
         with anyio.move_on_after(self._options.drain) as scope:

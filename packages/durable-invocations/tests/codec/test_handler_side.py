@@ -9,7 +9,7 @@ from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import ErrorReport, Failure
 from durable_invocations.protocol.frames import Frame, frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import EMPTY, Value, completion
+from durable_invocations.protocol.results import EMPTY, Value, make_completion
 
 INPUT = frame(pb.InputEntryMessage(value=b"in"))
 OUTPUT = frame(pb.OutputEntryMessage(value=b"out"))
@@ -107,7 +107,7 @@ def test_recorded_entries_are_not_sent_again_and_their_results_are_told():
 def test_a_completion_may_come_before_the_handler_issues_its_entry():
     side = Side(SLEPT, AWAKEABLE)
     told = h.Resolve(index=2, result=Value(value=b"x"))
-    assert side.do(completion(2, told.result)) == [told]
+    assert side.do(make_completion(2, told.result)) == [told]
     assert side.do(SLEEP, AWAKEABLE) == [h.Resolve(index=1, result=EMPTY)]
     assert side.do(OUTPUT, h.Returned()) == [h.Send(frame=OUTPUT), *ENDED]
 
@@ -167,7 +167,7 @@ def test_a_handler_suspends_on_a_run_that_is_not_acknowledged():
 
 def test_a_handler_does_not_suspend_while_it_can_go_on():
     side = Side(SLEEP, AWAKEABLE)
-    assert side.do(SLEEP, AWAKEABLE, waits(1, 2), completion(2, Value(value=b""))) != []
+    assert side.do(SLEEP, AWAKEABLE, waits(1, 2), make_completion(2, Value(value=b""))) != []
     assert side.do(h.InputClosed()) == []
     assert side.do(waits(1, 2)) == []
     assert side.do(waits(1)) == suspension(1)
@@ -187,22 +187,22 @@ def test_a_failure_is_reported_and_its_delay_is_not_told_to_version_1():
 
 def test_the_first_result_of_an_entry_stands():
     side = Side(AWAKEABLE)
-    (first,) = side.do(AWAKEABLE, completion(1, Failure(code=500, message="no")))
+    (first,) = side.do(AWAKEABLE, make_completion(1, Failure(code=500, message="no")))
     assert first == h.Resolve(index=1, result=Failure(code=500, message="no"))
-    assert side.do(completion(1, Value(value=b"late"))) == []
+    assert side.do(make_completion(1, Value(value=b"late"))) == []
 
 
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
         (frame(pb.CompletionMessage(entry_index=1)), "no result"),
-        (completion(1, Value(value=b"x")), "entry 1 with value"),
-        (completion(2, EMPTY), "entry 2 with empty"),
-        (completion(0, EMPTY), "entry 0"),
-        (completion(0, Value(value=b"")), "entry 0"),
-        (completion(0, Failure(code=500, message="")), "entry 0"),
-        (completion(3, EMPTY), "entry 3"),
-        (completion(2**32 - 1, EMPTY), "entry 4294967295"),
+        (make_completion(1, Value(value=b"x")), "entry 1 with value"),
+        (make_completion(2, EMPTY), "entry 2 with empty"),
+        (make_completion(0, EMPTY), "entry 0"),
+        (make_completion(0, Value(value=b"")), "entry 0"),
+        (make_completion(0, Failure(code=500, message="")), "entry 0"),
+        (make_completion(3, EMPTY), "entry 3"),
+        (make_completion(2**32 - 1, EMPTY), "entry 4294967295"),
         (ack(3), "entry 3, of 3"),
         (ack(2**32 - 1), "entry 4294967295"),
         (h.Received(frame=SET), "after the replay"),
@@ -229,7 +229,7 @@ def test_what_a_runtime_may_not_send_after_the_replay(sent, said):
         ([frame(pb.StartMessage(known_entries=2)), INPUT], "1 of 2 entries"),
         ([frame(pb.StartMessage(known_entries=2)), SET], "as entry 0"),
         ([frame(pb.StartMessage(known_entries=2)), INPUT, INPUT], "as entry 1"),
-        ([frame(pb.StartMessage(known_entries=2)), INPUT, completion(0, EMPTY)], "as entry 1"),
+        ([frame(pb.StartMessage(known_entries=2)), INPUT, make_completion(0, EMPTY)], "as entry 1"),
         *(
             ([frame(pb.StartMessage(known_entries=2)), INPUT, Frame(code=0xFC00, body=body)], said)
             for body, said in ((b"\x72\x00", "uses the field 14"), (b"\xff", "no protobuf"))

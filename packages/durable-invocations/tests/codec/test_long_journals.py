@@ -38,7 +38,7 @@ def open_calls(count):
     for message in (frame(pb.StartMessage(known_entries=1)), INPUT):
         handler, _ = handler_side.step(handler, h.Received(frame=message))
     handler, _ = handler_side.step(handler, h.Issued(entry=INPUT, recorded=INPUT))
-    runtime, _ = runtime_side.step(runtime_side.begun([INPUT], duplex=True), r.Replayed())
+    runtime, _ = runtime_side.step(runtime_side.begin_attempt([INPUT], duplex=True), r.Replayed())
     call = frame(pb.CallEntryMessage(service_name="S", handler_name="h"))
     for index in range(1, count + 1):
         handler, (sent,) = handler_side.step(handler, h.Issued(entry=call))
@@ -56,6 +56,6 @@ def test_a_replay_takes_time_in_proportion_to_its_runs():
 
 def test_open_calls_take_time_in_proportion_on_either_side():
     handler, runtime = open_calls(ENTRIES)
-    assert list(bits.each(handler.open)) == list(range(1, ENTRIES + 1))
+    assert list(bits.iter_indexes(handler.open)) == list(range(1, ENTRIES + 1))
     assert handler.open == runtime.open
     assert time_growth(open_calls, ENTRIES // 8, ENTRIES) < 8 * SLACK

@@ -7,7 +7,7 @@ from durable_invocations.journal import runtime_side
 from durable_invocations.protocol.failures import UNKNOWN, ErrorReport, Failure
 from durable_invocations.protocol.frames import Frame, frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import EMPTY, Value, completion
+from durable_invocations.protocol.results import EMPTY, Value, make_completion
 
 INPUT = frame(pb.InputEntryMessage(value=b"in"))
 OUTPUT = frame(pb.OutputEntryMessage(value=b"out"))
@@ -30,7 +30,7 @@ def ack(index):
 
 def run(*events, journal=(INPUT,), duplex=True, version=3, replayed=True):
     """Return all that follows from the events; a frame stands for Received."""
-    state, out = runtime_side.begun(journal, duplex=duplex, version=version), []
+    state, out = runtime_side.begin_attempt(journal, duplex=duplex, version=version), []
     for event in [*([r.Replayed()] if replayed else []), *events]:
         named = r.Received(frame=event) if isinstance(event, Frame) else event
         state, more = runtime_side.step(state, named)
@@ -92,14 +92,14 @@ def test_a_suspension_may_name_an_entry_that_asked_for_an_ack():
 
 def test_a_suspension_may_cross_a_completion():
     ready = r.CompletionReady(index=1, result=EMPTY)
-    told = r.Notify(frame=completion(1, EMPTY))
+    told = r.Notify(frame=make_completion(1, EMPTY))
     out = run(ready, suspension(1), journal=(INPUT, SLEEP))
     assert out == [told, r.Suspend(indexes=(1,))]
 
 
 def test_a_completion_is_told_once_and_in_full_duplex_only():
     ready = r.CompletionReady(index=1, result=Failure(code=409, message="canceled"))
-    told = r.Notify(frame=completion(1, ready.result))
+    told = r.Notify(frame=make_completion(1, ready.result))
     assert run(ready, ready, journal=(INPUT, SLEEP)) == [told]
     assert run(ready, journal=(INPUT, SLEEP), duplex=False) == []
     ready = r.CompletionReady(index=1, result=Value(value=b""))
@@ -146,7 +146,7 @@ def test_an_invalid_entry_is_not_stored_and_ends_the_stream():
         ([SET, suspension(1)], {}, "names entry 1"),
         ([suspension(1)], {"journal": (INPUT, SLEPT)}, "names entry 1"),
         ([frame(pb.StartMessage())], {}, "Start"),
-        ([completion(1, EMPTY)], {"journal": (INPUT, SLEEP)}, "Completion"),
+        ([make_completion(1, EMPTY)], {"journal": (INPUT, SLEEP)}, "Completion"),
         ([ack(0)], {}, "EntryAck"),
         ([Frame(code=SLEEP.code, body=b"\xff")], {}, "cannot be parsed"),
         ([Frame(code=SLEEP.code, body=b"", completed=True)], {}, "COMPLETED"),

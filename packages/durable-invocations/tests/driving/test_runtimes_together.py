@@ -13,7 +13,7 @@ from scriptedservice import Scripted
 
 from durable_invocations.errors import UnavailableError
 from durable_invocations.protocol import ids
-from durable_invocations.protocol.awakeables import awakeable_id
+from durable_invocations.protocol.awakeables import make_awakeable_id
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import Value
 from durable_invocations.runtime.runtime import Runtime
@@ -74,7 +74,7 @@ async def test_what_one_runtime_is_told_reaches_the_stream_that_another_holds(tm
         await until(lambda: is_set(waiting))
         driver = one if one.store.invocation(id_).owner == one.store.owner else two
         teller = two if driver is one else one
-        name = awakeable_id(ids.parsed(id_), 1)
+        name = make_awakeable_id(ids.parse_id(id_), 1)
         await teller.runtime.do(CompleteAwakeable(awakeable=name, result=Value(value=b"7")))
         assert (await teller.end(id_), one.store.invocation(id_).attempts) == (Value(value=b"7"), 1)
 

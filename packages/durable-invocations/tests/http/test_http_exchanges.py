@@ -57,7 +57,7 @@ BOTH = pytest.mark.parametrize("version", [HTTP_1, HTTP_2])
 
 
 async def opened(client, url, version, path="/x"):
-    return await client.open(Address.parsed(url), Request(method="POST", path=path), version)
+    return await client.open(Address.parse(url), Request(method="POST", path=path), version)
 
 
 async def exchanged(client, url, version, body, path="/invoke/A/b"):

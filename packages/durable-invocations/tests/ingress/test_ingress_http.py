@@ -18,9 +18,9 @@ from durable_invocations.ingress import bodies
 from durable_invocations.ingress.app import Settings, create_app
 from durable_invocations.ingress.backend import Catalog
 from durable_invocations.ingress.invoking import Bounds
-from durable_invocations.protocol.awakeables import awakeable_id
+from durable_invocations.protocol.awakeables import make_awakeable_id
 from durable_invocations.protocol.failures import Failure
-from durable_invocations.protocol.ids import new_id, parsed, shown
+from durable_invocations.protocol.ids import format_id, make_id, parse_id
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import ServiceKind
 from durable_invocations.runtime.sql.database import open_database
@@ -142,16 +142,16 @@ async def test_services_are_read_anew_when_they_may_have_changed(hand):
     hand.store.services = services
     catalog = Catalog(hand, clock=lambda: now[0])
 
-    found = await catalog.service("Greeter", "greet")
+    found = await catalog.find_service("Greeter", "greet")
     assert found.handler("bow") is None
     for now[0] in (0.5, 0.9):
-        assert await catalog.service("Greeter", "greet") == found
-    assert await catalog.service("Nobody", "greet") is None
+        assert await catalog.find_service("Greeter", "greet") == found
+    assert await catalog.find_service("Nobody", "greet") is None
     bow = replace(found, handlers=(*found.handlers, Handler(name="bow")))
     hand.store.do(Register(deployment=Deployment(id="dp_1", url=URL), services=(bow,)))
-    assert (await catalog.service("Greeter", "ada", "bow")).handler("bow")
+    assert (await catalog.find_service("Greeter", "ada", "bow")).handler("bow")
     now[0] = 2.0
-    assert (await catalog.service("Greeter", "greet")).handler("bow")
+    assert (await catalog.find_service("Greeter", "greet")).handler("bow")
     assert asked == [0.0, 0.9, 0.9, 2.0]
 
 
@@ -247,7 +247,7 @@ def test_an_awakeable_is_resolved_or_rejected_once(http, hand):
     hand.claim()
     for index in (1, 2):
         hand.commit(id_, index, pb.AwakeableEntryMessage())
-    first, second = (awakeable_id(parsed(id_), index) for index in (1, 2))
+    first, second = (make_awakeable_id(parse_id(id_), index) for index in (1, 2))
     refused(http.post(f"/restate/awakeables/{first}/resolve", content=b"{", headers=JSON), 400)
     resolved = http.post(f"/restate/awakeables/{first}/resolve", content=b'{"a": 1}', headers=JSON)
     assert (resolved.status_code, resolved.json()) == (202, {"changed": True})
@@ -262,7 +262,7 @@ def test_an_awakeable_is_resolved_or_rejected_once(http, hand):
     assert told[1]["detail"] == {"id": first}
     assert told[1]["result"]["value"] == '{"a": 1}'
     assert told[2]["result"] == {"failure": {"code": 500, "message": "zu spät"}}
-    unknown = awakeable_id(new_id(), 1)
+    unknown = make_awakeable_id(make_id(), 1)
     refused(http.post(f"/restate/awakeables/{unknown}/resolve"), 404)
     refused(http.post("/restate/awakeables/prom_1x/resolve"), 404)
     refused(http.post(f"/restate/awakeables/{first}/finish"), 404)
@@ -311,7 +311,7 @@ def test_what_cannot_be_carried_out_says_why(http, hand, method, path, status, s
 
 
 def test_an_unknown_invocation_is_404_in_every_way(http):
-    id_ = shown(new_id())
+    id_ = format_id(make_id())
     for verb in ("attach", "output"):
         assert id_ in refused(http.get(f"/restate/invocation/{id_}/{verb}"), 404)
     refused(http.get(f"/admin/invocations/{id_}"), 404)

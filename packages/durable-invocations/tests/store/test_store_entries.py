@@ -8,12 +8,12 @@ from durable_invocations.protocol import awakeables, ids
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.frames import Frame, frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import EMPTY, state_keys
+from durable_invocations.protocol.results import EMPTY, parse_state_keys
 from durable_invocations.runtime.sql.lives import completing
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.outcomes import Committed, Done, Refused
 
-NOBODY = ids.shown(bytes(16))
+NOBODY = ids.format_id(bytes(16))
 
 
 def call(path, *, of=pb.CallEntryMessage, **more):
@@ -91,7 +91,7 @@ def test_state_is_of_a_key_and_complete_at_once(desk):
     desk.commit(mine, pb.SetStateEntryMessage(key=b"n\0", value=b""))
     desk.commit(mine, pb.SetStateEntryMessage(key=b"a", value=b"2"))
     assert desk.commit(mine, get).result == value(b"")
-    assert state_keys(desk.commit(mine, pb.GetStateKeysEntryMessage()).result.value) == [
+    assert parse_state_keys(desk.commit(mine, pb.GetStateKeysEntryMessage()).result.value) == [
         b"a",
         b"n\0",
     ]
@@ -101,7 +101,7 @@ def test_state_is_of_a_key_and_complete_at_once(desk):
     desk.commit(mine, pb.ClearStateEntryMessage(key=b"n\0"))
     assert [desk.store.state("Cart", key) for key in "kl"] == [{b"a": b"2"}, {b"n\0": b"kept"}]
     keys = desk.commit(other, pb.GetStateKeysEntryMessage()).result.value
-    assert state_keys(keys) == [b"n\0"]
+    assert parse_state_keys(keys) == [b"n\0"]
     desk.commit(mine, pb.SetStateEntryMessage(key=b"b", value=b"3"))
     desk.commit(mine, pb.ClearAllStateEntryMessage())
     assert desk.commit(mine, get).result == EMPTY
@@ -275,7 +275,7 @@ def test_an_unknown_awakeable_is_refused(desk):
     mine, gone = desk.begun(), desk.begun()
     desk.commit(mine, pb.RunEntryMessage(value=b"x"))
     desk.finish(gone)
-    ids_ = ["prom_1", "x", awakeables.awakeable_id(bytes(16), 1), awakeable_of(mine, 1)]
+    ids_ = ["prom_1", "x", awakeables.make_awakeable_id(bytes(16), 1), awakeable_of(mine, 1)]
     ids_ += [awakeable_of(mine, 2_000), awakeable_of(gone, 7)]
     for each in ids_:
         asked = pb.CompleteAwakeableEntryMessage(id=each, value=b"")

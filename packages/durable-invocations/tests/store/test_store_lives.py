@@ -16,7 +16,7 @@ from durable_invocations.runtime.store.outcomes import Done, Refused, Submitted
 
 
 def test_the_same_submission_again_is_the_same_invocation(desk):
-    id_ = ids.shown(ids.new_id())
+    id_ = ids.format_id(ids.make_id())
     assert desk.submit(id=id_) == Submitted(id=id_, is_new=True)
     assert desk.submit(id=id_) == Submitted(id=id_, is_new=False)
     assert len(desk.claim()) == 1

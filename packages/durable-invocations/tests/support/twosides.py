@@ -16,7 +16,14 @@ from durable_invocations.journal import runtime_events as r
 from durable_invocations.journal.handler_state import Attempt
 from durable_invocations.protocol.frames import Frame, frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import EMPTY, Value, keys_value, put, result_of, variants
+from durable_invocations.protocol.results import (
+    EMPTY,
+    Value,
+    get_result,
+    list_variants,
+    make_keys_value,
+    put,
+)
 
 INPUT = frame(pb.InputEntryMessage(value=b"in"))
 MOST = 4_000
@@ -26,8 +33,8 @@ MOST = 4_000
 def given(index: int, entry: Frame):
     """The result that the runtime gives to an entry: always the same, as its effect is."""
     if entry.code == 0x0804:
-        return keys_value([b"k%d" % index])
-    return Value(value=b"r%d" % index) if "value" in variants(entry.kind) else EMPTY
+        return make_keys_value([b"k%d" % index])
+    return Value(value=b"r%d" % index) if "value" in list_variants(entry.kind) else EMPTY
 
 
 def completed(entry: Frame, result) -> Frame:
@@ -48,7 +55,7 @@ def expected(program) -> bytes:
         if what == "run":
             results[position] = of
         elif what == "ask":
-            results[position] = str(result_of(frame(of).message()) or given(index, frame(of)))
+            results[position] = str(get_result(frame(of).message()) or given(index, frame(of)))
     return ";".join(shown).encode()
 
 
@@ -181,7 +188,7 @@ class AttemptRun:
     def __init__(self, world: World, duplex: bool) -> None:
         self.world, self.duplex = world, duplex
         self.handler = Handler(world.program, world.executed)
-        self.runtime = runtime_side.begun(world.journal, duplex=duplex)
+        self.runtime = runtime_side.begin_attempt(world.journal, duplex=duplex)
         start = pb.StartMessage(id=b"i" * 16, known_entries=len(world.journal))
         self.down: list = [h.Received(frame=each) for each in (frame(start), *world.journal)]
         self.storing: list[r.Commit] = []

@@ -12,7 +12,7 @@ from durable_invocations.protocol.failures import ErrorReport, ProtocolError
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.protocol.services import Mode
 from durable_invocations.runtime.driving.course import Course
-from durable_invocations.runtime.driving.opening import opening
+from durable_invocations.runtime.driving.opening import build_opening
 from durable_invocations.runtime.driving.outgoing import PIECE, Outgoing
 from durable_invocations.runtime.driving.tools import Tools
 from durable_invocations.runtime.http.exchange import (
@@ -71,19 +71,19 @@ class Attempt:
         try:
             await self._run_exchanges()
         except ProtocolError as error:
-            self._course.broken(ErrorReport.of(error, self._course.length))
+            self._course.handle_broken(ErrorReport.of(error, self._course.length))
         except DeploymentUnreachableError as error:
-            self._course.broken(ErrorReport(message=str(error)))
+            self._course.handle_broken(ErrorReport(message=str(error)))
         except asyncio.CancelledError:
             self._course.drop("the runtime stops")
             raise
         except Exception as error:
             # Else the invocation would count as driven for as long as this runtime lives.
             logger.exception("%s: its attempt broke", self.claimed.id)
-            self._course.broken(ErrorReport(message=f"{type(error).__name__}: {error}"))
-        await self._course.over()
+            self._course.handle_broken(ErrorReport(message=f"{type(error).__name__}: {error}"))
+        await self._course.wait_until_over()
 
-    def told(self, news: News) -> None:
+    def handle_news(self, news: News) -> None:
         """An entry was completed, or somebody else ended or paused the invocation."""
         if news.fence != self.claimed.fence:
             return
@@ -92,7 +92,7 @@ class Attempt:
         else:
             self._course.step(events.CompletionReady(index=news.index, result=news.result))
 
-    def idle(self, now: float) -> float:
+    def get_idle_seconds(self, now: float) -> float:
         """Seconds since the last message of either side; 0 while entries are being stored."""
         return 0.0 if self._course.storing else now - self._heard
 
@@ -107,17 +107,15 @@ class Attempt:
         else:
             self.ask_to_suspend()
 
-    def tend(self, now: float) -> None:
+    def enforce_timeouts(self, now: float) -> None:
         """Hold the attempt to its times."""
-        idle, settings = self.idle(now), self._tools.settings
+        idle, settings = self.get_idle_seconds(now), self._tools.settings
         if self._course.ending:
             if idle > LINGER_SECONDS:
                 self._abort_exchange("it stayed open after its last message")
         elif idle > settings.inactivity + settings.abort:
-            told = (
-                f"{Address.parsed(self.claimed.deployment.url)} sent no message for {idle:.0f} s."
-            )
-            self._course.broken(ErrorReport(message=told))
+            told = f"{Address.parse(self.claimed.deployment.url)} sent no message for {idle:.0f} s."
+            self._course.handle_broken(ErrorReport(message=told))
             self._abort_exchange(told)
         elif idle > settings.inactivity:
             self.ask_to_suspend()
@@ -134,8 +132,8 @@ class Attempt:
 
     async def _run_exchange(self) -> None:
         claimed, tools = self.claimed, self._tools
-        self._outgoing.begin(opening(claimed, version=self._version, now=tools.clock()))
-        address = Address.parsed(claimed.deployment.url)
+        self._outgoing.begin(build_opening(claimed, version=self._version, now=tools.clock()))
+        address = Address.parse(claimed.deployment.url)
         exchange = await tools.client.open(address, self._build_request(), claimed.deployment.http)
         self._exchange = exchange
         try:
@@ -150,7 +148,7 @@ class Attempt:
             await exchange.close()
 
     def _build_request(self) -> Request:
-        kind = versions.content_type(self._version)
+        kind = versions.format_content_type(self._version)
         return Request(
             method="POST",
             path=f"/invoke/{self.claimed.service}/{self.claimed.handler}",
@@ -167,8 +165,8 @@ class Attempt:
             await asyncio.gather(sending, return_exceptions=True)
 
     async def _receive_frames(self, exchange: Exchange) -> None:
-        head = await exchange.head()
-        self._outgoing.answered()
+        head = await exchange.read_head()
+        self._outgoing.mark_answered()
         self._heard = self._tools.monotonic()
         await self._check_head(head, exchange)
         decoder = self._make_decoder()
@@ -180,7 +178,7 @@ class Attempt:
             if self._course.ending:
                 # Handlers wait for the end of the request before they end the response.
                 self._outgoing.end()
-            await self._course.room()
+            await self._course.wait_for_room()
         decoder.end()
         self._course.step(events.StreamClosed())
 
@@ -193,14 +191,14 @@ class Attempt:
 
     async def _check_head(self, head: Head, exchange: Exchange) -> None:
         deployment = self.claimed.deployment
-        where = f"{Address.parsed(deployment.url)} answers {self._build_request().path}"
+        where = f"{Address.parse(deployment.url)} answers {self._build_request().path}"
         if head.status != _OK:
             said = (await exchange.receive())[:_EXCERPT].decode(errors="replace").strip()
             then = _GONE if head.status == _NOT_FOUND else ""
             raise UnfitAnswerError(f"{where} with status {head.status}: {said!r}.{then}")
         kind = head.headers.get("content-type")
-        if versions.version_of(kind) != self._version:
-            wanted = versions.content_type(self._version)
+        if versions.parse_version(kind) != self._version:
+            wanted = versions.format_content_type(self._version)
             raise UnfitAnswerError(f"{where} with the content type {kind!r}, and not {wanted}.")
 
     def _make_decoder(self) -> Decoder:

@@ -11,7 +11,7 @@ from typing import Any
 
 from durable_invocations.errors import UnavailableError
 from durable_invocations.journal import runtime_events as events
-from durable_invocations.journal.runtime_side import begun, step
+from durable_invocations.journal.runtime_side import begin_attempt, step
 from durable_invocations.protocol.failures import INTERNAL, MOST_RUN_NAME, ErrorReport, RunAttempts
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.runtime.driving.tools import Tools
@@ -47,7 +47,7 @@ class Course:
     ) -> None:
         self._claimed, self._tools = claimed, tools
         self._notify, self._abort = notify, abort
-        self._state = begun(claimed.journal, duplex=duplex, version=version)
+        self._state = begin_attempt(claimed.journal, duplex=duplex, version=version)
         self._leaving: asyncio.Future[Any] | None = None
         self._progress = False
         self._room = asyncio.Event()
@@ -78,7 +78,7 @@ class Course:
             self._leaving = self._put_operation(self._build_leave_operation(self._state.last))
             self._leaving.add_done_callback(take_error)
 
-    def broken(self, report: ErrorReport) -> None:
+    def handle_broken(self, report: ErrorReport) -> None:
         self.step(events.Broken(report=report))
 
     def drop(self, why: str) -> None:
@@ -86,11 +86,11 @@ class Course:
         self._end()
         self._abort(why)
 
-    async def over(self) -> None:
+    async def wait_until_over(self) -> None:
         """Wait until the store knows how the attempt ended, or somebody else drives it."""
         await self._over
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait while too many entries are being stored."""
         while self._state.length - self._state.stored > MOST_PENDING and not self._over.done():
             self._room.clear()

@@ -49,24 +49,24 @@ class Drives:
             self._places.take(each.deployment.id)
             task.add_done_callback(partial(self._handle_ended, attempt))
 
-    def told(self, news: Iterable[News]) -> None:
+    def handle_news(self, news: Iterable[News]) -> None:
         """Hand on what happened to invocations."""
         for each in news:
             attempt = self._attempts.get(each.id)
             if attempt is not None:
-                attempt.told(each)
+                attempt.handle_news(each)
 
     def ask_to_suspend(self) -> None:
         """Have those that wait begin anew, with all that is stored by then."""
         for attempt in self._tasks:
             attempt.ask_to_suspend()
 
-    def tend(self, *, crowded: bool) -> None:
+    def enforce_timeouts(self, *, crowded: bool) -> None:
         """Hold attempts to their times; where others wait for a place, have idle ones make room."""
         now = self._tools.monotonic()
         for attempt in list(self._tasks):
-            attempt.tend(now)
-            if crowded and attempt.idle(now) > self._tools.settings.yield_after:
+            attempt.enforce_timeouts(now)
+            if crowded and attempt.get_idle_seconds(now) > self._tools.settings.yield_after:
                 attempt.make_room()
 
     async def close(self) -> None:

@@ -34,7 +34,7 @@ class Outgoing:
         self._frames = deque((*opening, *self._kept))
         self._replaying = len(opening)
 
-    def answered(self) -> None:
+    def mark_answered(self) -> None:
         """The peer looks at what is sent: there is no other beginning."""
         self._answered = True
         self._kept.clear()

@@ -69,7 +69,7 @@ class Http2Connection(asyncio.Protocol):
 
     # What the pool asks.
 
-    async def settled(self, seconds: float) -> None:
+    async def wait_settled(self, seconds: float) -> None:
         """Wait for the peer's settings. Raises NotHttp2Error, DeploymentUnreachableError."""
         try:
             with anyio.fail_after(seconds):
@@ -108,7 +108,7 @@ class Http2Connection(asyncio.Protocol):
         self._schedule_ping()
         return exchange
 
-    def retire(self) -> None:
+    def stop_accepting(self) -> None:
         """Take no more exchanges; close once those that there are have ended."""
         self._retiring = True
         self._close_if_done()
@@ -130,7 +130,7 @@ class Http2Connection(asyncio.Protocol):
             self._transport.write(data)
         return len(data or b"")
 
-    async def writable(self) -> None:
+    async def wait_writable(self) -> None:
         await self._writable.wait()
 
     def forget(self, number: int) -> None:
@@ -214,7 +214,7 @@ class Http2Connection(asyncio.Protocol):
         some = self.exchanges.values() if number == 0 else (self.exchanges.get(number),)
         for each in some:
             if each is not None:
-                each.roomier()
+                each.notify_room()
 
     def _handle_terminated(self, event: h2.events.ConnectionTerminated) -> None:
         self._retiring = True
@@ -264,7 +264,7 @@ class Http2Connection(asyncio.Protocol):
         if self.exchanges and not self._heard:
             self.end(DeploymentUnreachableError(f"{self.origin} does not answer a ping."))
         elif not self.exchanges and not busy:
-            self.retire()
+            self.stop_accepting()
         else:
             self._send_ping()
 

@@ -9,7 +9,7 @@ import anyio
 from pydantic import ValidationError
 
 from durable_invocations.errors import ConfigError
-from durable_invocations.protocol.versions import LOWEST, MANIFESTS, NEWEST, manifest_type
+from durable_invocations.protocol.versions import LOWEST, MANIFESTS, NEWEST, format_manifest_type
 from durable_invocations.runtime.http.client import HTTP_1, HTTP_2, HttpClient
 from durable_invocations.runtime.http.exchange import (
     Address,
@@ -23,7 +23,7 @@ from durable_invocations.runtime.http.manifest import Manifest
 
 PATHS = ("/discover", "/discovery")
 """The first is what servers ask for, the second what the protocol's text says."""
-CONTENT_TYPES = tuple(map(manifest_type, MANIFESTS))
+CONTENT_TYPES = tuple(map(format_manifest_type, MANIFESTS))
 MOST_BYTES = 4 << 20
 SECONDS = 10.0
 _OK, _NOT_FOUND = 200, 404
@@ -48,7 +48,7 @@ class Discovered:
     manifest: Manifest
 
 
-async def discovered(
+async def discover_deployment(
     client: HttpClient, url: str, *, http: int | None = None, seconds: float = SECONDS
 ) -> Discovered:
     """Ask the address for its manifest; by HTTP/2, then HTTP/1.1, unless `http` names one.
@@ -56,7 +56,7 @@ async def discovered(
     Raises ConfigError for a malformed address, DiscoveryError for an answer that is no manifest
     or not one for this runtime, DeploymentUnreachableError for none within `seconds`.
     """
-    address = Address.parsed(url)
+    address = Address.parse(url)
     try:
         with anyio.fail_after(seconds):
             return await _discover(client, address, http)
@@ -95,7 +95,7 @@ async def _fetch_manifest(client: HttpClient, address: Address, http: int) -> by
         exchange = await client.open(address, request, http)
         try:
             await exchange.send(b"", end=True)
-            head = await exchange.head()
+            head = await exchange.read_head()
             if head.status == _NOT_FOUND:
                 continue
             _check_head(address, path, head)

@@ -22,7 +22,7 @@ class Carrier(Protocol):
     http: h2.connection.H2Connection
 
     def flush(self) -> int: ...
-    async def writable(self) -> None: ...
+    async def wait_writable(self) -> None: ...
     def forget(self, number: int) -> None: ...
 
 
@@ -46,9 +46,9 @@ class Http2Exchange:
             self._send_data(bytes(piece), end=end and not rest)
         if end and not self._sent_all:
             self._send_data(b"", end=True)
-        await self._carrier.writable()
+        await self._carrier.wait_writable()
 
-    async def head(self) -> Head:
+    async def read_head(self) -> Head:
         while self._head is None:
             self._check_open()
             await self._wait_news()
@@ -97,7 +97,7 @@ class Http2Exchange:
             self._handle_reset(event)
         self._news.set()
 
-    def roomier(self) -> None:
+    def notify_room(self) -> None:
         self._room.set()
 
     def fail(self, why: DeploymentUnreachableError) -> None:
@@ -110,7 +110,7 @@ class Http2Exchange:
     async def _wait_room(self) -> int:
         """Wait until the peer takes data; return how much of it."""
         http = self._carrier.http
-        await self._carrier.writable()
+        await self._carrier.wait_writable()
         while True:
             self._check_open()
             self._room.clear()

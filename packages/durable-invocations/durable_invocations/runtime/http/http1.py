@@ -57,7 +57,7 @@ class Connection:
             self.writer.write(data)
             await self.writer.drain()
 
-    async def next_event(self) -> h11.Event:
+    async def read_event(self) -> h11.Event:
         while (event := self.http.next_event()) is h11.NEED_DATA:
             data = await self.reader.read(_PIECE)
             self.taken += len(data)
@@ -145,7 +145,7 @@ class Http1:
     async def _connect(self, origin: Origin) -> Connection:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=MOST_HEAD, loop=loop)
-        transport, protocol = await self._tls.connected(
+        transport, protocol = await self._tls.connect(
             origin, lambda: _CountingProtocol(reader, loop), self._seconds
         )
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
@@ -171,7 +171,7 @@ class Http1Exchange:
         except StaleError:
             await self._send_part(data, end=end, fresh=True)
 
-    async def head(self) -> Head:
+    async def read_head(self) -> Head:
         if self._head is None:
             try:
                 self._head = await self._receive_head()
@@ -181,10 +181,10 @@ class Http1Exchange:
         return self._head
 
     async def receive(self) -> bytes:
-        await self.head()
+        await self.read_head()
         connection = self._get_connection()
         try:
-            event = await connection.next_event()
+            event = await connection.read_event()
         except (OSError, h11.RemoteProtocolError) as error:
             raise self._make_broken_error(error) from None
         self._get_connection()
@@ -233,9 +233,9 @@ class Http1Exchange:
     async def _receive_head(self) -> Head:
         connection = self._get_connection()
         try:
-            event = await connection.next_event()
+            event = await connection.read_event()
             while isinstance(event, h11.InformationalResponse):
-                event = await connection.next_event()
+                event = await connection.read_event()
         except (OSError, h11.RemoteProtocolError) as error:
             raise self._make_broken_error(error) from None
         if not isinstance(event, h11.Response):

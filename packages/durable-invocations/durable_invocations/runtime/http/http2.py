@@ -97,7 +97,7 @@ class Http2:
             raise _make_stop_error(origin) from None
 
     async def _open_connection(self, origin: Origin) -> Http2Connection:
-        transport, connection = await self._tls.connected(
+        transport, connection = await self._tls.connect(
             origin, lambda: Http2Connection(origin, self._ping_seconds), self._seconds
         )
         try:
@@ -117,7 +117,7 @@ class Http2:
         chosen = transport.get_extra_info("ssl_object")
         if chosen is not None and chosen.selected_alpn_protocol() != "h2":
             raise NotHttp2Error(f"{connection.origin} does not offer HTTP/2 over TLS.")
-        await connection.settled(self._seconds)
+        await connection.wait_settled(self._seconds)
         if not connection.open:
             raise _make_closed_error(connection.origin)
         if not connection.has_room:

@@ -43,14 +43,14 @@ def invocation(connection: sa.Connection, id_: str) -> Invocation | None:
     return None if row is None else _unpack_invocation(row)
 
 
-def counts(connection: sa.Connection, chosen: Chosen) -> dict[Status, int]:
+def count_invocations(connection: sa.Connection, chosen: Chosen) -> dict[Status, int]:
     """See the store."""
     rows = sa.select(INVOCATIONS.status, sa.func.count()).where(*_build_conditions(chosen))
     rows = rows.group_by(INVOCATIONS.status)
     return {Status(status): count for status, count in connection.execute(rows)}
 
 
-def journal(connection: sa.Connection, id_: str) -> list[JournalEntry]:
+def read_journal(connection: sa.Connection, id_: str) -> list[JournalEntry]:
     """See the store."""
     chosen = (
         sa.select(JOURNAL_TABLE)
@@ -104,7 +104,7 @@ def _unpack_invocation(row: sa.Row[Any]) -> Invocation:
         status=Status(row.status),
         deployment=row.deployment_id or "",
         idempotency_key=row.idempotency_key,
-        headers=packing.pairs(row.headers),
+        headers=packing.unpack_headers(row.headers),
         parent=row.parent or "",
         created=row.created,
         changed=row.changed,
@@ -115,7 +115,7 @@ def _unpack_invocation(row: sa.Row[Any]) -> Invocation:
         waits=tuple(json.loads(row.waits)) if row.waits else (),
         owner=row.owner or "",
         canceled=row.canceled,
-        error=packing.reported(row.error),
+        error=packing.unpack_error(row.error),
         error_at=row.error_at,
         result=packing.result(row.result),
     )

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from durable_invocations.runtime.sql.lives.changing import follow
 from durable_invocations.runtime.sql.lives.stopping import kill_all
-from durable_invocations.runtime.sql.services import packed, service
+from durable_invocations.runtime.sql.services import pack_service, unpack_service
 from durable_invocations.runtime.sql.tables import (
     DEPLOYMENTS,
     INVOCATIONS,
@@ -45,7 +45,7 @@ def register(work: Work, asked: Register) -> Registered | Refused:
     )
     work.connection.execute(sa.delete(SERVICES_TABLE).where(SERVICES.deployment_id == id_))
     for each in asked.services:
-        _upsert_row(work, SERVICES_TABLE, packed(each, id_))
+        _upsert_row(work, SERVICES_TABLE, pack_service(each, id_))
     follow(work, known, tuple(asked.services))
     work.services.clear()
     work.ready = True
@@ -71,7 +71,7 @@ def unregister(work: Work, asked: Unregister) -> Done | Refused:
 def _read_known(work: Work, services: Collection[Service]) -> dict[str, Service]:
     """The services of these names as they were registered last."""
     named = sa.select(SERVICES_TABLE).where(SERVICES.name.in_([each.name for each in services]))
-    return {row.name: service(row) for row in work.connection.execute(named)}
+    return {row.name: unpack_service(row) for row in work.connection.execute(named)}
 
 
 def _find_conflict(known: Mapping[str, Service], services: Collection[Service]) -> Refused | None:

@@ -23,7 +23,7 @@ ROLES = {
 _NAMED = sa.select(SERVICES_TABLE).where(SERVICES.name.in_(sa.bindparam("names", expanding=True)))
 
 
-def packed(given: Service, deployment: str) -> dict[str, Any]:
+def pack_service(given: Service, deployment: str) -> dict[str, Any]:
     """The service's columns."""
     handlers = [[each.name, each.kind.value, each.described] for each in given.handlers]
     return {
@@ -34,7 +34,7 @@ def packed(given: Service, deployment: str) -> dict[str, Any]:
     }
 
 
-def service(row: sa.Row[Any]) -> Service:
+def unpack_service(row: sa.Row[Any]) -> Service:
     """The service that `packed` gave."""
     handlers = [
         Handler(name=name, kind=HandlerKind(kind), described=described)
@@ -48,16 +48,16 @@ def service(row: sa.Row[Any]) -> Service:
     )
 
 
-def learn(work: Work, names: Iterable[str]) -> None:
+def load_services(work: Work, names: Iterable[str]) -> None:
     """Read the services that were not read in this transaction."""
     missing = sorted({name for name in names if name not in work.services})
     if missing:
         work.services |= dict.fromkeys(missing)
         rows = work.connection.execute(_NAMED, {"names": missing})
-        work.services |= {row.name: service(row) for row in rows}
+        work.services |= {row.name: unpack_service(row) for row in rows}
 
 
-def role(work: Work, name: str, handler: str, key: str) -> Role | Refused:
+def find_role(work: Work, name: str, handler: str, key: str) -> Role | Refused:
     """How an invocation of the handler treats its key; refused if there is none, or a bad key.
 
     `learn` has read the service.

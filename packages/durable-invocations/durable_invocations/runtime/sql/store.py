@@ -24,7 +24,7 @@ from durable_invocations.runtime.sql.lives import (
     submitting,
     suspending,
 )
-from durable_invocations.runtime.sql.services import service
+from durable_invocations.runtime.sql.services import unpack_service
 from durable_invocations.runtime.sql.tables import (
     METADATA,
     RUNTIMES_TABLE,
@@ -37,8 +37,8 @@ from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.deployments import Deployment, Service
 from durable_invocations.runtime.store.outcomes import Changes
 from durable_invocations.runtime.store.views import Chosen, Invocation, JournalEntry, Look, Status
-from durable_invocations.runtime.timers import utc_now
-from sql_transactions.engine import prepare, shown, transaction
+from durable_invocations.runtime.timers import get_utc_now
+from sql_transactions.engine import prepare, render_url, transaction
 from sql_transactions.tables import ensure_tables, find_missing_column
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ DOING: Mapping[type[op.Operation[Any]], Doing] = {
     op.Purge: _apply_each(forgetting.purge),
     op.Prune: _apply_each(forgetting.prune),
     op.Fire: _apply_each(firing.fire),
-    op.Beat: _apply_each(claiming.beat),
+    op.Beat: _apply_each(claiming.record_beat),
     op.Recover: _apply_each(claiming.recover),
     op.Release: _apply_each(claiming.release),
     op.TakeNews: _apply_each(news.take),
@@ -92,7 +92,7 @@ class SqlStore:
         engine: sa.Engine,
         *,
         owner: str = "",
-        clock: Callable[[], datetime] = utc_now,
+        clock: Callable[[], datetime] = get_utc_now,
         lead: Callable[[], int] = lambda: 0,
         retention: timedelta = RETENTION,
     ) -> None:
@@ -110,7 +110,7 @@ class SqlStore:
         if missing := find_missing_column(self.engine, METADATA):
             table, column = missing
             raise ConfigError(
-                f"The database {shown(self.engine.url)} was made by another version: its table "
+                f"The database {render_url(self.engine.url)} was made by another version: its table "
                 f"{table} has no column {column}. Give a fresh one."
             )
         ensure_tables(self.engine, METADATA, lock=ENSURE_LOCK)
@@ -142,9 +142,9 @@ class SqlStore:
         """What `owner` has to do, and which of `watched` have ended; cheap."""
         return self._read(lambda connection: news.look(connection, owner, watched))
 
-    def results(self, ids: Collection[str]) -> dict[str, Result | None]:
+    def read_results(self, ids: Collection[str]) -> dict[str, Result | None]:
         """How these invocations ended; None: not yet; no entry for unknown ones."""
-        return self._read(lambda connection: news.results(connection, ids))
+        return self._read(lambda connection: news.read_results(connection, ids))
 
     def find(self, service: str, key: str, handler: str, idempotency_key: str | None) -> str | None:
         """The invocation of that idempotency key; with None, a workflow's run."""
@@ -158,13 +158,13 @@ class SqlStore:
         """Newest first."""
         return self._read(lambda each: reading.invocations(each, chosen or Chosen()))
 
-    def counts(self, chosen: Chosen | None = None) -> dict[Status, int]:
+    def count_invocations(self, chosen: Chosen | None = None) -> dict[Status, int]:
         """How many of the chosen there are, by status, whatever the limit."""
-        return self._read(lambda each: reading.counts(each, chosen or Chosen()))
+        return self._read(lambda each: reading.count_invocations(each, chosen or Chosen()))
 
-    def journal(self, id_: str) -> list[JournalEntry]:
+    def read_journal(self, id_: str) -> list[JournalEntry]:
         """An invocation's journal; empty if it is unknown."""
-        return self._read(lambda connection: reading.journal(connection, id_))
+        return self._read(lambda connection: reading.read_journal(connection, id_))
 
     def state(self, service: str, key: str) -> dict[bytes, bytes]:
         """An object's state."""
@@ -180,9 +180,11 @@ class SqlStore:
     def services(self) -> dict[str, Service]:
         """By name, each as its current deployment serves it."""
         chosen = sa.select(SERVICES_TABLE).order_by(SERVICES_TABLE.c.name)
-        return self._read(lambda each: {row.name: service(row) for row in each.execute(chosen)})
+        return self._read(
+            lambda each: {row.name: unpack_service(row) for row in each.execute(chosen)}
+        )
 
-    def beats(self) -> dict[str, int]:
+    def read_beats(self) -> dict[str, int]:
         """The runtimes that were alive, with their beats."""
         return self._read(lambda each: dict(map(tuple, each.execute(sa.select(RUNTIMES_TABLE)))))
 

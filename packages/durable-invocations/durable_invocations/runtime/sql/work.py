@@ -69,7 +69,7 @@ class Work:
     services: dict[str, Service | None] = field(default_factory=dict)
     """Those that were read in this transaction."""
 
-    def moment(self, told: int) -> int:
+    def to_store_time(self, told: int) -> int:
         """When it is that moment of the machine's clock, as handlers and requests tell times."""
         return min(told + self.lead, MOST_MILLIS)
 
@@ -88,10 +88,10 @@ class Work:
         rows = self.connection.execute(_BY_ID, {"ids": chosen})
         return {row.id: row for row in rows}
 
-    def head(self, id_: str) -> sa.Row[Any] | None:
+    def read_head(self, id_: str) -> sa.Row[Any] | None:
         return self.heads([id_]).get(id_)
 
-    def numbered(self, numbers: Collection[int]) -> dict[int, sa.Row[Any]]:
+    def read_heads_by_number(self, numbers: Collection[int]) -> dict[int, sa.Row[Any]]:
         """The invocations of these numbers; without the length of their journals."""
         rows = self.connection.execute(_BY_NUMBER, {"numbers": list(numbers)})
         return {row.number: row for row in rows}
@@ -103,7 +103,7 @@ def lock(connection: sa.Connection) -> None:
         connection.execute(_LOCKED)
 
 
-def unknown(id_: str) -> Refused:
+def make_unknown(id_: str) -> Refused:
     return Refused(code=NOT_FOUND, message=f"There is no invocation {id_!r}.")
 
 
@@ -115,6 +115,6 @@ FENCED = Refused(
 )
 
 
-def fenced(head: sa.Row[Any] | None, fence: int) -> bool:
+def is_fenced(head: sa.Row[Any] | None, fence: int) -> bool:
     """Whether the caller lost the invocation."""
     return head is None or head.status != Status.RUNNING or head.fence != fence

@@ -17,14 +17,18 @@ from durable_invocations.protocol.decoding import Limits
 from durable_invocations.protocol.failures import ErrorReport, Failure, ProtocolError
 from durable_invocations.protocol.frames import frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import EMPTY, Result, put, result_of
+from durable_invocations.protocol.results import EMPTY, Result, get_result, put
 from durable_invocations.protocol.services import ServiceKind
 from durable_invocations.serving.attempts import choices
 from durable_invocations.serving.attempts.journaling import Journaling
-from durable_invocations.serving.attempts.operations import Operation, nothing, valued
+from durable_invocations.serving.attempts.operations import (
+    Operation,
+    ignore_result,
+    make_value_parser,
+)
 from durable_invocations.serving.attempts.reports import report
 from durable_invocations.serving.attempts.running import Action
-from durable_invocations.serving.attempts.steps import Steps, check_all, undone, where
+from durable_invocations.serving.attempts.steps import Steps, check_all, list_undone, where
 from durable_invocations.serving.declared.services import Handler
 
 T = TypeVar("T")
@@ -75,7 +79,7 @@ class Attempt(Steps):
         at = error.__cause__ if isinstance(error, DurableError) else error
         logger.warning("%s: an attempt %s: %s", self, how, report(error).message, exc_info=at)
 
-    def input(self) -> Any:
+    def read_input(self) -> Any:
         """The message of the first entry."""
         held = {each.key: each.value for each in self.start.state_map}
         self._state = EagerState(held, partial=self.start.partial_state)
@@ -96,7 +100,7 @@ class Attempt(Steps):
             put(message, known, kinds.GET_STATE if keyed else kinds.GET_STATE_KEYS)
         return self.operation(message, taken)
 
-    def change_state(self, message: Any) -> None:
+    def update_state(self, message: Any) -> None:
         """Issue an entry that changes the state, also of what is known of it here."""
         self.record(message)
         if isinstance(message, pb.SetStateEntryMessage):
@@ -108,24 +112,26 @@ class Attempt(Steps):
 
     def run(self, action: Action) -> Operation[Any]:
         """Begin a run, if it is not recorded."""
-        operation = Operation(self, valued(action.serde))
+        operation = Operation(self, make_value_parser(action.serde))
         entry = frame(pb.RunEntryMessage(name=action.name), requires_ack=True)
         self._runs[self.journal.issued] = action
         self.begin(operation, entry, Begun)
         self._runs.pop(operation.index, None)
         return operation
 
-    async def first_of(self, operations: Sequence[Operation[Any]]) -> Operation[Any]:
+    async def wait_first(self, operations: Sequence[Operation[Any]]) -> Operation[Any]:
         """Wait until one is done, and journal which one it was."""
         check_all(operations)
         self.check_use()
         if self.journal.recorded:
             return self._replay_choice(operations)
         await self.wait(
-            lambda: frozenset() if any(each.done for each in operations) else undone(operations)
+            lambda: (
+                frozenset() if any(each.done for each in operations) else list_undone(operations)
+            )
         )
         chosen = min((each for each in operations if each.done), key=lambda each: each.order)
-        journaled = Operation(self, nothing)
+        journaled = Operation(self, ignore_result)
         self.begin(journaled, choices.written(chosen.index), result=EMPTY)
         await journaled
         return chosen
@@ -134,7 +140,7 @@ class Attempt(Steps):
         recorded = self.journal.recorded[0]
         index = self.enter(choices.written())
         try:
-            return choices.chosen(recorded, index, operations, where())
+            return choices.find_chosen(recorded, index, operations, where())
         except ProtocolError as error:
             self.journal.fail(ErrorReport.of(error, index))
             raise asyncio.CancelledError from error
@@ -151,7 +157,7 @@ class Attempt(Steps):
         counter, begun = self.journal.counter, time.monotonic()
         assert counter is not None
         try:
-            tried = counter.tried(index, action.name)
+            tried = counter.get_tries(index, action.name)
             message = await action.done(tried, time.monotonic, self)
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
             told = report(error, index, action.name, kinds.RUN.code)
@@ -163,7 +169,7 @@ class Attempt(Steps):
             await self._fail_by_run(told)
             return
         self._executing.pop(index).set_result(None)
-        result = result_of(message)
+        result = get_result(message)
         assert result is not None
         if isinstance(result, Failure):
             counter.give_up(index, action.name, result)

@@ -20,7 +20,7 @@ def written(*chosen: int) -> Frame:
     return custom(COMBINATOR, message, requires_ack=True)
 
 
-def chosen(
+def find_chosen(
     entry: Frame, index: int, operations: Sequence[Operation[Any]], where: str
 ) -> Operation[Any]:
     """The operation that the entry at `index` keeps, of those offered at `where`.

@@ -22,7 +22,7 @@ class RunCounter:
         self._start = start
         self._kept = None if told is None else {each.index: each for each in told}
 
-    def tried(self, index: int, name: str) -> Tried:
+    def get_tries(self, index: int, name: str) -> Tried:
         """How often the run was executed in vain before this attempt, and for how long."""
         if self._kept is None:
             return self._get_first_tries(index)

@@ -69,7 +69,7 @@ class Journaling:
         for each in frames:
             self.step(events.Received(frame=each))
 
-    def expect(self, operation: Operation[Any], result: Result | None = None) -> None:
+    def attach_operation(self, operation: Operation[Any], result: Result | None = None) -> None:
         """Let an operation have the result of the next entry: `result` once that is stored."""
         operation.index = self.issued
         self._operations[operation.index] = operation
@@ -105,11 +105,11 @@ class Journaling:
         runs = self.counter.run_attempts if self.counter else None
         self.step(events.Failed(report=replace(report, run_attempts=runs)))
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """End the attempt without a word: the stream is gone."""
         self._handle_close(events.Close(ending=events.Ending.FAILED))
 
-    def taken(self) -> bytes:
+    def take_output(self) -> bytes:
         """What is to be sent now."""
         output, self._output = b"".join(self._output), []
         return output

@@ -25,7 +25,7 @@ def report(
     Every error has one: an attempt whose failure cannot be told would never end.
     """
     retryable = isinstance(error, RetryableError)
-    text = said(error)
+    text = format_error(error)
     return ErrorReport(
         message=text if retryable else f"{type(error).__name__}: {text}",
         description=description[:MOST_SAID],
@@ -36,7 +36,7 @@ def report(
     )
 
 
-def said(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """The text of any error, cut where no message could have it."""
     try:
         return str(error)[:MOST_SAID]

@@ -14,7 +14,7 @@ from anyio import to_thread
 from durable_invocations.errors import ConfigError
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.serving.attempts.reports import said
+from durable_invocations.serving.attempts.reports import format_error
 from durable_invocations.serving.declared.serde import Serde
 from durable_invocations.serving.errors import RetryableError, TerminalError
 
@@ -91,13 +91,13 @@ class Action:
             value = await self._call_function()
             return pb.RunEntryMessage(name=self.name, value=self.serde.dumps(value))
         except TerminalError as error:
-            return self._make_failure(said(error), error.status)
+            return self._make_failure(format_error(error), error.status)
         except Exception as error:
             if self.retry is None:
                 raise
             spent = tried.seconds + clock() - begun
             delay = self.retry.delay(tried.count + 1, spent)
-            told = f"{type(error).__name__}: {said(error)}"
+            told = f"{type(error).__name__}: {format_error(error)}"
             if delay is None:
                 logger.warning("%s: the run %r failed for good", of, self.name, exc_info=error)
                 return self._make_failure(told, 500)

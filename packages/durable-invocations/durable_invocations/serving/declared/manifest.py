@@ -13,7 +13,7 @@ from durable_invocations.serving.declared.services import AnyService, Handler
 FIRST_WITH_DOCUMENTATION = 2
 
 
-def manifest(
+def build_manifest(
     services: Iterable[AnyService], *, version: int, duplex: bool, protocols: tuple[int, int]
 ) -> dict[str, Any]:
     """The manifest in `version` of its schema; `protocols` are the lowest and highest served."""

@@ -10,8 +10,14 @@ from typing import Any
 
 from durable_invocations.errors import ConfigError
 from durable_invocations.protocol.services import HandlerKind, ServiceKind
-from durable_invocations.serving.declared.decorators import Decorator, Function, decorator
-from durable_invocations.serving.declared.serde import JSON, Serde, hints_of, serde_for, unreadable
+from durable_invocations.serving.declared.decorators import Decorator, Function, make_decorator
+from durable_invocations.serving.declared.serde import (
+    JSON,
+    Serde,
+    format_unreadable,
+    get_hints,
+    get_serde,
+)
 
 # Both patterns are the manifest schema's.
 _SERVICE = re.compile(r"([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9._-]*")
@@ -43,7 +49,7 @@ class Handler:
         code = self.function.__code__
         return f"{code.co_filename}, line {code.co_firstlineno}"
 
-    def arguments(self, body: bytes) -> tuple[Any, ...]:
+    def parse_arguments(self, body: bytes) -> tuple[Any, ...]:
         """What the function gets after its context. Raises ValueError if the body does not fit."""
         if self.input is None or (self.optional and not body):
             return ()
@@ -72,7 +78,7 @@ class _BaseService:
         """Raise ConfigError unless it can be served as it is."""
 
     def _make_decorator(self, kind: HandlerKind) -> Decorator:
-        return decorator(lambda function, name: self._add_handler(function, kind, name))
+        return make_decorator(lambda function, name: self._add_handler(function, kind, name))
 
     def _add_handler(self, function: Function, kind: HandlerKind, name: str | None) -> None:
         handler = _build_handler(self.name, function, kind, name)
@@ -155,17 +161,17 @@ def _build_handler(
         raise ConfigError(f"the handler {service}.{name} is not async; write `async def`")
     argument = _find_argument(f"{service}.{name}", function)
     try:
-        hints = hints_of(function)
+        hints = get_hints(function)
     except NameError as error:
-        raise ConfigError(unreadable(function, error)) from None
+        raise ConfigError(format_unreadable(function, error)) from None
     handler = Handler(
         service=service,
         name=name,
         kind=kind,
         function=function,
-        input=None if argument is None else serde_for(hints.get(argument.name, Any)),
+        input=None if argument is None else get_serde(hints.get(argument.name, Any)),
         optional=argument is not None and argument.default is not Parameter.empty,
-        output=serde_for(hints["return"]) if "return" in hints else JSON,
+        output=get_serde(hints["return"]) if "return" in hints else JSON,
         documentation=getdoc(function) or "",
     )
     _check_types(handler)

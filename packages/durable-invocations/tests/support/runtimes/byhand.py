@@ -59,7 +59,7 @@ class ByHand:
     async def ended(self, id_: str) -> Any:
         self.waiting.release()
         while True:
-            found = await asyncio.to_thread(self.store.results, [id_])
+            found = await asyncio.to_thread(self.store.read_results, [id_])
             if found.get(id_, "") is not None:
                 return found.get(id_)
             await asyncio.sleep(0.005)

@@ -41,13 +41,13 @@ def value(data):
 
 
 def awakeable_of(claimed, index):
-    return awakeables.awakeable_id(ids.parsed(claimed.id), index)
+    return awakeables.make_awakeable_id(ids.parse_id(claimed.id), index)
 
 
 def submission(path="Plain/go", **more):
     """What submits by `Service/handler` or `Service/key/handler`."""
     service, *key, handler = path.split("/")
-    named = {"id": ids.shown(ids.new_id()), "service": service, "handler": handler}
+    named = {"id": ids.format_id(ids.make_id()), "service": service, "handler": handler}
     return op.Submit(key="".join(key), **(named | more))
 
 
@@ -104,7 +104,7 @@ class Desk:
 
     def commit(self, claimed, message, index=None, **more):
         """Commit a message as the next entry of the journal, else at `index`."""
-        at = len(self.store.journal(claimed.id)) if index is None else index
+        at = len(self.store.read_journal(claimed.id)) if index is None else index
         sent = frame(message, **more)
         return self.do(op.Commit(id=claimed.id, fence=claimed.fence, index=at, frame=sent))
 
@@ -124,7 +124,7 @@ class Desk:
         return self.do(op.Fail(id=claimed.id, fence=claimed.fence, error=error, next_at=at))
 
     def result(self, id_):
-        return self.store.results([id_])[id_]
+        return self.store.read_results([id_])[id_]
 
     def status(self, id_):
         return self.store.invocation(id_).status.label

@@ -10,8 +10,8 @@ from durable_invocations.errors import ConfigError
 from durable_invocations.protocol import ids, kinds
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import EMPTY, Result, Value
-from durable_invocations.runtime.sql.entries.driven import ACTED, Acted, Driven, violation
-from durable_invocations.runtime.sql.finding import found, result_of_id
+from durable_invocations.runtime.sql.entries.driven import ACTED, Acted, Driven, make_violation
+from durable_invocations.runtime.sql.finding import find_result, found
 from durable_invocations.runtime.sql.lives.completing import wait
 from durable_invocations.runtime.sql.lives.stopping import cancel as stop
 from durable_invocations.runtime.sql.lives.submitting import submit
@@ -32,7 +32,7 @@ def call(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     return Acted(child=made.id, result=made.result)
 
 
-def one_way_call(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+def call_one_way(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     """Invoke a handler, now or at a time, and go on."""
     made = _submit_call(work, driven, message, at=message.invoke_time)
     return made if isinstance(made, Refused) else Acted(child=made.id)
@@ -61,7 +61,7 @@ def attach(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     target = _find_target(work, driven, message)
     if not isinstance(target, str):
         return _answer_untargeted(target, message)
-    known, held = result_of_id(work.connection, target)
+    known, held = find_result(work.connection, target)
     if known and held is None:
         wait(work, target, (driven.number, driven.length))
         return ACTED
@@ -73,13 +73,13 @@ def output(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     target = _find_target(work, driven, message)
     if not isinstance(target, str):
         return _answer_untargeted(target, message)
-    known, held = result_of_id(work.connection, target)
+    known, held = find_result(work.connection, target)
     return Acted(result=(held or EMPTY) if known else _make_no_target(message))
 
 
 def _submit_call(work: Work, driven: Driven, message: Any, *, at: int) -> Submitted | Refused:
     asked = Submit(
-        id=ids.shown(ids.new_id()),
+        id=ids.format_id(ids.make_id()),
         service=message.service_name,
         handler=message.handler_name,
         key=message.key,
@@ -97,9 +97,9 @@ def _find_target(work: Work, driven: Driven, message: Any) -> str | Failure | Re
     which = message.WhichOneof("target")
     if which == "invocation_id":
         try:
-            ids.parsed(message.invocation_id)
+            ids.parse_id(message.invocation_id)
         except ConfigError as error:
-            return violation(driven, str(error))
+            return make_violation(driven, str(error))
         return str(message.invocation_id)
     if which == "call_entry_index":
         return _find_called(work, driven, message.call_entry_index)
@@ -110,7 +110,7 @@ def _find_target(work: Work, driven: Driven, message: Any) -> str | Failure | Re
     if which == "workflow_target":
         at = message.workflow_target
         return found(work.connection, at.workflow_name, at.workflow_key, "", None)
-    return violation(driven, "it names no target.")
+    return make_violation(driven, "it names no target.")
 
 
 def _find_called(work: Work, driven: Driven, index: int) -> str | Failure | Refused:
@@ -123,7 +123,7 @@ def _find_called(work: Work, driven: Driven, index: int) -> str | Failure | Refu
     held = None if row is None else result(row.result)
     if isinstance(held, Failure):
         return held
-    return violation(driven, f"entry {index} is no call that made an invocation.")
+    return make_violation(driven, f"entry {index} is no call that made an invocation.")
 
 
 def _answer_untargeted(found: Failure | Refused | None, message: Any) -> Acted | Refused:

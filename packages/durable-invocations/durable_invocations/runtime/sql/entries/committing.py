@@ -11,29 +11,35 @@ from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import ProtocolError
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.runtime.sql.entries import calls, promises, states, waiting
-from durable_invocations.runtime.sql.entries.driven import ACTED, Acted, Action, Driven, violation
-from durable_invocations.runtime.sql.lives.stopping import CANCEL, change
+from durable_invocations.runtime.sql.entries.driven import (
+    ACTED,
+    Acted,
+    Action,
+    Driven,
+    make_violation,
+)
+from durable_invocations.runtime.sql.lives.stopping import CANCEL, update_invocation
 from durable_invocations.runtime.sql.packing import fields, result
 from durable_invocations.runtime.sql.tables import JOURNAL, JOURNAL_TABLE
-from durable_invocations.runtime.sql.work import FENCED, Work, fenced
+from durable_invocations.runtime.sql.work import FENCED, Work, is_fenced
 from durable_invocations.runtime.store.operations import Commit
 from durable_invocations.runtime.store.outcomes import Committed, Refused
-from sql_transactions.given import without_nul
+from sql_transactions.given import escape_nul
 
 ACTIONS: Mapping[int, Action] = {
-    kinds.GET_STATE.code: states.keyed(states.get),
-    kinds.GET_STATE_KEYS.code: states.keyed(states.get_keys),
-    kinds.SET_STATE.code: states.keyed(states.put),
-    kinds.CLEAR_STATE.code: states.keyed(states.clear),
-    kinds.CLEAR_ALL_STATE.code: states.keyed(states.clear_all),
-    kinds.GET_PROMISE.code: promises.of_workflow(promises.get),
-    kinds.PEEK_PROMISE.code: promises.of_workflow(promises.peek),
-    kinds.COMPLETE_PROMISE.code: promises.of_workflow(promises.complete),
+    kinds.GET_STATE.code: states.require_key(states.get),
+    kinds.GET_STATE_KEYS.code: states.require_key(states.get_keys),
+    kinds.SET_STATE.code: states.require_key(states.put),
+    kinds.CLEAR_STATE.code: states.require_key(states.clear),
+    kinds.CLEAR_ALL_STATE.code: states.require_key(states.clear_all),
+    kinds.GET_PROMISE.code: promises.require_workflow(promises.get),
+    kinds.PEEK_PROMISE.code: promises.require_workflow(promises.peek),
+    kinds.COMPLETE_PROMISE.code: promises.require_workflow(promises.complete),
     kinds.SLEEP.code: waiting.sleep,
     kinds.AWAKEABLE.code: waiting.awakeable,
     kinds.COMPLETE_AWAKEABLE.code: waiting.complete_awakeable,
     kinds.CALL.code: calls.call,
-    kinds.ONE_WAY_CALL.code: calls.one_way_call,
+    kinds.ONE_WAY_CALL.code: calls.call_one_way,
     kinds.CANCEL_INVOCATION.code: calls.cancel,
     kinds.GET_CALL_INVOCATION_ID.code: calls.get_id,
     kinds.ATTACH_INVOCATION.code: calls.attach,
@@ -84,19 +90,19 @@ class _EntryCommitter:
         return outcomes
 
     def _commit_entry(self, asked: Commit) -> Committed | Refused:
-        if fenced(self._heads.get(asked.id), asked.fence):
+        if is_fenced(self._heads.get(asked.id), asked.fence):
             return FENCED
         driven = self._driven[asked.id]
         if asked.index < driven.length:
             self._write_rows()
             return self._read_committed(driven, asked)
         if asked.index > driven.length:
-            return violation(driven, f"entry {asked.index} came instead of it.")
+            return make_violation(driven, f"entry {asked.index} came instead of it.")
         try:
             acted = self._do_action(driven, asked.frame)
             name = asked.frame.name
         except ProtocolError as error:
-            return violation(driven, str(error))
+            return make_violation(driven, str(error))
         if isinstance(acted, Refused):
             return acted
         self._rows.append(self._build_row(driven, asked.frame, name, acted))
@@ -106,7 +112,7 @@ class _EntryCommitter:
     def _do_action(self, driven: Driven, frame: Frame) -> Acted | Refused:
         kind = frame.kind
         if not kind.entry or kind is kinds.INPUT:
-            return violation(driven, f"{kind} is no entry that a handler makes.")
+            return make_violation(driven, f"{kind} is no entry that a handler makes.")
         action = ACTIONS.get(frame.code)
         if action is None or frame.completed:
             return ACTED
@@ -114,7 +120,7 @@ class _EntryCommitter:
         # Actions look at the journal, and may complete entries of it.
         self._write_rows()
         if driven.canceled and frame.code in WAITING:
-            change(self._work, driven.number, canceled=False)
+            update_invocation(self._work, driven.number, canceled=False)
             driven.canceled = False
             return Acted(result=CANCEL)
         acted = action(self._work, driven, message)
@@ -133,7 +139,7 @@ class _EntryCommitter:
         row = self._work.connection.execute(_STORED, given).one()
         frame = asked.frame
         if (row.code, row.flags, bytes(row.body)) != (frame.code, frame.flags, frame.body):
-            return violation(driven, f"another entry is committed at {asked.index}.")
+            return make_violation(driven, f"another entry is committed at {asked.index}.")
         return Committed(index=asked.index, result=result(row.result))
 
     def _build_row(self, driven: Driven, frame: Frame, name: str, acted: Acted) -> dict[str, Any]:
@@ -143,7 +149,7 @@ class _EntryCommitter:
             "idx": driven.length,
             "code": frame.code,
             "flags": frame.flags,
-            "name": without_nul(name),
+            "name": escape_nul(name),
             "body": frame.body,
             "open": frame.kind.completable and not completed,
             "result": None if acted.result is None else fields(acted.result),

@@ -37,5 +37,5 @@ Action = Callable[[Work, Driven, Any], Acted | Refused]
 """Does what the next entry, with this message, says; refused: nothing was done."""
 
 
-def violation(driven: Driven, what: str) -> Refused:
+def make_violation(driven: Driven, what: str) -> Refused:
     return Refused(code=VIOLATION, message=f"Entry {driven.length} of {driven.id}: {what}")

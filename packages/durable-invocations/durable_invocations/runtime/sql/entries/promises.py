@@ -9,10 +9,10 @@ import sqlalchemy as sa
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import EMPTY, Result, Value
 from durable_invocations.protocol.services import ServiceKind
-from durable_invocations.runtime.sql.entries.driven import Acted, Action, Driven, violation
+from durable_invocations.runtime.sql.entries.driven import Acted, Action, Driven, make_violation
 from durable_invocations.runtime.sql.lives.completing import complete_waiting, wait
 from durable_invocations.runtime.sql.packing import fields, promise, result
-from durable_invocations.runtime.sql.services import learn
+from durable_invocations.runtime.sql.services import load_services
 from durable_invocations.runtime.sql.tables import PROMISES, PROMISES_TABLE
 from durable_invocations.runtime.sql.work import CONFLICT, LONGEST, Work
 from durable_invocations.runtime.store.outcomes import Refused
@@ -25,20 +25,22 @@ _RESULT = sa.select(PROMISES.result).where(
 )
 
 
-def of_workflow(action: Action) -> Action:
+def require_workflow(action: Action) -> Action:
     """The action, refused for a service that is no workflow, which has no promises."""
 
-    def act(work: Work, driven: Driven, message: Any) -> Acted | Refused:
-        learn(work, [driven.service])
+    def do_action(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+        load_services(work, [driven.service])
         held = work.services[driven.service]
         if not driven.key or (held is not None and held.kind is not ServiceKind.WORKFLOW):
-            return violation(driven, f"{driven.service!r} is no workflow, hence has no promises.")
+            return make_violation(
+                driven, f"{driven.service!r} is no workflow, hence has no promises."
+            )
         if "\0" in message.key or len(message.key.encode()) > LONGEST:
             what = f"a promise's name has a NUL in it, or is longer than {LONGEST:,} bytes."
-            return violation(driven, what)
+            return make_violation(driven, what)
         return action(work, driven, message)
 
-    return act
+    return do_action
 
 
 def get(work: Work, driven: Driven, message: Any) -> Acted:
@@ -58,7 +60,7 @@ def complete(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     """Do a CompletePromise: it is empty the first time, else a failure."""
     given = _parse_completion(message)
     if given is None:
-        return violation(driven, "it completes a promise with neither a value nor a failure.")
+        return make_violation(driven, "it completes a promise with neither a value nor a failure.")
     row = {"service": driven.service, "key": driven.key, "name": message.key}
     insert = insert_into(work.connection.dialect, PROMISES_TABLE)
     first = insert.on_conflict_do_nothing().returning(PROMISES.name)

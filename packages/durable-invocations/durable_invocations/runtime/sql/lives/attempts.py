@@ -8,12 +8,16 @@ import sqlalchemy as sa
 
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.protocol.results import Result, Value, result_of
+from durable_invocations.protocol.results import Result, Value, get_result
 from durable_invocations.runtime.sql.lives.ending import end
-from durable_invocations.runtime.sql.lives.stopping import change, end_canceled, failed
+from durable_invocations.runtime.sql.lives.stopping import (
+    build_failure_columns,
+    end_canceled,
+    update_invocation,
+)
 from durable_invocations.runtime.sql.packing import report
 from durable_invocations.runtime.sql.tables import JOURNAL
-from durable_invocations.runtime.sql.work import FENCED, VIOLATION, Work, fenced
+from durable_invocations.runtime.sql.work import FENCED, VIOLATION, Work, is_fenced
 from durable_invocations.runtime.store.operations import Fail, Finish
 from durable_invocations.runtime.store.outcomes import Done, Refused
 from durable_invocations.runtime.store.views import Status
@@ -28,14 +32,14 @@ _OUTPUTS = (
 
 def fail(work: Work, asked: Fail) -> Done | Refused:
     """See the operation."""
-    head = work.head(asked.id)
-    if head is None or fenced(head, asked.fence):
+    head = work.read_head(asked.id)
+    if head is None or is_fenced(head, asked.fence):
         return FENCED
     if head.canceled:
         end_canceled(work, head)
         return Done()
     at_once = asked.next_at <= work.now
-    change(
+    update_invocation(
         work,
         head.number,
         status=int(Status.READY if at_once else Status.BACKING_OFF),
@@ -44,7 +48,7 @@ def fail(work: Work, asked: Fail) -> Done | Refused:
         next_at=None if at_once else asked.next_at,
         error=report(asked.error),
         error_at=work.now,
-        **failed(head),
+        **build_failure_columns(head),
     )
     if at_once:
         work.ready = True
@@ -56,7 +60,9 @@ def fail(work: Work, asked: Fail) -> Done | Refused:
 def finish(work: Work, asked: Sequence[Finish]) -> list[Done | Refused]:
     """See the operation."""
     heads = work.heads(each.id for each in asked)
-    mine = {each.id: heads[each.id] for each in asked if not fenced(heads.get(each.id), each.fence)}
+    mine = {
+        each.id: heads[each.id] for each in asked if not is_fenced(heads.get(each.id), each.fence)
+    }
     outputs = _read_outputs(work, [head.number for head in mine.values()])
     ends = [(head, outputs[head.number]) for head in mine.values() if head.number in outputs]
     end(work, ends)
@@ -77,4 +83,4 @@ def _read_outputs(work: Work, numbers: Collection[int]) -> dict[int, Result]:
 
 def _parse_output(body: bytes) -> Result:
     # Without a variant it is a value of no bytes.
-    return result_of(pb.OutputEntryMessage.FromString(body)) or Value(value=b"")
+    return get_result(pb.OutputEntryMessage.FromString(body)) or Value(value=b"")

@@ -23,10 +23,10 @@ AHEAD = 1_000
 def complete_awakeable(work: Work, asked: CompleteAwakeable) -> Done | Refused:
     """See the operation."""
     try:
-        raw, index = awakeables.parsed(asked.awakeable)
+        raw, index = awakeables.parse_awakeable_id(asked.awakeable)
     except ConfigError as error:
         return Refused(code=NOT_FOUND, message=str(error))
-    head = work.head(ids.shown(raw))
+    head = work.read_head(ids.format_id(raw))
     if head is None or index >= head.length + AHEAD:
         return _make_unknown(asked.awakeable)
     place = (head.number, index)
@@ -40,7 +40,7 @@ def complete_awakeable(work: Work, asked: CompleteAwakeable) -> Done | Refused:
     return Done(changed=_keep_result(work, place, asked.result))
 
 
-def early(work: Work, place: Place) -> Result | None:
+def take_early_result(work: Work, place: Place) -> Result | None:
     """The result of an awakeable that was completed before its entry; it is given once."""
     mine = (EARLY.invocation == place[0], EARLY.idx == place[1])
     gone = sa.delete(EARLY_RESULTS_TABLE).where(*mine).returning(EARLY.result)

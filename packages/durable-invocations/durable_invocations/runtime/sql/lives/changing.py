@@ -53,7 +53,7 @@ def _update_role(work: Work, service: str, handler: str, role: Role) -> None:
             inbox.leave(work, keys)
             work.ready = True
         elif keys:
-            inbox.arrive(work, keys)
+            inbox.add_arrivals(work, keys)
             inbox.promote(work, {key for _, key in keys})
 
 

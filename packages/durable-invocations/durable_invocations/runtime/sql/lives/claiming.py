@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from durable_invocations.protocol.failures import RunAttempts
-from durable_invocations.runtime.sql.packing import deployment, frame, reported
+from durable_invocations.runtime.sql.packing import deployment, frame, unpack_error
 from durable_invocations.runtime.sql.tables import (
     DEPLOYMENTS,
     INVOCATION_NEWS_TABLE,
@@ -145,7 +145,7 @@ def release(work: Work, asked: Release) -> int:
     return _free_invocations(work, [row.number for row in rows if (row.id, row.fence) not in held])
 
 
-def beat(work: Work, asked: Beat) -> int:
+def record_beat(work: Work, asked: Beat) -> int:
     """See the operation."""
     row = {"owner": asked.owner, "beat": 1}
     insert = insert_into(work.connection.dialect, RUNTIMES_TABLE).values(row)
@@ -227,6 +227,6 @@ def _build_claimed(
 
 def _list_run_attempts(error: str | None, length: int) -> tuple[RunAttempts, ...]:
     """The failed executions of Runs that are not in the journal of that length."""
-    told = reported(error)
+    told = unpack_error(error)
     runs = told.run_attempts if told else None
     return tuple(each for each in runs or () if each.index >= length)

@@ -100,7 +100,7 @@ def take_away(work: Work, head: sa.Row[Any]) -> None:
 
 
 def _notify_invocations(work: Work, results: Mapping[Place, Result]) -> None:
-    heads = work.numbered({number for number, _ in results})
+    heads = work.read_heads_by_number({number for number, _ in results})
     waits = {
         number: set(json.loads(head.waits))
         for number, head in heads.items()

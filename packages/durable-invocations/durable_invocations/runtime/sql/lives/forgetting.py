@@ -36,7 +36,7 @@ _OVER = (
 
 def purge(work: Work, asked: Purge) -> Done | Refused:
     """See the operation."""
-    head = work.head(asked.id)
+    head = work.read_head(asked.id)
     if head is None:
         return Done(changed=False)
     if head.status != Status.COMPLETED:

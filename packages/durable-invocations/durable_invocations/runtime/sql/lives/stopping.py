@@ -18,7 +18,7 @@ from durable_invocations.runtime.sql.tables import (
     JOURNAL,
     JOURNAL_TABLE,
 )
-from durable_invocations.runtime.sql.work import CONFLICT, FENCED, Work, fenced, unknown
+from durable_invocations.runtime.sql.work import CONFLICT, FENCED, Work, is_fenced, make_unknown
 from durable_invocations.runtime.store.operations import Cancel, Kill, Pause, Resume
 from durable_invocations.runtime.store.outcomes import Done, Refused
 from durable_invocations.runtime.store.views import Status
@@ -35,9 +35,9 @@ _NOT_BEGUN = frozenset({Status.SCHEDULED, Status.INBOX})
 
 def cancel(work: Work, asked: Cancel) -> Done | Refused:
     """See the operation."""
-    head = work.head(asked.id)
+    head = work.read_head(asked.id)
     if head is None:
-        return unknown(asked.id)
+        return make_unknown(asked.id)
     changed, calls = _cancel_one(work, head)
     _cancel_all(work, calls)
     return Done(changed=changed)
@@ -50,14 +50,14 @@ def end_canceled(work: Work, head: sa.Row[Any]) -> None:
 
 def deliver(work: Work, head: sa.Row[Any]) -> None:
     """Have the cancellation of an invocation that waits now meet what it waits for."""
-    change(work, head.number, canceled=False)
+    update_invocation(work, head.number, canceled=False)
     _cancel_all(work, _fail_entries(work, head))
 
 
 def kill(work: Work, asked: Kill) -> Done | Refused:
     """See the operation."""
-    head = work.head(asked.id)
-    return unknown(asked.id) if head is None else Done(changed=kill_all(work, [asked.id]) > 0)
+    head = work.read_head(asked.id)
+    return make_unknown(asked.id) if head is None else Done(changed=kill_all(work, [asked.id]) > 0)
 
 
 def kill_all(work: Work, ids: Iterable[str]) -> int:
@@ -77,11 +77,11 @@ def kill_all(work: Work, ids: Iterable[str]) -> int:
 
 def pause(work: Work, asked: Pause) -> Done | Refused:
     """See the operation."""
-    head = work.head(asked.id)
-    if asked.fence is not None and fenced(head, asked.fence):
+    head = work.read_head(asked.id)
+    if asked.fence is not None and is_fenced(head, asked.fence):
         return FENCED
     if head is None:
-        return unknown(asked.id)
+        return make_unknown(asked.id)
     if head.status == Status.PAUSED:
         return Done(changed=False)
     if head.status == Status.COMPLETED or head.status in _NOT_BEGUN:
@@ -95,30 +95,30 @@ def pause(work: Work, asked: Pause) -> Done | Refused:
     values: dict[str, Any] = {"status": int(Status.PAUSED), "owner": None, "waits": None}
     if asked.error is not None:
         values |= {"error": report(asked.error), "error_at": work.now}
-        values |= failed(head)
-    change(work, head.number, **values, next_at=None)
+        values |= build_failure_columns(head)
+    update_invocation(work, head.number, **values, next_at=None)
     return Done()
 
 
 def resume(work: Work, asked: Resume) -> Done | Refused:
     """See the operation."""
-    head = work.head(asked.id)
+    head = work.read_head(asked.id)
     if head is None:
-        return unknown(asked.id)
+        return make_unknown(asked.id)
     if head.status not in {Status.PAUSED, Status.BACKING_OFF}:
         return Done(changed=False)
-    change(work, head.number, status=int(Status.READY), next_at=None, retries=0)
+    update_invocation(work, head.number, status=int(Status.READY), next_at=None, retries=0)
     work.ready = True
     return Done()
 
 
-def change(work: Work, number: int, **values: Any) -> None:
+def update_invocation(work: Work, number: int, **values: Any) -> None:
     """Set columns of an invocation."""
     changed = sa.update(INVOCATIONS_TABLE).where(INVOCATIONS.number == number)
     work.connection.execute(changed.values(**values, changed=work.now))
 
 
-def failed(head: sa.Row[Any]) -> dict[str, int]:
+def build_failure_columns(head: sa.Row[Any]) -> dict[str, int]:
     """The columns that count attempts which failed since an entry was stored, with this one."""
     progressed: bool = head.length > head.known
     return {"retries": 1 if progressed else int(head.retries) + 1, "known": head.length}
@@ -138,7 +138,7 @@ def _cancel_one(work: Work, head: sa.Row[Any]) -> tuple[bool, list[str]]:
         return True, _end_one(work, head)
     # One that fails may never come to what it waits for.
     if head.status == Status.BACKING_OFF or not _list_open_entries(work, head):
-        change(work, head.number, canceled=True)
+        update_invocation(work, head.number, canceled=True)
         return not head.canceled, []
     return True, _fail_entries(work, head)
 

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.sql.lives import inbox
-from durable_invocations.runtime.sql.packing import headers, identity, result
-from durable_invocations.runtime.sql.services import learn, role
+from durable_invocations.runtime.sql.packing import compute_identity, headers, result
+from durable_invocations.runtime.sql.services import find_role, load_services
 from durable_invocations.runtime.sql.tables import (
     INVOCATIONS,
     INVOCATIONS_TABLE,
@@ -49,12 +49,12 @@ def submit(
     work: Work, asked: Sequence[Submit], *, parent: str | None = None
 ) -> list[Submitted | Refused]:
     """See the operation; `parent` is the invocation that calls."""
-    learn(work, (each.service for each in asked if "\0" not in each.service))
+    load_services(work, (each.service for each in asked if "\0" not in each.service))
     roles = [_find_role(work, each) for each in asked]
     valid = [(e, r) for e, r in zip(asked, roles, strict=True) if not isinstance(r, Refused)]
     existing = _find_existing(work, [_compute_identity(each, role_) for each, role_ in valid])
     exclusive = [(e.service, e.key) for e, role_ in valid if role_ is Role.EXCLUSIVE]
-    occupied = inbox.taken(work, exclusive)
+    occupied = inbox.find_taken(work, exclusive)
     new: list[_NewInvocation] = []
     for each, role_ in valid:
         identity_ = _compute_identity(each, role_)
@@ -83,15 +83,15 @@ def _find_role(work: Work, asked: Submit) -> Role | Refused:
         return Refused(code=BAD, message="A key has a NUL in it, which PostgreSQL does not keep.")
     if len(asked.key.encode()) > LONGEST:
         return Refused(code=BAD, message=f"The key is longer than {LONGEST:,} bytes; shorten it.")
-    return role(work, asked.service, asked.handler, asked.key)
+    return find_role(work, asked.service, asked.handler, asked.key)
 
 
 def _compute_identity(asked: Submit, role_: Role) -> str | None:
     if role_ is Role.RUN:
-        return identity(asked.service, asked.key, asked.handler, None)
+        return compute_identity(asked.service, asked.key, asked.handler, None)
     if asked.idempotency_key is None:
         return None
-    return identity(asked.service, asked.key, asked.handler, asked.idempotency_key)
+    return compute_identity(asked.service, asked.key, asked.handler, asked.idempotency_key)
 
 
 def _find_existing(work: Work, identities: Sequence[str | None]) -> dict[str | None, Submitted]:
@@ -109,7 +109,7 @@ def _make_new(
     work: Work, asked: Submit, role_: Role, identity_: str | None, occupied: set[inbox.Key]
 ) -> _NewInvocation:
     key = (asked.service, asked.key)
-    status, at = Status.READY, work.moment(asked.at) if asked.at else 0
+    status, at = Status.READY, work.to_store_time(asked.at) if asked.at else 0
     if at > work.now:
         status = Status.SCHEDULED
         work.due(at)
@@ -134,7 +134,7 @@ def _insert_new(work: Work, new: Sequence[_NewInvocation], parent: str | None) -
         inputs = [_build_input(work, each.asked, numbers[each.asked.id]) for each in made]
         work.connection.execute(sa.insert(JOURNAL_TABLE), inputs)
         arrivals = [(numbers[each.asked.id], each.arrives) for each in made]
-        inbox.arrive(work, [(number, key) for number, key in arrivals if key])
+        inbox.add_arrivals(work, [(number, key) for number, key in arrivals if key])
         work.ready |= any(each.status is Status.READY for each in made)
     keys = {each.arrives for each in new if each.arrives}
     if len(made) < len(new) and keys:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from durable_invocations.runtime.sql.lives.completing import AT_ONCE
 from durable_invocations.runtime.sql.lives.stopping import deliver
 from durable_invocations.runtime.sql.tables import INVOCATIONS, INVOCATIONS_TABLE, JOURNAL
-from durable_invocations.runtime.sql.work import FENCED, VIOLATION, Work, fenced
+from durable_invocations.runtime.sql.work import FENCED, VIOLATION, Work, is_fenced
 from durable_invocations.runtime.store.operations import Suspend
 from durable_invocations.runtime.store.outcomes import Done, Refused
 from durable_invocations.runtime.store.views import Status
@@ -42,7 +42,7 @@ def suspend(work: Work, asked: Sequence[Suspend]) -> list[Done | Refused]:
     """See the operation; several at once."""
     found = work.heads(each.id for each in asked)
     heads = dict(found)
-    mine = [each for each in asked if not fenced(heads.get(each.id), each.fence)]
+    mine = [each for each in asked if not is_fenced(heads.get(each.id), each.fence)]
     entries = _read_entries(work, heads, mine)
     rows: list[dict[str, Any]] = []
     outcomes = [_suspend_one(work, heads, entries, each, rows) for each in asked]
@@ -63,7 +63,7 @@ def _suspend_one(
     rows: list[dict[str, Any]],
 ) -> Done | Refused:
     head = heads.get(asked.id)
-    if head is None or fenced(head, asked.fence):
+    if head is None or is_fenced(head, asked.fence):
         return FENCED
     known = entries.get(head.number, {})
     refused = _find_refusal(head, known, asked)

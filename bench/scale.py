@@ -20,7 +20,7 @@ from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, to_row
 from iscp_dagster.model.clock import utc_now
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.planning.declared import declared, new_jobs
+from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.sync.deployment import Deployment
 from sql_transactions.engine import transaction
@@ -141,8 +141,8 @@ def _rows(
     for source in sources:
         log = deployment.delta_log(source)
         moment: Moment = log.latest()
-        specs = declared(source, INDEXES)
-        for row in new_jobs(log.table_id(), tenants, specs):
+        specs = make_job_specs(source, INDEXES)
+        for row in make_new_jobs(log.table_id(), tenants, specs):
             job = lifecycle.registered(row, registration=1, seq=0, now=now)
             values = to_row(job)
             yield {**values, "watermark": str(moment), "watermark_version": moment.version}

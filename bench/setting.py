@@ -13,7 +13,7 @@ from iscp_dagster import Index, Mirror, SourceTable
 from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.planning.declared import declared, new_jobs
+from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import iterate
 from iscp_dagster.sync.iteration.outcomes import Delivery
@@ -87,7 +87,9 @@ class Setting:
         log = deployment.delta_log(source)
         latest, table_id = log.latest(), log.table_id()
         tenants = log.tenants()
-        deployment.log.register_many(new_jobs(table_id, tenants, declared(source, source.indexes)))
+        deployment.log.register_many(
+            make_new_jobs(table_id, tenants, make_job_specs(source, source.indexes))
+        )
         names = {index.name for index in source.indexes}
         jobs = [job for job in deployment.log.jobs(table_id=table_id) if job.key.job_name in names]
         iteration = Iteration(

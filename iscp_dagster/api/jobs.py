@@ -41,7 +41,7 @@ from iscp_dagster.model.moment import Beginning
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.model.variables import DAGSTER_HOME
-from iscp_dagster.planning.declared import declared, job_spec, placed
+from iscp_dagster.planning.declared import add_shard, make_job_spec, make_job_specs
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.planning.triggers.plan import check_scheduled
 from iscp_dagster.sync.deployment import Deployment
@@ -97,7 +97,7 @@ class Jobs:
             for each in (self._list_tenants(job, delta_log) if tenant == EVERY else [tenant])
         ]
         if tenant == EVERY:
-            created = self.deployment.log.stand(job, spec, rows)
+            created = self.deployment.log.register_standing(job, spec, rows)
         else:
             created = self.deployment.log.register_many(rows, adopt=False) > 0
         self._unregister_earlier(tenant, job, table_id)
@@ -153,7 +153,7 @@ class Jobs:
         for spec in [*(each.spec for each in held), *filter(None, [standing])]:
             self._check_applied(job, wanted, spec)
         if wanted.type in kind_names() and held:
-            self._check_view(job, wanted.applied(held[0].spec))
+            self._check_view(job, wanted.apply_to(held[0].spec))
         done = self.deployment.log.update(
             narrowed(tenant), job, wanted, interrupt=interrupt, declared=standing
         )
@@ -257,7 +257,7 @@ class Jobs:
 
     def standing(self, table: str | None = None) -> Mapping[JobID, JobSpec]:
         """The specs registered for every tenant, of `database.table` or all tables, by job name."""
-        found = self.deployment.log.standing()
+        found = self.deployment.log.list_standing()
         return {name: found[name] for name in found if table in {None, f"{name.db}.{name.table}"}}
 
     def history(
@@ -332,7 +332,7 @@ class Jobs:
         source = self.source(f"{job.db}.{job.table}")
         for each in source.consumers:
             if each.name == job.job:
-                return job_spec(source, each)
+                return make_job_spec(source, each)
         if type_ is None:
             known = ", ".join(each.name for each in source.consumers) or "none"
             raise errors.ConfigError(
@@ -359,7 +359,7 @@ class Jobs:
                 f"Job {job}: table {source.name} has no tenants, so no tenant {tenant!r}; "
                 f"register it for {DEFAULT_TENANT!r}."
             )
-        return delta_log, placed(source, spec)
+        return delta_log, add_shard(source, spec)
 
     def check_siblings(self, job: JobID, spec: JobSpec, tenants: Collection[str]) -> None:
         """Raises ConfigError if some of `tenants` are new and `spec` contradicts the others' jobs.
@@ -368,7 +368,7 @@ class Jobs:
         """
         others = self.deployment.log.jobs(name=job, include_dropped=True)
         if set(tenants) - {each.key.tenant for each in others if each.drop_at is None}:
-            placed_spec = placed(self.source(f"{job.db}.{job.table}"), spec)
+            placed_spec = add_shard(self.source(f"{job.db}.{job.table}"), spec)
             joined(job, placed_spec, others, adopt=False)
 
     def checked(self, job: JobID, spec: JobSpec) -> SourceTable:
@@ -380,7 +380,7 @@ class Jobs:
 
     def _check_applied(self, job: JobID, wanted: SpecUpdate, spec: JobSpec) -> None:
         with about(job):
-            new = wanted.applied(spec)
+            new = wanted.apply_to(spec)
         self.checked(job, new)
         if wanted.schedule or new.detail.consumer.type != spec.detail.consumer.type:
             self._check_new(job, new)
@@ -439,10 +439,10 @@ class Jobs:
         """The spec that later tenants get: as registered for `*`, else as declared."""
         if tenant != EVERY:
             return None
-        standing = self.deployment.log.standing()
+        standing = self.deployment.log.list_standing()
         source = self.source(f"{job.db}.{job.table}")
         auto = [each for each in source.consumers if each.auto_register]
-        found = {**declared(source, auto), **standing}
+        found = {**make_job_specs(source, auto), **standing}
         return found.get(job)
 
     def _get_declared_kind(self, job: JobID) -> str | None:
@@ -517,7 +517,7 @@ def open_jobs(environ: Mapping[str, str]) -> Jobs:
         if home := found.get(DAGSTER_HOME):
             from iscp_dagster.runs.cancel import cancel_runs
 
-            cancel_runs(home, runs, spared=deployment.log.active_runs())
+            cancel_runs(home, runs, spared=deployment.log.list_active_runs())
 
     return Jobs(
         deployment=deployment,

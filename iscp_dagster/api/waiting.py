@@ -19,7 +19,7 @@ from iscp_dagster.model.declared.tables import REBUILD, SourceTable
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.effective import effective
+from iscp_dagster.planning.effective import compute_effective_jobs
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.writing.serving import unserved
@@ -164,7 +164,7 @@ class Wait:
 
     def _make_detector(self, table_id: str) -> Signs:
         log, source = self.deployment.log, self.source
-        ids = {table_id, *log.table_ids(source.database, source.table)}
+        ids = {table_id, *log.find_table_ids(source.database, source.table)}
         return Signs(log=log, delta_log=self.delta_log, table_ids=ids)
 
     def _find_lags(
@@ -177,7 +177,7 @@ class Wait:
         jobs = [each for each in jobs if self._is_awaited(each.key.job_name)]
         if not jobs and not self._indexes:
             raise self._make_no_index_error()
-        placed = effective(self.delta_log, jobs, self.delta_log.latest())
+        placed = compute_effective_jobs(self.delta_log, jobs, self.delta_log.latest())
         late = [job for job in placed if job.watermark.version < goal]
         found = [Lag(tenant=job.key.tenant, index=job.key.job_name, job=job) for job in late]
         named = {(job.key.tenant, job.key.job_name) for job in jobs}
@@ -209,7 +209,7 @@ class Wait:
     def _list_earlier_jobs(self, table_id: str) -> list[Job]:
         """The jobs of earlier tables of that name."""
         log = self.deployment.log
-        ids = log.table_ids(self.source.database, self.source.table) - {table_id}
+        ids = log.find_table_ids(self.source.database, self.source.table) - {table_id}
         return [job for earlier in sorted(ids) for job in log.jobs(table_id=earlier)]
 
     def _match_earlier_jobs(
@@ -254,7 +254,7 @@ class Wait:
     def _indexes(self) -> frozenset[str]:
         """What every tenant gets a job for: by standing registration or by `auto_register`."""
         of_table = (self.source.database, self.source.table)
-        standing = self.deployment.log.standing()
+        standing = self.deployment.log.list_standing()
         stood = [name.job for name in standing if (name.db, name.table) == of_table]
         auto = [each.name for each in self.source.consumers if each.auto_register]
         return frozenset(filter(self._is_awaited, [*stood, *auto]))

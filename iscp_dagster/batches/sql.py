@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from iscp_dagster.batches.compare import by_id, checked, layout_text, settled, state_id
 from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, StateWrite
 from iscp_dagster.joblog.sql.engine import ENSURE_LOCK, STATES, open_engine
-from iscp_dagster.joblog.sql.statements import portions
+from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.moment import Moment
@@ -62,14 +62,14 @@ class SqlStates(StateStore):
     def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
         wanted, found = by_id(keys), dict[StateKey, Held]()
         with transaction(self.engine, writes=False) as connection:
-            for some in portions(list(wanted)):
+            for some in split_for_statements(list(wanted)):
                 rows = connection.execute(sa.select(ISCP_STATES).where(_match_ids(some)))
                 found |= {wanted[row.state_id]: _from_row(row) for row in rows}
         return found
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
         outcomes: dict[StateKey, Held | FenceError] = {}
-        for some in portions(checked(writes)):
+        for some in split_for_statements(checked(writes)):
             # One transaction per portion: rows are locked in one order, so there is no deadlock.
             with transaction(self.engine, writes=True) as connection:
                 outcomes |= _write_states(connection, some)
@@ -77,7 +77,7 @@ class SqlStates(StateStore):
 
     def forget(self, keys: Collection[StateKey]) -> int:
         forgotten = 0
-        for some in portions(list(by_id(keys))):
+        for some in split_for_statements(list(by_id(keys))):
             with transaction(self.engine, writes=True) as connection:
                 forgotten += connection.execute(
                     sa.delete(ISCP_STATES).where(_match_ids(some))

@@ -40,10 +40,10 @@ from iscp_dagster.model.variables import (
     INVOCATIONS_URL,
     SPARK_REMOTE,
 )
-from iscp_dagster.planning.problems import Problem, problem_of
-from iscp_dagster.planning.table_problems import mistaken, problems_of
-from iscp_dagster.upkeep.outbox import outbox_of
-from iscp_dagster.upkeep.position import Position, positions
+from iscp_dagster.planning.problems import Problem, make_problem
+from iscp_dagster.planning.table_problems import find_problems, list_mistakes
+from iscp_dagster.upkeep.outbox import open_outbox
+from iscp_dagster.upkeep.position import Position, read_positions
 from iscp_dagster.webhooks.recording import EndpointState
 
 _DAGSTER_SECONDS = 20.0
@@ -216,16 +216,16 @@ def _inspect_table(
 ) -> Iterator[Finding]:
     """What is wrong with the table itself, with its jobs, and how far they are behind."""
     what = f"table {source.name}"
-    left_out = [_to_finding(what, each) for each in mistaken(source)]
+    left_out = [_to_finding(what, each) for each in list_mistakes(source)]
     try:
-        found = positions(deployed.deployment, source)
+        found = read_positions(deployed.deployment, source)
     except NoTableError as error:
         yield from [*left_out, _inspect_missing_table(deployed, source, what, error)]
         return
     except Exception as error:  # noqa: BLE001 - a table may raise anything
-        yield from [*left_out, _to_finding(what, problem_of(source, error))]
+        yield from [*left_out, _to_finding(what, make_problem(source, error))]
         return
-    findings = [_to_finding(what, each) for each in problems_of(deployed.deployment, source)]
+    findings = [_to_finding(what, each) for each in find_problems(deployed.deployment, source)]
     own = [job for job in failed if f"{job.name.db}.{job.name.table}" == source.name]
     late = _inspect_lag(what, found, limit, deployed.deployment.clock().timestamp())
     if own and not late.problem:
@@ -255,7 +255,7 @@ def endpoints(deployed: Jobs, limit: float) -> Iterator[Finding]:
     """The endpoints of webhooks, and why nothing is sent to one, or nothing was accepted by it for
     `limit` seconds.
     """
-    outbox = outbox_of(deployed.deployment)
+    outbox = open_outbox(deployed.deployment)
     states, now = outbox.endpoints(), deployed.deployment.clock()
     triggers = [each for source in deployed.sources for each in source.triggers]
     names = sorted({*states, *(name for each in triggers for name in each.endpoints)})
@@ -320,8 +320,8 @@ def _inspect_missing_table(
 ) -> Finding:
     """A table that does not exist yet, or one that is gone while its indexes serve its rows."""
     log = deployed.deployment.log
-    ids = log.table_ids(source.database, source.table)
-    if all(each == START for id_ in ids for each in log.watermarks(id_)):
+    ids = log.find_table_ids(source.database, source.table)
+    if all(each == START for id_ in ids for each in log.list_watermarks(id_)):
         return Finding(what=what, note="no table yet")
     return Finding(
         what=what,

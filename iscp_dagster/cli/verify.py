@@ -53,7 +53,7 @@ def verify(
     from iscp_dagster.model.consumers.kinds import is_index
     from iscp_dagster.model.errors import IscpError
     from iscp_dagster.spark.session import disconnect
-    from iscp_dagster.upkeep.comparison import compared
+    from iscp_dagster.upkeep.comparison import compare_tables
 
     try:
         environ = with_stack(os.environ)
@@ -61,7 +61,7 @@ def verify(
         held = [job for job in deployment.log.jobs() if is_index(job.spec.detail.consumer)]
         wanted = chosen(index or [], declared(environ), {job.name for job in held})
         with telling(Console(stderr=True)) as tell:
-            found = compared(deployment, wanted, tenant, tell)
+            found = compare_tables(deployment, wanted, tenant, tell)
         show.comparison(found, as_json=as_json, differs=differs, limit=limit)
         if found.empty and tenant is not None:
             tables = {source.name: source for source, _ in wanted}

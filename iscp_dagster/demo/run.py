@@ -29,8 +29,8 @@ from iscp_dagster.model.errors import IscpError, SetupError
 from iscp_dagster.model.variables import DAGSTER_URL, WEBHOOK_SECRET
 from iscp_dagster.spark.session import disconnect
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.outbox import outbox_of
-from iscp_dagster.upkeep.position import Position, positions
+from iscp_dagster.upkeep.outbox import open_outbox
+from iscp_dagster.upkeep.position import Position, read_positions
 from iscp_dagster.upkeep.verify import Verdict, verify
 
 LOAD_SECONDS = 900
@@ -74,7 +74,7 @@ class Demo:
             search(self.deployment, self.source.database, self.console)
         with self._show_step("Verifying every index against its source"):
             verdicts = verify(self.deployment, self.source)
-        self._print_table(positions(self.deployment, self.source), verdicts)
+        self._print_table(read_positions(self.deployment, self.source), verdicts)
         return verdicts
 
     def _load_tenants(self, what: str, tenants: Sequence[str], config: dict[str, Any]) -> None:
@@ -104,7 +104,7 @@ class Demo:
 
     def _wait_for_delivery(self, what: str) -> int:
         """Wait until no event of the demo's trigger is pending; returns how many came in all."""
-        outbox = outbox_of(self.deployment)
+        outbox = open_outbox(self.deployment)
         with self._show_step(what):
             deadline = time.monotonic() + DELIVERY_SECONDS
             while outbox.numbers(alerts.TRIGGER, [alerts.RECEIVER]).events["pending"]:
@@ -117,10 +117,10 @@ class Demo:
         return len(self.receiver.events)
 
     def _count_in_step(self) -> int:
-        return sum(each.in_step for each in positions(self.deployment, self.source))
+        return sum(each.in_step for each in read_positions(self.deployment, self.source))
 
     def _describe_errors(self) -> str:
-        found = positions(self.deployment, self.source)
+        found = read_positions(self.deployment, self.source)
         said = {each.job.status.message for each in found if each.job.status.code}
         return "; ".join(sorted(said)) or "no errors are reported"
 
@@ -169,7 +169,7 @@ def run(*, keep: bool) -> int:
         deployment = deployment_of(environ)
         with Receiver(alerts.port_of(environ), environ.get(WEBHOOK_SECRET, "")) as receiver:
             # What an earlier demo left for its receiver comes to this one.
-            outbox_of(deployment).resume(alerts.RECEIVER)
+            open_outbox(deployment).resume(alerts.RECEIVER)
             demo = Demo(
                 deployment=deployment,
                 source=_find_table(declared(environ)),

@@ -15,7 +15,13 @@ from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.eventtriggers.evaluation import Evaluated, Read, Rule
 from iscp_dagster.eventtriggers.images import gathered, its_own, stamped
 from iscp_dagster.eventtriggers.recording import Recorder
-from iscp_dagster.joblog.sql.active import ActiveSet, active_keys, active_sets, keep, keep_sets
+from iscp_dagster.joblog.sql.active import (
+    ActiveSet,
+    keep,
+    keep_sets,
+    read_active_keys,
+    read_active_sets,
+)
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.consumers.protocol import DataRetriever, DataType
@@ -155,8 +161,8 @@ class _ConsumeCall:
     def _read_active_sets(self) -> None:
         """Read what is kept of each tenant; refuse changes where a snapshot must come first."""
         jobs = {self._get_job_key(tenant): tenant for tenant in self.retriever.tenants}
-        with self.its.log.reading() as connection:
-            sets = active_sets(connection, jobs)
+        with self.its.log.begin_read() as connection:
+            sets = read_active_sets(connection, jobs)
         self.held.update({jobs[job]: each for job, each in sets.items()})
         if self.retriever.data_type is DataType.SNAPSHOT:
             return
@@ -174,7 +180,7 @@ class _ConsumeCall:
         recorder = Recorder(
             trigger=rule.trigger, identity=rule.identity, ids=ids, recorded=recorded
         )
-        with self.its.log.reading() as connection:
+        with self.its.log.begin_read() as connection:
             for tenant in self._list_remaining():
                 try:
                     evaluated = self._evaluate_tenant(connection, tenant, rows.get(tenant))
@@ -205,7 +211,9 @@ class _ConsumeCall:
         """The active rows among those that changed."""
         if not self.its.rule.condition.unmatch:
             return frozenset()
-        return active_keys(connection, self._get_job_key(tenant), {each.key for each, _ in changes})
+        return read_active_keys(
+            connection, self._get_job_key(tenant), {each.key for each, _ in changes}
+        )
 
     def _make_read_info(self, tenant: str) -> Read:
         return Read(

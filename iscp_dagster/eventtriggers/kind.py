@@ -59,11 +59,11 @@ class EventTriggers(DeclaredKind):
         )
 
     def history(self, source: SourceTable, job: Job, deployment: Any) -> Beginning | None:
-        from iscp_dagster.joblog.sql.active import active_sets
+        from iscp_dagster.joblog.sql.active import read_active_sets
 
         del source
         with deployment.log.reading() as connection:
-            held = active_sets(connection, [job.key]).get(job.key)
+            held = read_active_sets(connection, [job.key]).get(job.key)
         if held is None or held.registration != job.registration:
             return None
         return Beginning(at=held.since, gap=(held.gap,) if held.gap else ())

@@ -80,7 +80,7 @@ class Bookmark:
 OF_A_RUN = frozenset({Event.START, *ENDS})
 
 
-def entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | None:
+def make_entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | None:
     """The entry for the change from `before` to `after`; None if history does not record it."""
     event = after.happened
     if event is None:

@@ -56,7 +56,7 @@ class Iteration:
     def range(self) -> Range:
         return Range(from_=self.from_, to=self.to)
 
-    def only(self, jobs: Iterable[JobKey]) -> Iteration:
+    def select_jobs(self, jobs: Iterable[JobKey]) -> Iteration:
         """Its part for these jobs of it, at least one."""
         chosen = tuple(jobs)
         return replace(self, tenants=frozenset(key.tenant for key in chosen), jobs=chosen)
@@ -74,7 +74,7 @@ def iterates_alone(job: Job) -> bool:
     return consumer_kind(job.spec.detail.consumer.type).iterates_alone
 
 
-def waiting(jobs: Iterable[Job]) -> tuple[Iteration, ...]:
+def make_queued_iterations(jobs: Iterable[Job]) -> tuple[Iteration, ...]:
     """The iterations that the pending jobs among these wait for, ordered by where they start."""
     alike: dict[tuple[int, Moment, str], list[Job]] = {}
     for job in jobs:

@@ -51,7 +51,7 @@ def registered(row: NewJob, *, registration: int, seq: int, now: datetime) -> Jo
     )
 
 
-def carried(jobs: Iterable[Job], table_id: str) -> list[NewJob]:
+def migrate_jobs(jobs: Iterable[Job], table_id: str) -> list[NewJob]:
     """The same jobs, to be registered for the table that took their table's place."""
     return [
         NewJob(tenant=job.key.tenant, name=job.name, table_id=table_id, spec=job.spec)
@@ -59,21 +59,21 @@ def carried(jobs: Iterable[Job], table_id: str) -> list[NewJob]:
     ]
 
 
-def unregistered(job: Job, now: datetime) -> Job:
+def unregister_job(job: Job, now: datetime) -> Job:
     """Marked as dropped; a run that holds it loses its claim."""
     return replace(
         _apply_event(job, Event.UNREGISTER, now, status=_end_status(job, now)), drop_at=now
     )
 
 
-def updated(job: Job, change: SpecUpdate, now: datetime, *, interrupt: bool) -> Job:
+def update_job(job: Job, change: SpecUpdate, now: datetime, *, interrupt: bool) -> Job:
     """With its new spec; a run that holds it goes on under the old one.
 
     A new spec does not wait for failures of the old one, nor does a job that a person interrupts.
     A changed consumer, even if only its columns or options changed, gets all rows again; an
     iteration that waits for a worker then starts from START.
     """
-    spec = change.applied(job.spec)
+    spec = change.apply_to(job.spec)
     rebuild = job.rebuild or spec.detail.consumer != job.spec.detail.consumer
     fresh = rebuild or interrupt or spec != job.spec
     status = replace(job.status, attempts=0) if fresh else job.status
@@ -83,7 +83,7 @@ def updated(job: Job, change: SpecUpdate, now: datetime, *, interrupt: bool) -> 
     return row if job.state is JobState.RUNNING else _reset_if_rebuilding(row)
 
 
-def freed(job: Job, now: datetime, *, interrupt: bool) -> Job:
+def prepare_update(job: Job, now: datetime, *, interrupt: bool) -> Job:
     """Ready for a change of spec: its error cleared, unless its table is gone.
 
     `interrupt` cancels a queued or running iteration. Any other job stays as it is.
@@ -91,16 +91,16 @@ def freed(job: Job, now: datetime, *, interrupt: bool) -> Job:
     if interrupt and job.active:
         return canceled(job, now)
     broken = job.state is JobState.ERROR and job.status.code != TableGoneError.code
-    return repaired(job, now) if broken else job
+    return repair_job(job, now) if broken else job
 
 
-def differs(before: Job, after: Job) -> bool:
+def has_changed(before: Job, after: Job) -> bool:
     """Whether a change of spec changed anything, be it only how long the job waits."""
     same = (before.spec, before.state) == (after.spec, after.state)
     return not same or before.status.attempts != after.status.attempts
 
 
-def rebuilt(job: Job, now: datetime) -> Job:
+def rebuild_job(job: Job, now: datetime) -> Job:
     """To get all rows again, after any running iteration; without backoff after a failed one."""
     status = replace(job.status, attempts=0)
     row = replace(
@@ -124,7 +124,7 @@ def _renew_generation(spec: JobSpec) -> JobSpec:
     return replace(spec, detail=replace(spec.detail, consumer=consumer))
 
 
-def paused(job: Job, now: datetime) -> Job:
+def pause_job(job: Job, now: datetime) -> Job:
     """No longer planned; what is queued or runs goes on. A paused job stays as it is."""
     return (
         job
@@ -133,7 +133,7 @@ def paused(job: Job, now: datetime) -> Job:
     )
 
 
-def resumed(job: Job, now: datetime) -> Job:
+def resume_job(job: Job, now: datetime) -> Job:
     """Planned again, without backoff. A job that is not paused stays as it is."""
     if not job.paused_at:
         return job
@@ -141,13 +141,15 @@ def resumed(job: Job, now: datetime) -> Job:
     return replace(_apply_keeping_fence(job, Event.RESUME, now), paused_at=None, status=status)
 
 
-def enqueued(job: Job | None, key: JobKey, iteration: Iteration, run_id: str, now: datetime) -> Job:
+def enqueue_job(
+    job: Job | None, key: JobKey, iteration: Iteration, run_id: str, now: datetime
+) -> Job:
     """Pending for `run_id` alone. Raises FenceError."""
     due = _check_startable(job, key, iteration, Event.ENQUEUE)
     return replace(_apply_event(due, Event.ENQUEUE, now, run_id=run_id), queued_to=iteration.to)
 
 
-def begun(
+def claim_job(
     job: Job | None,
     key: JobKey,
     iteration: Iteration,
@@ -199,7 +201,7 @@ def begun(
     )
 
 
-def advanced(job: Job | None, claim: Claim, counts: Mapping[str, int]) -> tuple[Job, Claim]:
+def advance_job(job: Job | None, claim: Claim, counts: Mapping[str, int]) -> tuple[Job, Claim]:
     """With the claim's step done: watermark moved, next step recorded as BEFORE."""
     row = _check_fence(job, claim)
     if claim.last:
@@ -230,12 +232,12 @@ def completed(job: Job | None, step: Done, now: datetime) -> Job:
     return _reset_if_rebuilding(row)
 
 
-def failed(job: Job | None, step: Failed, now: datetime) -> Job:
+def fail_job(job: Job | None, step: Failed, now: datetime) -> Job:
     """Failed with a code (1-9999 temporary, else permanent); the batch stays BEFORE."""
     return _apply_failure(_check_fence(job, step.claim), step.code, step.message, now)
 
 
-def all_enqueued(
+def enqueue_jobs(
     rows: Mapping[JobKey, Job], iteration: Iteration, run_id: str, now: datetime
 ) -> tuple[list[Job], dict[JobKey, FenceError]]:
     """Enqueue the jobs whose rows still fit the iteration; errors for the others."""
@@ -243,13 +245,13 @@ def all_enqueued(
     lost: dict[JobKey, FenceError] = {}
     for key in iteration.jobs:
         try:
-            changed.append(enqueued(rows.get(key), key, iteration, run_id, now))
+            changed.append(enqueue_job(rows.get(key), key, iteration, run_id, now))
         except FenceError as error:
             lost[key] = error
     return changed, lost
 
 
-def all_advanced(
+def advance_jobs(
     rows: Mapping[JobKey, Job], steps: Collection[Done]
 ) -> tuple[list[Job], dict[JobKey, Claim | FenceError]]:
     """Advance the rows that the claims still hold; each claim's successor, or its error."""
@@ -258,14 +260,14 @@ def all_advanced(
     for step in steps:
         key = step.claim.key
         try:
-            job, outcomes[key] = advanced(rows.get(key), step.claim, step.counts)
+            job, outcomes[key] = advance_job(rows.get(key), step.claim, step.counts)
             changed.append(job)
         except FenceError as error:
             outcomes[key] = error
     return changed, outcomes
 
 
-def all_ended(
+def end_jobs(
     rows: Mapping[JobKey, Job],
     steps: Collection[Outcome],
     end: Callable[[Job | None, Outcome, datetime], Job],
@@ -295,14 +297,14 @@ def canceled(job: Job, now: datetime) -> Job:
     return _reset_if_rebuilding(_apply_event(job, Event.CANCEL, now, status=_end_status(job, now)))
 
 
-def recovered(job: Job, now: datetime) -> Job:
+def recover_job(job: Job, now: datetime) -> Job:
     """Completed because its run is gone; its batch stays BEFORE, to be replayed."""
     return _reset_if_rebuilding(_apply_event(job, Event.RECOVER, now, status=_end_status(job, now)))
 
 
 def lost(job: Job, now: datetime) -> Job:
     """Completed because its lease ran out; a running one counts a failure, its batch BEFORE."""
-    row = recovered(job, now)
+    row = recover_job(job, now)
     if job.state is not JobState.RUNNING:
         return row
     text = (
@@ -312,13 +314,13 @@ def lost(job: Job, now: datetime) -> Job:
     return replace(row, status=_make_error_status(job, RunGoneError.code, text, now))
 
 
-def stranded(job: Job, code: int, message: str, now: datetime) -> Job:
+def mark_stranded(job: Job, code: int, message: str, now: datetime) -> Job:
     """In error because its table is gone; a run that holds it loses its claim."""
     status = replace(_end_status(job, now), code=code, message=storable(message))
     return _reset_if_rebuilding(_apply_event(job, Event.STRAND, now, status=status))
 
 
-def repaired(job: Job, now: datetime) -> Job:
+def repair_job(job: Job, now: datetime) -> Job:
     """Completed again by a person, its error forgotten, and its batch.
 
     A replay of the recorded batch would fail again; after a repair of the source the range is read

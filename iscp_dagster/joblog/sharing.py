@@ -42,7 +42,7 @@ def joined(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) ->
 
 def check_alone(name: JobID, change: SpecUpdate, job: Job, others: Iterable[Job]) -> None:
     """Reject a change of an index's consumer for one tenant of several. Raises ConfigError."""
-    before, after = job.spec.detail.consumer, change.applied(job.spec).detail.consumer
+    before, after = job.spec.detail.consumer, change.apply_to(job.spec).detail.consumer
     if before == after or not {before.type, after.type} & set(kind_names()):
         return
     if any(other.key != job.key and other.drop_at is None for other in others):

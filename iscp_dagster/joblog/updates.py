@@ -38,7 +38,7 @@ class SpecUpdate:
     def empty(self) -> bool:
         return all(getattr(self, each.name) is None for each in fields(self))
 
-    def applied(self, spec: JobSpec) -> JobSpec:
+    def apply_to(self, spec: JobSpec) -> JobSpec:
         """`spec` with this change. Raises ConfigError for values that no spec may have."""
         trigger = replace(spec.trigger, **self._select_fields(_TRIGGER))
         held = spec.detail.consumer
@@ -52,9 +52,9 @@ class SpecUpdate:
         detail = replace(spec.detail, consumer=consumer, **self._select_fields(_DETAIL))
         return JobSpec(trigger=trigger, detail=detail)
 
-    def differences(self, spec: JobSpec) -> dict[str, tuple[Any, Any]]:
+    def find_differences(self, spec: JobSpec) -> dict[str, tuple[Any, Any]]:
         """The fields of `spec` that this change would alter: (old value, new value) by name."""
-        after = self.applied(spec)
+        after = self.apply_to(spec)
         parts = (
             (spec.trigger, after.trigger, _TRIGGER),
             (spec.detail, after.detail, _DETAIL),

@@ -19,7 +19,7 @@ from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.errors import ConfigError, IscpError, NoSuchJobError, WaitError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.specs import JobSpec
-from iscp_dagster.upkeep.comparison import compared
+from iscp_dagster.upkeep.comparison import compare_tables
 
 BAD, UNKNOWN, TIMED_OUT, HELD_UP, FAILED = 400, 404, 408, 409, 500
 """The statuses of terminal failures."""
@@ -39,7 +39,7 @@ class Steps:
         with _translate_errors():
             jobs, job = self.jobs(), job_of(asked.job)
             change = _parse_change(asked)
-            spec = _reset_generation(change.applied(jobs.plain_spec(job, change.type)))
+            spec = _reset_generation(change.apply_to(jobs.plain_spec(job, change.type)))
             jobs.register_job(asked.tenant, job, spec)
         return {"tenant": asked.tenant, "job": str(job), "registered": True}
 
@@ -106,7 +106,7 @@ class Steps:
         """Compare indexes of a table with it, as `iscp verify` does. Reads only."""
         with _translate_errors():
             jobs = self.jobs()
-            found = compared(jobs.deployment, [(jobs.source(table), indexes)], tenant)
+            found = compare_tables(jobs.deployment, [(jobs.source(table), indexes)], tenant)
             return compared_facts(found)
 
     def _find_jobs(self, asked: arguments.Named) -> list[Job]:

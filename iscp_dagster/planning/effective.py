@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from iscp_dagster.joblog.sql.log import SqlLog
 
 
-def in_step(job: Job, latest: Moment) -> bool:
+def is_in_step(job: Job, latest: Moment) -> bool:
     """Whether the job, at its effective watermark, is up to date with its table at `latest`."""
     return job.state is JobState.COMPLETED and job.watermark >= latest
 
 
-def effective(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Job]:
+def compute_effective_jobs(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Job]:
     """The jobs of one table at the watermarks that their next iterations start from.
 
     An idle job moves to just before the next commit that changes its tenant's rows, or the columns

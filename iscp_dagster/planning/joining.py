@@ -70,7 +70,7 @@ class Due:
         self.flush(log)
         taken = log.enqueue(self.iteration, name)
         left = [key for key in self.iteration.jobs if key not in taken]
-        return self.iteration.only(left) if left else None
+        return self.iteration.select_jobs(left) if left else None
 
 
 def bounded(
@@ -118,7 +118,7 @@ def joined(due: Sequence[Due], delta_log: DeltaLog) -> list[Due]:
     ]
 
 
-def parts(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration]:
+def split_iteration(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration]:
     """The parts of the iteration that are each read in one scan, in order."""
     by_tenant = iteration.by_tenant()
     if len(by_tenant) == 1:
@@ -126,7 +126,7 @@ def parts(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration]:
     sizes = _read_sizes(delta_log, iteration.from_, iteration.to, iteration.tenants)
     ordered = sorted(by_tenant)
     return [
-        iteration.only(key for tenant in tenants for key in by_tenant[tenant])
+        iteration.select_jobs(key for tenant in tenants for key in by_tenant[tenant])
         for tenants in split_into_portions(
             ordered,
             most=MOST_TENANTS,

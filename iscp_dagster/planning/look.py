@@ -59,7 +59,7 @@ class Look:
         """The problems of that table."""
         return [each for each in self.problems if each.table == table]
 
-    def signs(self) -> dict[str, str]:
+    def compute_signs(self) -> dict[str, str]:
         """A digest of the problems of each table that has any."""
         return {name: sign(self.of(name)) for name in sorted({e.table for e in self.problems})}
 
@@ -119,7 +119,7 @@ class Cursor:
         return json.dumps({**marks, **rest}, separators=(",", ":"))
 
 
-def marks_of(before: Cursor, sources: Iterable[SourceTable]) -> dict[str, str]:
+def select_marks(before: Cursor, sources: Iterable[SourceTable]) -> dict[str, str]:
     """The marks of the tables that are still declared."""
     names = [source.name for source in sources]
     return {name: before.marks[name] for name in names if name in before.marks}
@@ -128,6 +128,6 @@ def marks_of(before: Cursor, sources: Iterable[SourceTable]) -> dict[str, str]:
 def remember(before: Cursor, after: Cursor, look: Look) -> tuple[frozenset[str], frozenset[str]]:
     """Note the problems reported so far in `after`; return the tables with new and settled ones."""
     kept = {name: said for name, said in before.told.items() if name in look.left_out}
-    after.told = kept | look.signs()
-    risen = (name for name in look.signs() if before.told.get(name) != after.told[name])
+    after.told = kept | look.compute_signs()
+    risen = (name for name in look.compute_signs() if before.told.get(name) != after.told[name])
     return frozenset(risen), frozenset(before.told.keys() - after.told.keys())

@@ -17,14 +17,14 @@ from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.model.moment import START, Moment
 
 
-def reached(log: SqlLog, delta_log: DeltaLog, table_id: str) -> Mapping[str, Moment]:
+def find_latest_moments(log: SqlLog, delta_log: DeltaLog, table_id: str) -> Mapping[str, Moment]:
     """By job name, the latest moment that some tenant's job has reached.
 
     A look registers a tenant's jobs before it has any job take the tenant's first commit: who has
     no job by then had no rows as of that moment.
     """
     versions: dict[str, int] = {}
-    for name, version, _ in log.places(table_id):
+    for name, version, _ in log.list_job_versions(table_id):
         versions[name] = max(version, versions.get(name, START.version))
     found: dict[str, Moment] = {}
     for name, version in versions.items():
@@ -35,7 +35,7 @@ def reached(log: SqlLog, delta_log: DeltaLog, table_id: str) -> Mapping[str, Mom
     return found
 
 
-def begun_before(
+def set_first_watermarks(
     rows: Sequence[NewJob], log: SqlLog, delta_log: DeltaLog, after: Mapping[str, Moment]
 ) -> list[NewJob]:
     """The rows; of a trigger's job whose tenant had no rows as of `after`, beginning there.

@@ -34,7 +34,7 @@ class Problem:
         return f"{self.table}: {self.message}"
 
 
-def problem_of(source: SourceTable, error: Exception) -> Problem:
+def make_problem(source: SourceTable, error: Exception) -> Problem:
     """The problem for an error that the table raised, expected or not."""
     if isinstance(error, IscpError):
         # What a store says differs from look to look.

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.planning.look import Cursor, Look, marks_of, remember
-from iscp_dagster.planning.news import Told, Untold, tell, with_range
+from iscp_dagster.planning.look import Cursor, Look, remember, select_marks
+from iscp_dagster.planning.news import Told, Untold, add_range, tell
 from iscp_dagster.planning.problems import Problem
 from iscp_dagster.planning.runner import Runner
 
@@ -62,7 +62,7 @@ class Reporter:
         if look is None:
             return Report(cursor=cursor or str(Cursor()))
         before = Cursor.parse(cursor)
-        after = Cursor(marks=marks_of(before, self.runner.sources), untold=before.untold)
+        after = Cursor(marks=select_marks(before, self.runner.sources), untold=before.untold)
         report = Report(cursor="", problems=list(look.problems))
         for name, mark in self._get_marks(look).items():
             pending, seen = after.untold.get(name, []), before.seen(name)
@@ -88,14 +88,14 @@ class Reporter:
         left = MOST_NEWS
         for number, source in enumerate(waiting):
             room = max(left // (len(waiting) - number), 1)
-            with self.runner.alone(source, report.problems):
+            with self.runner.catch_problems(source, report.problems):
                 told, rest = tell(untold[source.name], self._make_tenant_finder(source), room)
                 report.news += [self._build_news(source, each) for each in told]
                 left -= sum(len(each.tenants) for each in told)
                 untold[source.name] = rest
 
     def _build_news(self, source: SourceTable, told: Told) -> News:
-        delta_log, upto = self.runner.delta_log_of(source), told.upto.version
+        delta_log, upto = self.runner.get_delta_log(source), told.upto.version
         last = None if told.after is None else delta_log.last_changes(told.after.version, upto)
         versions = {tenant: (last or {}).get(tenant, upto) for tenant in told.tenants}
         return News(source=source, versions=versions)
@@ -106,7 +106,7 @@ class Reporter:
         Dagster would show those as out of date for ever, since no run follows. A range without a
         beginning is the whole table, also if its jobs are stranded: their indexes are behind.
         """
-        delta_log = self.runner.delta_log_of(source)
+        delta_log = self.runner.get_delta_log(source)
         log, table_id = self.runner.deployment.log, delta_log.table_id()
 
         def changed(range_: Untold) -> Collection[str]:
@@ -125,7 +125,7 @@ def _extend_pending(pending: list[Untold], seen: LogMark | None, mark: LogMark) 
     if mark == seen:
         return pending
     after = seen.moment if seen is not None and _is_newer(mark, seen) else None
-    return with_range([] if after is None else pending, after, mark.moment)
+    return add_range([] if after is None else pending, after, mark.moment)
 
 
 def _is_newer(mark: LogMark, seen: LogMark) -> bool:

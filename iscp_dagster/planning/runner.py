@@ -21,10 +21,10 @@ from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.protocol import Touched
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.planning.declared import terms
+from iscp_dagster.planning.declared import compute_terms
 from iscp_dagster.planning.joining import Due, joined
-from iscp_dagster.planning.look import Cursor, Dispatch, Look, marks_of, remember
-from iscp_dagster.planning.problems import Problem, problem_of
+from iscp_dagster.planning.look import Cursor, Dispatch, Look, remember, select_marks
+from iscp_dagster.planning.problems import Problem, make_problem
 from iscp_dagster.planning.watch import Touches, Watch
 from iscp_dagster.sync.deployment import Deployment
 
@@ -89,9 +89,9 @@ class Runner:
         self._looks += 1
         before = Cursor.parse(cursor)
         look = Look(forgot=before.unreadable)
-        after = Cursor(marks=marks_of(before, self.sources))
+        after = Cursor(marks=select_marks(before, self.sources))
         happened, rested = self._read_job_events(before)
-        touched, standing = _group_by_table(happened), self.deployment.log.standing()
+        touched, standing = _group_by_table(happened), self.deployment.log.list_standing()
         look.elsewhere = self._take_table_leases()
         until, left_out = self.monotonic() + BEGINNING, set(look.elsewhere)
         due: list[_RankedIteration] = []
@@ -99,14 +99,14 @@ class Runner:
             if source.name in look.elsewhere:
                 self.watches.pop(source.name, None)
                 continue
-            with self.alone(source, look.problems):
+            with self.catch_problems(source, look.problems):
                 new = source.name not in self.watches or self.watches[source.name].mark is None
                 if (new or look.problems) and self.monotonic() > until:
                     left_out.add(source.name)
                     continue
                 self._last_look[source.name] = self._looks
                 watch, seen = self._get_watch(source), before.seen(source.name)
-                if new and seen and rested.get(source.name) == terms(source, standing):
+                if new and seen and rested.get(source.name) == compute_terms(source, standing):
                     watch.resume(seen, rested[source.name])
                 mark = watch.take_in(seen, touched, standing, poll=self._should_poll(watch))
                 due += self._collect_due(watch, look)
@@ -143,14 +143,14 @@ class Runner:
         return due
 
     @contextmanager
-    def alone(self, source: SourceTable, problems: list[Problem]) -> Iterator[None]:
+    def catch_problems(self, source: SourceTable, problems: list[Problem]) -> Iterator[None]:
         """Let whatever the table raises, expected or not, stop only it; its watch starts over."""
         try:
             with calm():
                 yield
         except Exception as error:  # noqa: BLE001 - nobody can tell what a table may raise
             self.watches.pop(source.name, None)
-            problem = problem_of(source, error)
+            problem = make_problem(source, error)
             if problem not in problems:
                 problems.append(problem)
 
@@ -164,7 +164,7 @@ class Runner:
             return True
         return False
 
-    def delta_log_of(self, source: SourceTable) -> DeltaLog:
+    def get_delta_log(self, source: SourceTable) -> DeltaLog:
         """The table's log as this runner reads it."""
         return self._get_watch(source).delta_log
 
@@ -246,7 +246,7 @@ class Runner:
             if self.ending():
                 return
             name, source = secrets.token_hex(8), each.watch.source
-            with self.alone(source, look.problems):
+            with self.catch_problems(source, look.problems):
                 if (queued := each.due.enqueue(self.deployment.log, name)) is not None:
                     look.dispatches.append(Dispatch(source=source, iteration=queued, name=name))
 
@@ -254,7 +254,7 @@ class Runner:
         """Add to `look.present` the tenants that can be loaded into tables with problems."""
         for source in self.sources:
             if source.load is not None and source.tenants is not None and look.of(source.name):
-                with self.alone(source, look.problems):
+                with self.catch_problems(source, look.problems):
                     look.present.setdefault(source.name, tuple(source.tenants()))
 
 

@@ -23,11 +23,11 @@ from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning import table_problems
-from iscp_dagster.planning.declared import new_jobs, registering, terms
-from iscp_dagster.planning.effective import effective, flush_jobs, in_step
+from iscp_dagster.planning.declared import compute_terms, list_table_specs, make_new_jobs
+from iscp_dagster.planning.effective import compute_effective_jobs, flush_jobs, is_in_step
 from iscp_dagster.planning.joining import Due, bounded
-from iscp_dagster.planning.newcomers import begun_before, reached
-from iscp_dagster.planning.problems import Problem, problem_of
+from iscp_dagster.planning.newcomers import find_latest_moments, set_first_watermarks
+from iscp_dagster.planning.problems import Problem, make_problem
 from iscp_dagster.planning.triggers.plan import plan
 from iscp_dagster.sync.deployment import Deployment
 
@@ -85,7 +85,7 @@ class Watch:
         spared = not poll and self.mark is not None and self.mark == seen
         mark = self.mark if spared and self.mark else self.delta_log.poll(seen)
         self.found = None
-        self.problems = table_problems.mistaken(self.source)
+        self.problems = table_problems.list_mistakes(self.source)
         taken_up = any(touched.get(LogMark.shortened(each)) for each in self.earlier)
         # What is remembered holds only if the cursor agrees with it.
         if (
@@ -102,10 +102,14 @@ class Watch:
         # Tenants of another table with the same shortened id have no jobs in this one.
         self.open |= touched.get(mark.table, frozenset())
         self.mark = mark
-        self.problems += table_problems.nameless(self.source, self.delta_log.location, self.unnamed)
+        self.problems += table_problems.find_tenantless_rows(
+            self.source, self.delta_log.location, self.unnamed
+        )
         if self.earlier:
             table_id = self.delta_log.table_id(mark.moment.version)
-            self.problems += table_problems.stranded(self.deployment, self.source, table_id)
+            self.problems += table_problems.find_stranded_jobs(
+                self.deployment, self.source, table_id
+            )
         return mark
 
     def due(self) -> Iterator[Due]:
@@ -114,7 +118,7 @@ class Watch:
             return
         table_id = self.delta_log.table_id(self.mark.moment.version)
         held = self.deployment.log.jobs(table_id=table_id, tenants=self.open)
-        placed = effective(self.delta_log, held, self.mark.moment)
+        placed = compute_effective_jobs(self.delta_log, held, self.mark.moment)
         as_held = {job.key: job for job in held}
         still_open: set[str] = set()
         feed = Feed(log=self.delta_log)
@@ -152,18 +156,18 @@ class Watch:
 
     def _examine_table(self, mark: LogMark, standing: Mapping[JobID, JobSpec]) -> None:
         """Start over: find the tenants, register their jobs, open what may be due."""
-        self.terms = terms(self.source, standing)
+        self.terms = compute_terms(self.source, standing)
         table_id = self.delta_log.table_id(mark.moment.version)
         tenants = self.delta_log.tenants(mark.moment.version)
         self.unnamed = self.delta_log.unnamed(mark.moment.version)
         table_problems.check_sole(self.deployment, self.source, table_id)
         self._handle_earlier_jobs(table_id)
         there = self.deployment.log.registered(table_id)
-        after = reached(self.deployment.log, self.delta_log, table_id)
+        after = find_latest_moments(self.deployment.log, self.delta_log, table_id)
         self._register_jobs(table_id, tenants, standing, after, but=there)
         self._rebuild_lost_jobs(table_id)
-        self.open = set(self.deployment.log.waiting(table_id))
-        held = self.deployment.log.places(table_id)
+        self.open = set(self.deployment.log.find_unsettled_tenants(table_id))
+        held = self.deployment.log.list_job_versions(table_id)
         behind = [v for _, v, _ in held if START.version < v < mark.moment.version]
         self.oldest_written = min(behind, default=mark.moment.version)
         if behind:
@@ -183,10 +187,10 @@ class Watch:
             self.unnamed = self.delta_log.unnamed(upto)
         found = sorted(self.delta_log.tenants() if changed is None else changed)
         table_problems.check_sole(self.deployment, self.source, table_id, found)
-        names = [name.job for name in registering(self.source, standing)]
+        names = [name.job for name in list_table_specs(self.source, standing)]
         self._register_jobs(table_id, found, standing, dict.fromkeys(names, before.moment))
         if self.oldest_written is None:
-            held = self.deployment.log.places(table_id)
+            held = self.deployment.log.list_job_versions(table_id)
             self.oldest_written = min((v for _, v, _ in held if v > START.version), default=upto)
         self.open |= self._list_all_tenants(found) if changed is None else set(found)
         self.found = tuple(found)
@@ -206,7 +210,7 @@ class Watch:
         log, table_id = self.deployment.log, self.delta_log.table_id(upto)
         behind = log.tenants(table_id, behind=upto)
         jobs = log.jobs(table_id=table_id, tenants=behind)
-        flush_jobs(log, jobs, effective(self.delta_log, jobs, mark.moment))
+        flush_jobs(log, jobs, compute_effective_jobs(self.delta_log, jobs, mark.moment))
         self.open |= behind
         self.oldest_written = upto
 
@@ -225,7 +229,7 @@ class Watch:
     def _rebuild_lost_jobs(self, table_id: str) -> None:
         """Rebuild jobs whose watermark is no longer in the log, which was restored or replaced."""
         log = self.deployment.log
-        lost = {str(each) for each in log.watermarks(table_id) if not self.delta_log.has(each)}
+        lost = {str(each) for each in log.list_watermarks(table_id) if not self.delta_log.has(each)}
         jobs = log.jobs(table_id=table_id) if lost else []
         gone = [job.key for job in jobs if str(job.watermark) in lost]
         if gone:
@@ -250,32 +254,34 @@ class Watch:
         `after`, by job name, is the moment as of which tenants without the job had no rows.
         Skips indexes with stranded jobs: a person decides whether they go on.
         """
-        waiting = table_problems.stranded_names(self.deployment, self.earlier)
-        found = registering(self.source, standing)
+        waiting = table_problems.find_stranded_names(self.deployment, self.earlier)
+        found = list_table_specs(self.source, standing)
         specs = {name: spec for name, spec in found.items() if name.job not in waiting}
-        wanted = new_jobs(table_id, tenants, specs, but=but)
-        wanted = begun_before(wanted, self.deployment.log, self.delta_log, after)
+        wanted = make_new_jobs(table_id, tenants, specs, but=but)
+        wanted = set_first_watermarks(wanted, self.deployment.log, self.delta_log, after)
         # What a person has unregistered stays unregistered.
         self.deployment.log.register_many(wanted, revive=False)
 
     def _handle_earlier_jobs(self, table_id: str) -> None:
         """Carry over or strand the jobs of earlier tables of that name, as `on_replace` says."""
-        for earlier in sorted(table_problems.earlier_ids(self.deployment, self.source, table_id)):
+        for earlier in sorted(
+            table_problems.find_earlier_ids(self.deployment, self.source, table_id)
+        ):
             if self.source.on_replace == REBUILD:
-                self.deployment.log.carry_over(earlier, table_id)
+                self.deployment.log.migrate_jobs(earlier, table_id)
             else:
                 message = GONE.format(name=self.source.name, old=earlier, new=table_id)
-                self.deployment.log.strand(earlier, TableGoneError.code, message)
-        self.earlier = table_problems.earlier_ids(self.deployment, self.source, table_id)
+                self.deployment.log.mark_stranded(earlier, TableGoneError.code, message)
+        self.earlier = table_problems.find_earlier_ids(self.deployment, self.source, table_id)
 
     def _is_at_rest(self, job: Job) -> bool:
         """Whether nothing comes due for the job before something happens to it or its tenant."""
         assert self.mark is not None
         stopped = job.state is JobState.ERROR or (job.paused_at is not None and not job.active)
-        return stopped or in_step(job, self.mark.moment)
+        return stopped or is_in_step(job, self.mark.moment)
 
     def _add_problem(self, error: ConfigError) -> None:
-        self.problems.append(problem_of(self.source, error))
+        self.problems.append(make_problem(self.source, error))
 
 
 def _get_tenant(job: Job) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dagster import DagsterError, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 from sqlalchemy.exc import SQLAlchemyError
 
-from iscp_dagster.joblog.sql.statements import portions
+from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.model.errors import UnavailableError
 
 DISPATCH_TAG = "iscp/dispatch"
@@ -31,7 +31,7 @@ def identity(instance: DagsterInstance) -> str:
 def runs_named(instance: DagsterInstance, names: Collection[str]) -> list[DagsterRun]:
     """The instance's runs with these names; a run named twice is listed twice."""
     found: list[DagsterRun] = []
-    for some in portions(sorted(names)):
+    for some in split_for_statements(sorted(names)):
         found += instance.get_runs(RunsFilter(run_ids=some))
         found += instance.get_runs(RunsFilter(tags={DISPATCH_TAG: some}))
     return found

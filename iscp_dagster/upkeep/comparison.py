@@ -9,10 +9,10 @@ from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobStatus
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.problems import Problem, problem_of
-from iscp_dagster.planning.table_problems import earlier_ids
+from iscp_dagster.planning.problems import Problem, make_problem
+from iscp_dagster.planning.table_problems import find_earlier_ids
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.verify import Failure, Verdict, compare_indexes
 
 Wanted = Sequence[tuple[SourceTable, list[str] | None]]
@@ -56,7 +56,7 @@ class Comparison:
         return bool(self.verdicts) and not (self.unbuilt or self.failures or self.problems)
 
 
-def compared(
+def compare_tables(
     deployment: Deployment,
     wanted: Wanted,
     tenant: str | None = None,
@@ -69,11 +69,11 @@ def compared(
     found, tenants = Comparison(), None if tenant is None else [tenant]
     for source, names in wanted:
         try:
-            held = positions(deployment, source, tenants=tenants, indexes=names)
+            held = read_positions(deployment, source, tenants=tenants, indexes=names)
             results = compare_indexes(deployment, source, tenants=tenants, indexes=names, tell=tell)
             stranded = _find_stranded_jobs(deployment, source, tenant, names)
         except Exception as error:  # noqa: BLE001 - the others can still be compared
-            found.problems.append(problem_of(source, error))
+            found.problems.append(make_problem(source, error))
             continue
         found.verdicts += [(source, each) for each in results if isinstance(each, Verdict)]
         found.failures += [(source, each) for each in results if isinstance(each, Failure)]
@@ -90,7 +90,7 @@ def _find_stranded_jobs(
     deployment: Deployment, source: SourceTable, tenant: str | None, names: list[str] | None
 ) -> list[Job]:
     """The jobs of those indexes whose rows are of an earlier table of that name."""
-    earlier = earlier_ids(deployment, source, deployment.delta_log(source).table_id())
+    earlier = find_earlier_ids(deployment, source, deployment.delta_log(source).table_id())
     return [
         job
         for table_id in sorted(earlier)

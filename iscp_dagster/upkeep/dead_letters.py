@@ -24,7 +24,7 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import job_spec
+from iscp_dagster.planning.declared import make_job_spec
 from iscp_dagster.planning.problems import as_ours
 from iscp_dagster.sync.deployment import Deployment
 
@@ -41,7 +41,7 @@ class Replayed:
     """Whether its tenant is rebuilt by the next iteration, for this letter or another."""
 
 
-def dead_letters(
+def find_letters(
     deployment: Deployment,
     sources: Sequence[SourceTable],
     *,
@@ -210,7 +210,7 @@ def _open_store(
     name = JobID(db=source.database, table=source.table, job=job)
     held = deployment.log.jobs(tenant=letter.tenant, name=name)
     specs = [each.spec for each in held] or [
-        job_spec(source, index) for index in source.indexes if index.name == job
+        make_job_spec(source, index) for index in source.indexes if index.name == job
     ]
     consumer = specs[0].detail.consumer if specs else None
     if consumer is None or not is_index(consumer):

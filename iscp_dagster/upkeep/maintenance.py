@@ -18,8 +18,8 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError, UnavailableError
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.planning.declared import name_of
-from iscp_dagster.planning.effective import effective, flush_jobs
-from iscp_dagster.planning.problems import as_ours, problem_of
+from iscp_dagster.planning.effective import compute_effective_jobs, flush_jobs
+from iscp_dagster.planning.problems import as_ours, make_problem
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.ledger import state_key
 
@@ -45,12 +45,12 @@ def flush_watermarks(deployment: Deployment, sources: Sequence[SourceTable]) -> 
     """
     flushed = Flushed()
     for source in sources:
-        if not deployment.log.table_ids(source.database, source.table):
+        if not deployment.log.find_table_ids(source.database, source.table):
             continue  # it has no jobs, and may not be there yet
         try:
             flushed.moved[source.name] = _flush_table(deployment, source)
         except Exception as error:  # noqa: BLE001 - whatever a table raises stops it alone
-            flushed.problems.append(str(problem_of(source, error)))
+            flushed.problems.append(str(make_problem(source, error)))
     return flushed
 
 
@@ -67,7 +67,7 @@ class Garbage:
     """Whether the row stays, since the runner would register the job again without it."""
 
 
-def garbage(
+def find_garbage(
     deployment: Deployment, sources: Sequence[SourceTable], kept: timedelta = KEPT
 ) -> list[Garbage]:
     """The jobs dropped longer ago than `kept`, and what to delete with each, by name. Reads only.
@@ -172,7 +172,7 @@ def _find_self_registering(
     deployment: Deployment, sources: Sequence[SourceTable], dropped: Sequence[Job]
 ) -> set[tuple[JobID, str]]:
     """The jobs, by name and table id, that the runner would register again without their rows."""
-    standing, kept = deployment.log.standing(), set()
+    standing, kept = deployment.log.list_standing(), set()
     tables = {(job.name.db, job.name.table) for job in dropped}
     for source in sources:
         if (source.database, source.table) not in tables:
@@ -202,10 +202,10 @@ def clear_staging(deployment: Deployment, sources: Sequence[SourceTable]) -> lis
             data = IndexData(endpoint=endpoint, database=endpoint.holds(source.database), view=view)
             staged = data.stagings()
             # List the tables first: a run is active before it creates its table.
-            for table in left(staged, deployment.log.active_runs()) if staged else []:
+            for table in left(staged, deployment.log.list_active_runs()) if staged else []:
                 data.drop_staging(table)
         except Exception as error:  # noqa: BLE001 - whatever an index raises stops it alone
-            problems.append(f"{source.name}/{index.name}: {problem_of(source, error).message}")
+            problems.append(f"{source.name}/{index.name}: {make_problem(source, error).message}")
     return problems
 
 
@@ -217,11 +217,11 @@ def prune_history(deployment: Deployment, kept: timedelta = HISTORY) -> int:
 def _flush_table(deployment: Deployment, source: SourceTable) -> int:
     delta_log = deployment.delta_log(source)
     latest, table_id = delta_log.latest(), delta_log.table_id()
-    if not all(map(delta_log.has, deployment.log.watermarks(table_id))):
+    if not all(map(delta_log.has, deployment.log.list_watermarks(table_id))):
         return 0  # the table's log was restored: the next look rebuilds those jobs
     tenants = deployment.log.tenants(table_id, behind=latest.version)
     jobs = deployment.log.jobs(table_id=table_id, tenants=tenants)
-    return flush_jobs(deployment.log, jobs, effective(delta_log, jobs, latest))
+    return flush_jobs(deployment.log, jobs, compute_effective_jobs(delta_log, jobs, latest))
 
 
 def _build_garbage(

@@ -9,7 +9,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.planning.effective import effective, in_step
+from iscp_dagster.planning.effective import compute_effective_jobs, is_in_step
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.sync.deployment import Deployment
 
@@ -49,7 +49,7 @@ class Position:
         return self.watermark.version > START.version
 
 
-def positions(
+def read_positions(
     deployment: Deployment,
     source: SourceTable,
     *,
@@ -72,7 +72,9 @@ def positions(
             job=job,
             latest=latest,
             watermark=moved.watermark,
-            in_step=in_step(moved, latest),
+            in_step=is_in_step(moved, latest),
         )
-        for job, moved in zip(chosen, effective(delta_log, chosen, latest), strict=True)
+        for job, moved in zip(
+            chosen, compute_effective_jobs(delta_log, chosen, latest), strict=True
+        )
     ]

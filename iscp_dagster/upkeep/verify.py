@@ -41,8 +41,8 @@ from iscp_dagster.sync.executors.rows import (
     reading_index,
     respelled_rows,
 )
-from iscp_dagster.upkeep.dead_letters import dead_letters
-from iscp_dagster.upkeep.position import Position, positions
+from iscp_dagster.upkeep.dead_letters import find_letters
+from iscp_dagster.upkeep.position import Position, read_positions
 from iscp_dagster.upkeep.samples import Sampling
 
 ATTEMPTS = 5
@@ -161,12 +161,12 @@ def compare_indexes(
     results: list[Verdict | Failure] = []
     moved: set[tuple[JobKey, int]] = set()
     for _ in range(ATTEMPTS):
-        before = positions(deployment, source, tenants=tenants, indexes=indexes)
+        before = read_positions(deployment, source, tenants=tenants, indexes=indexes)
         # A job whose consumer changed during its run still follows the earlier one.
         settled = [each for each in before if each.built and not each.job.rebuild]
         built = [each for each in settled if is_index(each.consumer)]
         results = list(_compare_built(deployment, source, built, tell))
-        after = positions(deployment, source, tenants=tenants, indexes=indexes)
+        after = read_positions(deployment, source, tenants=tenants, indexes=indexes)
         moved = _get_fences(before) ^ _get_fences(after)
         if not moved:
             break
@@ -397,7 +397,7 @@ def _count_letters(deployment: Deployment, source: SourceTable, index: Index) ->
     """How many dead letters each tenant of the index has."""
     if index.errors != "dead_letter":
         return Counter()
-    found = dead_letters(deployment, [source], index=f"{source.name}/{index.name}")
+    found = find_letters(deployment, [source], index=f"{source.name}/{index.name}")
     return Counter(each.tenant for each in found)
 
 
@@ -441,12 +441,14 @@ def _compare_by_count(held: Any, served: Any, source: SourceTable, selection: Se
     del selection
     tenant = column(source.tenant).cast("string") if source.tenant else F.lit(DEFAULT_TENANT)
 
-    def times(frame: Any, name: str) -> Any:
+    def count_rows(frame: Any, name: str) -> Any:
         row = F.struct(*_select_comparable(held))
         told = frame.select(tenant.alias("tenant"), row.alias("row"))
         return told.groupBy("tenant", "row").agg(F.count("*").alias(name))
 
-    both = times(held, "in_h").join(times(served, "in_s"), on=["tenant", "row"], how="full_outer")
+    both = count_rows(held, "in_h").join(
+        count_rows(served, "in_s"), on=["tenant", "row"], how="full_outer"
+    )
     in_h, in_s = (F.coalesce(F.col(name), F.lit(0)) for name in ("in_h", "in_s"))
     sample = F.struct(
         F.to_json("row", dict(EXACT_TIMES)).alias("row"),

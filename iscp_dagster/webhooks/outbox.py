@@ -148,7 +148,7 @@ class Outbox:
     def served(self, endpoints: Collection[str]) -> frozenset[str]:
         """The endpoints that a sender serves at present."""
         with self.reading() as connection:
-            over = leases.lapsed(
+            over = leases.read_lease_expiry(
                 connection, [_format_lease_name(each) for each in endpoints], leases.NOW
             )
         return frozenset(each for each in endpoints if not over.get(_format_lease_name(each), True))

@@ -23,8 +23,8 @@ from iscp_dagster.location.assets.iterations import Iterations
 from iscp_dagster.model.declared.tables import Index
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import Job
-from iscp_dagster.planning.declared import declared, new_jobs
-from iscp_dagster.planning.joining import parts
+from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
+from iscp_dagster.planning.joining import split_iteration
 from iscp_dagster.planning.runner import Look, Runner
 from iscp_dagster.spark import quoting
 from iscp_dagster.spark.session import private, shared
@@ -36,7 +36,7 @@ from iscp_dagster.sync.iteration.outcomes import Delivery, Outcome
 from iscp_dagster.sync.ledger import Ledger
 from iscp_dagster.sync.reading.reader import Reader
 from iscp_dagster.sync.writing.writer import IndexWriter
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.verify import Verdict, verify
 
 FEED = "delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true"
@@ -288,7 +288,7 @@ class Table:
         delta_log = self.deployment.delta_log(self.source)
         return [
             outcome
-            for part in parts(iteration, delta_log)
+            for part in split_iteration(iteration, delta_log)
             for outcome in self.published(one_by_one(self.deployment, self.source, part, **named))
         ]
 
@@ -306,7 +306,7 @@ class Table:
         log = self.deployment.delta_log(self.source)
         table_id = log.table_id()
         self.deployment.log.register_many(
-            new_jobs(table_id, tenants, declared(self.source, self.source.consumers))
+            make_new_jobs(table_id, tenants, make_job_specs(self.source, self.source.consumers))
         )
         jobs = [job for job in self.jobs() if job.key.tenant in tenants]
         return Iteration(
@@ -332,7 +332,7 @@ class Table:
 
     def check(self) -> None:
         """Check that every index is in step, agrees with the source, and has each key once."""
-        wrong = [each for each in positions(self.deployment, self.source) if not each.in_step]
+        wrong = [each for each in read_positions(self.deployment, self.source) if not each.in_step]
         assert not wrong, wrong
         held = self.agreed()
         keys = ", ".join(map(ident, self.identity))

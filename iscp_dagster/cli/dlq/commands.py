@@ -116,11 +116,11 @@ def _find_letters(
     from iscp_dagster.api import jobs as api
     from iscp_dagster.api.names import narrowed
     from iscp_dagster.cli.parts.known import check_known
-    from iscp_dagster.upkeep.dead_letters import dead_letters
+    from iscp_dagster.upkeep.dead_letters import find_letters
 
     jobs = api.open_jobs(os.environ)
     chosen = narrowed(tenant)
-    found = dead_letters(jobs.deployment, jobs.sources, index=index, tenant=chosen, ids=ids or ())
+    found = find_letters(jobs.deployment, jobs.sources, index=index, tenant=chosen, ids=ids or ())
     if not found:
         check_known(jobs, tenant=tenant, name=index, what="index")
     return jobs, found

@@ -172,11 +172,11 @@ def history(
 
 def _find_table_problems(jobs: Jobs, held: Iterable[Job]) -> list[Problem]:
     """What is wrong with the tables of these jobs."""
-    from iscp_dagster.planning.table_problems import problems_of
+    from iscp_dagster.planning.table_problems import find_problems
 
     tables = {f"{each.name.db}.{each.name.table}" for each in held}
     chosen = [source for source in jobs.sources if source.name in tables]
-    return [problem for source in chosen for problem in problems_of(jobs.deployment, source)]
+    return [problem for source in chosen for problem in find_problems(jobs.deployment, source)]
 
 
 def _list_jobs_in_state(
@@ -232,11 +232,11 @@ def _read_lags(
     jobs: Jobs, table: str, tenants: Collection[str], names: Collection[str] | None = None
 ) -> dict[JobKey, float | None]:
     """The lag by job in seconds, None if it is not built; empty when the table cannot be read."""
-    from iscp_dagster.upkeep.position import positions
+    from iscp_dagster.upkeep.position import read_positions
 
     try:
         source = jobs.source(table)
-        found = positions(jobs.deployment, source, tenants=tenants, indexes=names)
+        found = read_positions(jobs.deployment, source, tenants=tenants, indexes=names)
     except Exception:  # noqa: BLE001 - a table may raise anything
         return {}
     return {each.job.key: each.lag for each in found}

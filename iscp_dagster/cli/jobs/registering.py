@@ -48,7 +48,7 @@ def registered(jobs: Jobs, wish: Wish) -> Registered:
 def _describe_difference(jobs: Jobs, wish: Wish) -> str:
     """Say how the first existing job that differs from the wish differs; empty if none does."""
     for place, spec in _list_existing_jobs(jobs, wish):
-        if found := wish.change.differences(spec):
+        if found := wish.change.find_differences(spec):
             said = "; ".join(_format_difference(name, *values) for name, values in found.items())
             change = command("update", wish.tenant, wish.job)
             return f"{place}with another specification ({said}); change it with {change}"

@@ -106,7 +106,7 @@ def wished(
         plain = jobs.plain_spec(job, change.type)
         if options:
             change = scheduled(change, [plain.trigger])
-        spec = change.applied(plain)
+        spec = change.apply_to(plain)
     # It has built nothing yet.
     first = replace(spec.detail.consumer, generation=0)
     spec = replace(spec, detail=replace(spec.detail, consumer=first))

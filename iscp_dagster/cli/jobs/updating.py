@@ -62,6 +62,6 @@ def update_spec(
         tenant=tenant,
         job=job,
         done=jobs.change_job_spec(tenant, job, wanted, interrupt=interrupt),
-        respecified=any(wanted.applied(each) != each for each in before),
+        respecified=any(wanted.apply_to(each) != each for each in before),
         interrupt=interrupt,
     )

@@ -51,7 +51,7 @@ def collect(
     from iscp_dagster.upkeep import maintenance
 
     jobs = api.open_jobs(os.environ)
-    found = maintenance.garbage(jobs.deployment, jobs.sources, timedelta(hours=keep_hours))
+    found = maintenance.find_garbage(jobs.deployment, jobs.sources, timedelta(hours=keep_hours))
     if not dry_run:
         maintenance.collect(jobs.deployment, jobs.sources, found)
     rows = [

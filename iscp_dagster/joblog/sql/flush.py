@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.sql.statements import COLUMNS, KEY, LIVE, key_columns
+from iscp_dagster.joblog.sql.statements import COLUMNS, KEY, LIVE, to_key_columns
 from iscp_dagster.joblog.sql.tables import ISCP_LOG
 from iscp_dagster.model.batch import Phase, Range
 from iscp_dagster.model.jobs import JobKey
@@ -29,7 +29,7 @@ def flush(connection: sa.Connection, moves: Sequence[tuple[JobKey, Range]]) -> i
     """
     rows = [
         {
-            **key_columns(key),
+            **to_key_columns(key),
             "since": range_.from_.version,
             "moved_to": str(range_.to),
             "moved_to_version": range_.to.version,

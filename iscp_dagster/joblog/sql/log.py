@@ -12,19 +12,19 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from iscp_dagster.joblog import iterations, lifecycle
-from iscp_dagster.joblog.history import Bookmark, Entry, Usage, entry
+from iscp_dagster.joblog.history import Bookmark, Entry, Usage, make_entry
 from iscp_dagster.joblog.leases import DEFAULT_LEASES, Leases
 from iscp_dagster.joblog.protocol import Interrupted, Touched
 from iscp_dagster.joblog.sharing import check_alone, joined
 from iscp_dagster.joblog.sql import active, leases
 from iscp_dagster.joblog.sql.engine import ENSURE_LOCK, LOG, open_engine
 from iscp_dagster.joblog.sql.flush import flush
-from iscp_dagster.joblog.sql.past import history, prune, tenants_of_runs, touched, usage
+from iscp_dagster.joblog.sql.past import history, prune, read_run_tenants, touched, usage
 from iscp_dagster.joblog.sql.standing import (
     delete_standing,
     insert_standing,
     put_standing,
-    standing_specs,
+    read_standing_specs,
 )
 from iscp_dagster.joblog.sql.statements import (
     COLUMNS,
@@ -36,10 +36,10 @@ from iscp_dagster.joblog.sql.statements import (
     is_one_of,
     latest,
     lock,
-    locked,
-    named,
-    portions,
+    lock_jobs,
+    match_name,
     remember,
+    split_for_statements,
     take_turns,
     write_back,
 )
@@ -103,7 +103,7 @@ class SqlLog:
         """One transaction of the log's database, for `within`; an error rolls it back."""
         return transaction(self.engine, writes=True)
 
-    def reading(self) -> AbstractContextManager[sa.Connection]:
+    def begin_read(self) -> AbstractContextManager[sa.Connection]:
         """One transaction that only reads."""
         return transaction(self.engine, writes=False)
 
@@ -149,7 +149,7 @@ class SqlLog:
             return 0
         with self._begin_transaction(writes=True) as connection:
             take_turns(connection, [row.name for row in wanted])
-            standing = {} if revive else standing_specs(connection)
+            standing = {} if revive else read_standing_specs(connection)
             wanted = [replace(row, spec=standing.get(row.name, row.spec)) for row in wanted]
             return self._register_jobs(connection, wanted, revive=revive, adopt=adopt)
 
@@ -159,11 +159,11 @@ class SqlLog:
         Without `table_id`, on every table that had that name (also one since recreated). With
         `tenant` None, drop every tenant's, and end the standing registration of that name.
         """
-        where = (*named(tenant, name), *equal(COLUMNS.table_id, table_id))
+        where = (*match_name(tenant, name), *equal(COLUMNS.table_id, table_id))
         with self._begin_transaction(writes=True) as connection:
             take_turns(connection, [name])
             stood = tenant is None and delete_standing(connection, name)
-            return bool(self._update_matching(connection, where, lifecycle.unregistered)) or stood
+            return bool(self._update_matching(connection, where, lifecycle.unregister_job)) or stood
 
     def update(
         self,
@@ -185,44 +185,46 @@ class SqlLog:
         now = self._clock()
         with self._begin_transaction(writes=True) as connection:
             take_turns(connection, [name])
-            stood = standing_specs(connection).get(name, declared) if tenant is None else None
-            rows = lock(connection, (*named(tenant, name), LIVE))
+            stood = read_standing_specs(connection).get(name, declared) if tenant is None else None
+            rows = lock(connection, (*match_name(tenant, name), LIVE))
             if not rows and stood is None:
                 return None
             for job in rows.values() if tenant is not None else []:
                 check_alone(name, change, job, latest(connection, name, but=job.key.tenant))
-            stands = stood and change.applied(stood)
+            stands = stood and change.apply_to(stood)
             if stands is not None and stands != stood:
                 put_standing(connection, name, stands, now)
             active = [job for job in rows.values() if interrupt and job.active]
             freed = {
-                key: lifecycle.freed(job, now, interrupt=interrupt) for key, job in rows.items()
+                key: lifecycle.prepare_update(job, now, interrupt=interrupt)
+                for key, job in rows.items()
             }
             write_back(connection, rows, list(freed.values()), entry_of=self._make_entry)
             updated = [
-                lifecycle.updated(job, change, now, interrupt=interrupt) for job in freed.values()
+                lifecycle.update_job(job, change, now, interrupt=interrupt)
+                for job in freed.values()
             ]
             write_back(connection, freed, updated, entry_of=self._make_entry)
         return Interrupted(
             keys=tuple(sorted(job.key for job in active)),
             runs=frozenset(job.run_id for job in active if job.run_id is not None),
             changed=stands != stood
-            or any(lifecycle.differs(rows[job.key], job) for job in updated),
+            or any(lifecycle.has_changed(rows[job.key], job) for job in updated),
         )
 
     def pause(self, tenant: str | None, name: JobID) -> tuple[JobKey, ...]:
         """Stop planning the tenant's job (None: every tenant's); returns those it paused."""
-        planned = (*named(tenant, name), COLUMNS.paused_at.is_(None))
+        planned = (*match_name(tenant, name), COLUMNS.paused_at.is_(None))
         with self._begin_transaction(writes=True) as connection:
-            return tuple(self._update_matching(connection, planned, lifecycle.paused))
+            return tuple(self._update_matching(connection, planned, lifecycle.pause_job))
 
     def resume(self, tenant: str | None, name: JobID) -> tuple[JobKey, ...]:
         """Plan the tenant's job again (None: every tenant's); returns those it resumed."""
-        paused = (*named(tenant, name), COLUMNS.paused_at.is_not(None))
+        paused = (*match_name(tenant, name), COLUMNS.paused_at.is_not(None))
         with self._begin_transaction(writes=True) as connection:
-            return tuple(self._update_matching(connection, paused, lifecycle.resumed))
+            return tuple(self._update_matching(connection, paused, lifecycle.resume_job))
 
-    def stand(self, name: JobID, spec: JobSpec, rows: Iterable[NewJob] = ()) -> bool:
+    def register_standing(self, name: JobID, spec: JobSpec, rows: Iterable[NewJob] = ()) -> bool:
         """Register the job for every tenant: those of `rows` now, others as they appear.
 
         False when that registration exists and no row was created.
@@ -234,10 +236,10 @@ class SqlLog:
             new = insert_standing(connection, name, stands, self._clock())
             return self._register_jobs(connection, wanted, revive=True, adopt=False) > 0 or new
 
-    def standing(self) -> Mapping[JobID, JobSpec]:
+    def list_standing(self) -> Mapping[JobID, JobSpec]:
         """The standing registrations."""
         with self._begin_transaction(writes=False) as connection:
-            return standing_specs(connection)
+            return read_standing_specs(connection)
 
     def jobs(
         self,
@@ -254,12 +256,12 @@ class SqlLog:
             *equal(COLUMNS.table_id, table_id),
             *equal(COLUMNS.tenant, tenant),
             *equal(COLUMNS.job_state, state),
-            *(() if name is None else named(None, name)),
+            *(() if name is None else match_name(None, name)),
             *(() if include_dropped else (LIVE,)),
         )
         found: list[Job] = []
         with self._begin_transaction(writes=False) as connection:
-            for some in [None] if tenants is None else portions(sorted(set(tenants))):
+            for some in [None] if tenants is None else split_for_statements(sorted(set(tenants))):
                 rows = chosen if some is None else chosen.where(COLUMNS.tenant.in_(some))
                 found += [from_row(row) for row in connection.execute(rows)]
         return sorted(found, key=lambda job: job.key)
@@ -271,13 +273,15 @@ class SqlLog:
             row = connection.execute(chosen).one_or_none()
         return None if row is None else from_row(row)
 
-    def fences(self, table_id: str, tenants: Collection[str]) -> Mapping[JobKey, tuple[int, int]]:
+    def read_fences(
+        self, table_id: str, tenants: Collection[str]
+    ) -> Mapping[JobKey, tuple[int, int]]:
         """Registration and `seq` of these tenants' live jobs; they change when a run takes one."""
         chosen = sa.select(*KEY, COLUMNS.job_id, COLUMNS.seq)
         chosen = chosen.where(COLUMNS.table_id == table_id, LIVE)
         found: dict[JobKey, tuple[int, int]] = {}
         with self._begin_transaction(writes=False) as connection:
-            for some in portions(sorted(set(tenants))):
+            for some in split_for_statements(sorted(set(tenants))):
                 rows = connection.execute(chosen.where(COLUMNS.tenant.in_(some)))
                 found |= {
                     JobKey(tenant=tenant, table_id=of, job_name=name): (registration, seq)
@@ -304,8 +308,8 @@ class SqlLog:
         """
         now = self._clock()
         with self._begin_transaction(writes=True) as connection:
-            rows = locked(connection, iteration.jobs)
-            changed, lost = lifecycle.all_enqueued(rows, iteration, run_id, now)
+            rows = lock_jobs(connection, iteration.jobs)
+            changed, lost = lifecycle.enqueue_jobs(rows, iteration, run_id, now)
             write_back(connection, rows, changed, entry_of=self._make_entry)
             if changed:
                 leases.keep(connection, [run_id], self.leases.queued, self._get_now())
@@ -319,7 +323,9 @@ class SqlLog:
         """
         chosen = sa.select(ISCP_LOG).where(*_match_queued(run_id), LIVE).order_by(*KEY)
         with self._begin_transaction(writes=False) as connection:
-            return iterations.waiting(from_row(row) for row in connection.execute(chosen))
+            return iterations.make_queued_iterations(
+                from_row(row) for row in connection.execute(chosen)
+            )
 
     def begin(
         self,
@@ -341,9 +347,9 @@ class SqlLog:
         """
         now = self._clock()
         with self._begin_transaction(writes=True) as connection:
-            rows = locked(connection, iteration.jobs)
+            rows = lock_jobs(connection, iteration.jobs)
             begun = [
-                lifecycle.begun(
+                lifecycle.claim_job(
                     rows.get(key),
                     key,
                     iteration,
@@ -367,7 +373,7 @@ class SqlLog:
         Jobs are independent, as in `complete` and `fail`: one whose row was taken has a FenceError
         as its outcome and is left as it is.
         """
-        return self._update_claimed(steps, lifecycle.all_advanced)
+        return self._update_claimed(steps, lifecycle.advance_jobs)
 
     def complete(self, steps: Collection[iterations.Done]) -> Mapping[JobKey, FenceError]:
         """Confirm that the claims' last steps are written: AFTER, watermark, end, completed.
@@ -377,7 +383,7 @@ class SqlLog:
         """
         now = self._clock()
         return self._update_claimed(
-            steps, lambda rows, some: lifecycle.all_ended(rows, some, lifecycle.completed, now)
+            steps, lambda rows, some: lifecycle.end_jobs(rows, some, lifecycle.completed, now)
         )
 
     def fail(self, steps: Collection[iterations.Failed]) -> Mapping[JobKey, FenceError]:
@@ -387,7 +393,7 @@ class SqlLog:
         """
         now = self._clock()
         return self._update_claimed(
-            steps, lambda rows, some: lifecycle.all_ended(rows, some, lifecycle.failed, now)
+            steps, lambda rows, some: lifecycle.end_jobs(rows, some, lifecycle.fail_job, now)
         )
 
     def cancel(
@@ -402,13 +408,13 @@ class SqlLog:
     def refuse(self, run_id: str, code: int, message: str) -> tuple[JobKey, ...]:
         """Fail the jobs pending for `run_id` before they could be claimed; returns them."""
 
-        def change(job: Job, now: datetime) -> Job:
+        def refuse_job(job: Job, now: datetime) -> Job:
             return lifecycle.refused(job, code, message, now)
 
         with self._begin_transaction(writes=True) as connection:
-            return tuple(self._update_matching(connection, _match_queued(run_id), change))
+            return tuple(self._update_matching(connection, _match_queued(run_id), refuse_job))
 
-    def active_runs(self, state: JobState | None = None) -> frozenset[str]:
+    def list_active_runs(self, state: JobState | None = None) -> frozenset[str]:
         """The run ids of pending and running jobs, or of those in one of the two states."""
         chosen = sa.select(COLUMNS.run_id).distinct().where(LIVE, IS_ACTIVE)
         chosen = chosen.where(*equal(COLUMNS.job_state, state))
@@ -422,9 +428,9 @@ class SqlLog:
         """
         recovered: list[JobKey] = []
         with self._begin_transaction(writes=True) as connection:
-            for some in portions(sorted(set(gone))):
+            for some in split_for_statements(sorted(set(gone))):
                 chosen = (COLUMNS.run_id.in_(some), IS_ACTIVE)
-                recovered += self._update_matching(connection, chosen, lifecycle.recovered)
+                recovered += self._update_matching(connection, chosen, lifecycle.recover_job)
         return tuple(sorted(recovered))
 
     def reclaim(self, runs: Collection[str] | None = None) -> tuple[JobKey, ...]:
@@ -433,20 +439,22 @@ class SqlLog:
         With `runs`, only the jobs of these. Running ones count a failure, with RunGoneError's code.
         """
         reclaimed: list[JobKey] = []
-        unheld = [run for run in self.unheld() if runs is None or run in runs]
-        for some in portions(unheld):
+        unheld = [run for run in self.find_unleased_runs() if runs is None or run in runs]
+        for some in split_for_statements(unheld):
             now = self._clock()
             with self._begin_transaction(writes=True) as connection:
-                rows = {j.key: j for j in leases.left_behind(connection, some, self._get_now())}
+                rows = {
+                    j.key: j for j in leases.lock_unleased_jobs(connection, some, self._get_now())
+                }
                 gone = [lifecycle.lost(job, now) for job in rows.values()]
                 write_back(connection, rows, gone, entry_of=self._make_entry)
             reclaimed += rows
         return tuple(sorted(reclaimed))
 
-    def unheld(self) -> list[str]:
+    def find_unleased_runs(self) -> list[str]:
         """The runs and dispatches of active jobs whose lease has run out, or that have none."""
         with self._begin_transaction(writes=False) as connection:
-            return leases.unheld(connection, self._get_now())
+            return leases.find_unleased_runs(connection, self._get_now())
 
     def keep(self, names: Collection[str], seconds: float) -> None:
         """Make or renew the leases of these names, for `seconds` from now."""
@@ -461,36 +469,36 @@ class SqlLog:
         with self._begin_transaction(writes=True) as connection:
             return leases.take(connection, names, owner, seconds, self._get_now())
 
-    def lapsed(self, names: Collection[str], unseen: float) -> frozenset[str]:
+    def find_expired_leases(self, names: Collection[str], unseen: float) -> frozenset[str]:
         """The names whose lease has run out. One without a lease gets one of `unseen` seconds."""
         with self._begin_transaction(writes=False) as connection:
-            found = leases.lapsed(connection, names, self._get_now())
+            found = leases.read_lease_expiry(connection, names, self._get_now())
         self.keep(set(names) - found.keys(), unseen)
         return frozenset(name for name, over in found.items() if over)
 
     def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         """Set the jobs in error to completed, so that they are planned again; returns them."""
         broken = COLUMNS.job_state == int(JobState.ERROR)
-        return self._update_jobs(keys, lifecycle.repaired, broken)
+        return self._update_jobs(keys, lifecycle.repair_job, broken)
 
     def rebuild(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         """Give the live jobs all rows again, after any running iteration; returns them.
 
         What they serve stays until it is replaced.
         """
-        return self._update_jobs(keys, lifecycle.rebuilt)
+        return self._update_jobs(keys, lifecycle.rebuild_job)
 
-    def strand(self, table_id: str, code: int, message: str) -> tuple[JobKey, ...]:
+    def mark_stranded(self, table_id: str, code: int, message: str) -> tuple[JobKey, ...]:
         """Set all jobs of a table that is gone to error; returns those it changed. Idempotent."""
         others = (COLUMNS.table_id == table_id, COLUMNS.job_state != int(JobState.ERROR))
 
-        def change(job: Job, now: datetime) -> Job:
-            return lifecycle.stranded(job, code, message, now)
+        def mark_job(job: Job, now: datetime) -> Job:
+            return lifecycle.mark_stranded(job, code, message, now)
 
         with self._begin_transaction(writes=True) as connection:
-            return tuple(self._update_matching(connection, others, change))
+            return tuple(self._update_matching(connection, others, mark_job))
 
-    def carry_over(self, table_id: str, to: str) -> tuple[JobKey, ...]:
+    def migrate_jobs(self, table_id: str, to: str) -> tuple[JobKey, ...]:
         """Register a table's jobs for `to`, which took its place, and drop them; returns the new.
 
         Each keeps its spec, and its pause, and begins at START; a job that `to` already has stays
@@ -500,34 +508,34 @@ class SqlLog:
         with self._begin_transaction(writes=True) as connection:
             take_turns(connection, _read_names(connection, of_table))
             held = lock(connection, of_table)
-            rows = lifecycle.carried(held.values(), to)
-            there = locked(connection, [row.key for row in rows]).items()
+            rows = lifecycle.migrate_jobs(held.values(), to)
+            there = lock_jobs(connection, [row.key for row in rows]).items()
             live = {key for key, job in there if job.drop_at is None}
             self._register_jobs(connection, rows, revive=True, adopt=True)
             new = {row.key: job for row, job in zip(rows, held.values(), strict=True)}
             new = {key: job for key, job in new.items() if key not in live}
-            for some in portions([key for key, job in new.items() if job.paused_at]):
+            for some in split_for_statements([key for key, job in new.items() if job.paused_at]):
                 self._update_matching(
-                    connection, [is_one_of(connection.dialect, some)], lifecycle.paused
+                    connection, [is_one_of(connection.dialect, some)], lifecycle.pause_job
                 )
-            self._update_matching(connection, of_table, lifecycle.unregistered)
+            self._update_matching(connection, of_table, lifecycle.unregister_job)
             return tuple(sorted(new))
 
-    def table_ids(self, db: str, table: str) -> frozenset[str]:
+    def find_table_ids(self, db: str, table: str) -> frozenset[str]:
         """The ids of the tables of that name with live jobs; several if it was recreated."""
         of_name = (COLUMNS.db_name == db, COLUMNS.table_name == table)
         chosen = sa.select(COLUMNS.table_id).distinct().where(*of_name, LIVE)
         with self._begin_transaction(writes=False) as connection:
             return frozenset(connection.scalars(chosen))
 
-    def unbuilt(self, name: JobID) -> frozenset[str]:
+    def find_unbuilt_tenants(self, name: JobID) -> frozenset[str]:
         """The tenants whose job of that name has not yet given its consumer all rows."""
         started = sa.or_(COLUMNS.watermark_version == START.version, COLUMNS.rebuild)
-        chosen = sa.select(COLUMNS.tenant).where(*named(None, name), LIVE, started)
+        chosen = sa.select(COLUMNS.tenant).where(*match_name(None, name), LIVE, started)
         with self._begin_transaction(writes=False) as connection:
             return frozenset(connection.scalars(chosen))
 
-    def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
+    def list_job_versions(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
         """The (job name, watermark's version, state) of the table's live jobs, each once."""
         place = (COLUMNS.job_name, COLUMNS.watermark_version, COLUMNS.job_state)
         chosen = sa.select(*place).distinct().where(COLUMNS.table_id == table_id, LIVE)
@@ -535,7 +543,7 @@ class SqlLog:
             found = connection.execute(chosen)
             return frozenset((name, version, JobState(state)) for name, version, state in found)
 
-    def watermarks(self, table_id: str) -> tuple[Moment, ...]:
+    def list_watermarks(self, table_id: str) -> tuple[Moment, ...]:
         """The watermarks of the table's live jobs, each version and time once."""
         chosen = sa.select(COLUMNS.watermark).distinct().where(COLUMNS.table_id == table_id, LIVE)
         with self._begin_transaction(writes=False) as connection:
@@ -549,16 +557,16 @@ class SqlLog:
         with self._begin_transaction(writes=False) as connection:
             return frozenset(connection.scalars(chosen))
 
-    def tenants_of_runs(self, names: Collection[str]) -> frozenset[str]:
+    def read_run_tenants(self, names: Collection[str]) -> frozenset[str]:
         """The tenants of jobs that these runs and dispatches had, from rows and history."""
         found: set[str] = set()
         with self._begin_transaction(writes=False) as connection:
-            for some in portions(sorted(set(names))):
+            for some in split_for_statements(sorted(set(names))):
                 rows = sa.select(COLUMNS.tenant).where(COLUMNS.run_id.in_(some))
-                found |= {*connection.scalars(rows), *tenants_of_runs(connection, some)}
+                found |= {*connection.scalars(rows), *read_run_tenants(connection, some)}
         return frozenset(found)
 
-    def holders(
+    def find_table_names(
         self, table_id: str, tenants: Collection[str] | None = None
     ) -> frozenset[tuple[str, str]]:
         """The (database, table) names of the table's live jobs, of all tenants or of some."""
@@ -566,7 +574,7 @@ class SqlLog:
         chosen = names.where(COLUMNS.table_id == table_id, LIVE)
         found: set[tuple[str, str]] = set()
         with self._begin_transaction(writes=False) as connection:
-            for some in [None] if tenants is None else portions(sorted(set(tenants))):
+            for some in [None] if tenants is None else split_for_statements(sorted(set(tenants))):
                 of = chosen if some is None else chosen.where(COLUMNS.tenant.in_(some))
                 found |= {(db, table) for db, table in connection.execute(of)}
         return frozenset(found)
@@ -578,7 +586,7 @@ class SqlLog:
             found = connection.execute(chosen.where(COLUMNS.table_id == table_id))
             return frozenset((tenant, name) for tenant, name in found)
 
-    def waiting(self, table_id: str) -> frozenset[str]:
+    def find_unsettled_tenants(self, table_id: str) -> frozenset[str]:
         """The tenants with a live job that is pending, running, canceled, or never synchronized."""
         unsettled = sa.or_(
             COLUMNS.job_state.in_([JobState.PENDING, JobState.RUNNING, JobState.CANCELED]),
@@ -607,7 +615,7 @@ class SqlLog:
         """
         each = sorted(moves.items(), key=itemgetter(0))
         with self._begin_transaction(writes=True) as connection:
-            return sum(flush(connection, some) for some in portions(each))
+            return sum(flush(connection, some) for some in split_for_statements(each))
 
     def dropped(self, before: datetime) -> list[Job]:
         """The rows that were dropped before that time, ordered by key."""
@@ -672,18 +680,18 @@ class SqlLog:
         first = {row.key: row for row in reversed(rows)}
         others = {name: latest(connection, name) for name in {row.name for row in rows}}
 
-        def fitting(row: NewJob, *, adopt: bool) -> NewJob:
+        def fit_row(row: NewJob, *, adopt: bool) -> NewJob:
             spec = joined(row.name, row.spec, others[row.name], adopt=adopt)
             return replace(row, spec=spec)
 
         # In the order of keys, so that two callers never wait for each other.
-        fresh = {key: self._make_job(fitting(first[key], adopt=True)) for key in sorted(first)}
+        fresh = {key: self._make_job(fit_row(first[key], adopt=True)) for key in sorted(first)}
         insert = insert_unless_live(self.engine.dialect, revive=revive)
         found = connection.execute(insert, [to_row(job) for job in fresh.values()])
         created = sorted(JobKey(tenant=a, table_id=t, job_name=j) for a, t, j in found)
         for key in created:
             # A row that exists stays as it is; only new ones must fit.
-            fitting(first[key], adopt=adopt)
+            fit_row(first[key], adopt=adopt)
         remember(connection, [self._make_entry(None, fresh[key]) for key in created])
         return len(created)
 
@@ -691,7 +699,7 @@ class SqlLog:
         return lifecycle.registered(row, registration=self._new_id(), seq=0, now=self._clock())
 
     def _make_entry(self, before: Job | None, after: Job) -> Entry | None:
-        return entry(before, after, at=self._clock(), who=self._who)
+        return make_entry(before, after, at=self._clock(), who=self._who)
 
     def _execute_on_dropped(self, statement: sa.Delete | sa.Update, jobs: Sequence[Job]) -> int:
         """Execute it on the jobs' rows that are still dropped; returns how many.
@@ -732,7 +740,7 @@ class SqlLog:
     ) -> tuple[JobKey, ...]:
         changed: list[JobKey] = []
         with self._begin_transaction(writes=True) as connection:
-            for some in portions(sorted(set(keys))):
+            for some in split_for_statements(sorted(set(keys))):
                 chosen = (is_one_of(connection.dialect, some), *where)
                 changed += self._update_matching(connection, chosen, change, seen)
         return tuple(sorted(changed))
@@ -746,7 +754,7 @@ class SqlLog:
         if not steps:
             return change({}, steps)[1]
         with self._begin_transaction(writes=True) as connection:
-            rows = locked(connection, [step.claim.key for step in steps])
+            rows = lock_jobs(connection, [step.claim.key for step in steps])
             changed, outcomes = change(rows, steps)
             write_back(connection, rows, changed, entry_of=self._make_entry)
             return outcomes

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from iscp_dagster.joblog.history import CUTS, ENDS, Bookmark, Entry, Usage
 from iscp_dagster.joblog.protocol import Touched
 from iscp_dagster.joblog.sql.statements import equal
-from iscp_dagster.joblog.sql.tables import ISCP_LOG_EVENTS, entry_from_row
+from iscp_dagster.joblog.sql.tables import ISCP_LOG_EVENTS, from_entry_row
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import Event, JobState
 
@@ -32,10 +32,10 @@ def history(
             EVENTS.db_name == name.db, EVENTS.table_name == name.table, EVENTS.job_name == name.job
         )
     newest = chosen.order_by(EVENTS.number.desc()).limit(most)
-    return [entry_from_row(row) for row in reversed(connection.execute(newest).all())]
+    return [from_entry_row(row) for row in reversed(connection.execute(newest).all())]
 
 
-def tenants_of_runs(connection: sa.Connection, names: Collection[str]) -> list[str]:
+def read_run_tenants(connection: sa.Connection, names: Collection[str]) -> list[str]:
     """The tenants of the jobs whose iterations these runs began or ended."""
     chosen = sa.select(EVENTS.tenant).distinct().where(EVENTS.who.in_(names))
     return list(connection.scalars(chosen))

@@ -223,7 +223,7 @@ def from_row(row: sa.Row[Any]) -> Job:
     )
 
 
-def entry_to_row(entry: Entry) -> dict[str, Any]:
+def to_entry_row(entry: Entry) -> dict[str, Any]:
     """The entry as column values, without its number, which the database gives."""
     return {
         "at": entry.at,
@@ -248,7 +248,7 @@ def entry_to_row(entry: Entry) -> dict[str, Any]:
     }
 
 
-def entry_from_row(row: sa.Row[Any]) -> Entry:
+def from_entry_row(row: sa.Row[Any]) -> Entry:
     """The entry that `entry_to_row` gave."""
     return Entry(
         number=row.number,

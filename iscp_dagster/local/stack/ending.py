@@ -27,7 +27,7 @@ def cancel_iterations(settings: StackSettings) -> int:
     try:
         active = [job for state in ACTIVE for job in log.jobs(state=state)]
         if shared:
-            mine = _find_own_runs(settings, log.active_runs())
+            mine = _find_own_runs(settings, log.list_active_runs())
             active = [job for job in active if job.run_id in mine]
         return len(log.cancel(job.key for job in active))
     except IscpError as error:

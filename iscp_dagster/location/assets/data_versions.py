@@ -14,7 +14,7 @@ from typing import Any
 import dagster as dg
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.joblog.sql.statements import portions
+from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.location.assets.metadata import facts_if_known
 from iscp_dagster.location.internals import DATA_VERSION_TAG
 from iscp_dagster.location.names import source_key
@@ -62,7 +62,7 @@ def latest(
 ) -> dict[str, str]:
     """The data version of each tenant's latest event of that kind; leaves out those without."""
     found: dict[str, str] = {}
-    for some in portions(sorted(tenants)):
+    for some in split_for_statements(sorted(tenants)):
         tags = instance.event_log_storage.get_latest_tags_by_partition(
             key, kind, [DATA_VERSION_TAG], asset_partitions=some
         )

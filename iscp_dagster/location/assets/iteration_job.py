@@ -119,7 +119,7 @@ def _build_iterations(
 
 def _read_repeated_tenants(its: Iterations, dispatch: str) -> list[str]:
     """The tenants of the run that is executed again, also when later runs took their jobs."""
-    had = its.deployment.log.tenants_of_runs(its.repeats)
+    had = its.deployment.log.read_run_tenants(its.repeats)
     if not had:
         raise dg.Failure(FORGOTTEN.format(dispatch=dispatch), allow_retries=False)
     return sorted(had)

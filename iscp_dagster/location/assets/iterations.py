@@ -22,10 +22,10 @@ from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobKey
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import declared, new_jobs
-from iscp_dagster.planning.effective import effective, flush_jobs
-from iscp_dagster.planning.joining import Due, bounded, joined, parts
-from iscp_dagster.planning.newcomers import begun_before, reached
+from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
+from iscp_dagster.planning.effective import compute_effective_jobs, flush_jobs
+from iscp_dagster.planning.joining import Due, bounded, joined, split_iteration
+from iscp_dagster.planning.newcomers import find_latest_moments, set_first_watermarks
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.runs.named import DISPATCH_TAG, is_first, names_of, runs_named
 from iscp_dagster.sync.deployment import Deployment
@@ -181,7 +181,7 @@ class Iterations:
         asked = self._select_requested_keys(jobs)
         free(self.deployment, [job for job in jobs if job.key in asked])
         jobs = self._read_jobs()
-        flush_jobs(self.deployment.log, jobs, effective(self.delta_log, jobs, self.to))
+        flush_jobs(self.deployment.log, jobs, compute_effective_jobs(self.delta_log, jobs, self.to))
         return asked
 
     def _read_jobs(self) -> list[Job]:
@@ -236,7 +236,7 @@ class Iterations:
         return found
 
     def _run_iteration(self, iteration: Iteration) -> Iterator[list[Delivery | Failed]]:
-        for some in parts(iteration, self.delta_log):
+        for some in split_iteration(iteration, self.delta_log):
             found = iterate(
                 self.deployment,
                 self.source,
@@ -283,14 +283,14 @@ def register(
     """Register the chosen jobs for the current table, and unregister those of earlier ones."""
     log = deployment.log
     check_sole(deployment, source, table_id, tenants)
-    named, standing = declared(source, chosen), log.standing()
+    named, standing = make_job_specs(source, chosen), log.list_standing()
     specs = {name: standing.get(name, spec) for name, spec in named.items()}
-    rows = new_jobs(table_id, tenants, specs)
+    rows = make_new_jobs(table_id, tenants, specs)
     early = [each for each in chosen if consumer_kind(each.kind).begins_before_first_commit]
     if auto := {each.name for each in early if each.auto_register}:
         delta_log = deployment.delta_log(source)
-        after = reached(log, delta_log, table_id)
-        rows = begun_before(
+        after = find_latest_moments(log, delta_log, table_id)
+        rows = set_first_watermarks(
             rows, log, delta_log, {name: after[name] for name in auto & after.keys()}
         )
     log.register_many(rows)

@@ -80,7 +80,9 @@ def maintenance_jobs(
         forgotten, pruned, events, served = 0, 0, 0, Served()
         problems: list[str] = []
         with working(deployment, context.run):
-            found = maintenance.garbage(deployment, sources, timedelta(hours=config.keep_hours))
+            found = maintenance.find_garbage(
+                deployment, sources, timedelta(hours=config.keep_hours)
+            )
             if not config.dry_run:
                 with _record_problem(problems):
                     forgotten = maintenance.collect(deployment, sources, found)

@@ -14,7 +14,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serviceconsumers.services import INVOKED
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.outbox import numbers_of
+from iscp_dagster.upkeep.outbox import describe_events
 
 
 def delta_schema(fields: Iterable[DeltaField]) -> TableSchema:
@@ -61,7 +61,7 @@ def events_if_known(deployment: Deployment, source: SourceTable, name: str) -> M
     with suppress(IscpError):
         for trigger in source.triggers:
             if trigger.name == name:
-                found = numbers_of(deployment, trigger)
+                found = describe_events(deployment, trigger)
     if not found:
         return {}
     oldest, endpoints = found.pop("oldest_pending"), found.pop("endpoints")

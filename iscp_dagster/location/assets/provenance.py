@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dagster import AssetKey, DagsterInstance
 
-from iscp_dagster.joblog.sql.statements import portions
+from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.location import internals
 from iscp_dagster.location.assets.data_versions import event_type, reported
 from iscp_dagster.location.names import job_key, source_key
@@ -42,7 +42,7 @@ class Provenance:
     ) -> Provenance:
         """Ask the instance. Costs two statements per 5,000 tenants."""
         key, pointers = source_key(source), dict[str, int]()
-        for some in portions(sorted(tenants)):
+        for some in split_for_statements(sorted(tenants)):
             pointers |= instance.event_log_storage.get_latest_storage_id_by_partition(
                 key, event_type(source), set(some)
             )

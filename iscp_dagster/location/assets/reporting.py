@@ -19,7 +19,7 @@ from uuid import uuid4
 import dagster as dg
 
 from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.joblog.sql.statements import portions
+from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.location.assets.data_versions import AssetEvent, DataVersions, latest
 from iscp_dagster.location.assets.io_manager import shown
 from iscp_dagster.location.assets.iterations import InStep, Iterations, Outcome
@@ -37,9 +37,9 @@ from iscp_dagster.model.jobs import Job, JobKey
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.effective import effective
-from iscp_dagster.planning.problems import problem_of
-from iscp_dagster.planning.table_problems import problems_of
+from iscp_dagster.planning.effective import compute_effective_jobs
+from iscp_dagster.planning.problems import make_problem
+from iscp_dagster.planning.table_problems import find_problems
 from iscp_dagster.runs.named import WORKED
 from iscp_dagster.serviceconsumers.services import INVOKED
 from iscp_dagster.sync.deployment import Deployment
@@ -165,7 +165,7 @@ def news_of(
     """
     news = versions.news(sorted(tenants))
     if news and versions.source.load:
-        return [*news, evaluation(versions.source, problems_of(deployment, versions.source))]
+        return [*news, evaluation(versions.source, find_problems(deployment, versions.source))]
     return [*news]
 
 
@@ -268,7 +268,7 @@ def _find_failed_runs(instance: dg.DagsterInstance, runs: Collection[str]) -> se
     failed = [dg.DagsterRunStatus.FAILURE]
     return {
         run.run_id
-        for some in portions(sorted(filter(None, runs)))
+        for some in split_for_statements(sorted(filter(None, runs)))
         for run in instance.get_runs(dg.RunsFilter(run_ids=some, statuses=failed))
     }
 
@@ -318,13 +318,13 @@ def report_indexes(
     reported: dict[str, int] = {}
     problems: list[str] = []
     for source in sources:
-        if not deployment.log.table_ids(source.database, source.table):
+        if not deployment.log.find_table_ids(source.database, source.table):
             continue  # it has no jobs, and may not be there yet
         try:
             reported[source.name], wrong = _report_table(context, deployment, source)
             problems += wrong
         except Exception as error:  # noqa: BLE001 - whatever a table raises stops it alone
-            problems.append(str(problem_of(source, error)))
+            problems.append(str(make_problem(source, error)))
     return reported, problems
 
 
@@ -335,13 +335,13 @@ def _report_table(
     delta_log, count, problems = deployment.delta_log(source), 0, list[str]()
     table_id, to = delta_log.table_id(), delta_log.latest()
     versions = DataVersions(context.instance, source, delta_log, to.version)
-    for some in portions(sorted(deployment.log.tenants(table_id))):
+    for some in split_for_statements(sorted(deployment.log.tenants(table_id))):
         jobs = deployment.log.jobs(table_id=table_id, tenants=some)
         # Read after the jobs: a run that has ended since has reported what it completed.
         working = _find_working_runs(context.instance)
         idle = [job for job in jobs if not job.active and job.run_id not in working]
         left = [each.job for each in unreported(context.instance, source, idle)]
-        outcomes = [InStep(job=job) for job in effective(delta_log, left, to)]
+        outcomes = [InStep(job=job) for job in compute_effective_jobs(delta_log, left, to)]
         store_events(context, news_of(deployment, versions, {each.tenant for each in outcomes}))
         made = materializations(context.instance, deployment, source, outcomes, context.run_id)
         store_events(context, made)

@@ -15,7 +15,7 @@ from iscp_dagster.location.assets.source_check import evaluation
 from iscp_dagster.location.names import load_op_name, partitions_of, source_key
 from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.planning.table_problems import problems_of
+from iscp_dagster.planning.table_problems import find_problems
 from iscp_dagster.sync.deployment import Deployment
 
 ON_REPLACE_MEANS = {
@@ -98,7 +98,7 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> dg.Asse
                 current = versions.current(tenant)
                 yield version_event(source, tenant, current, facts)
             # Otherwise Dagster would show the table's check as older than what was just loaded.
-            yield evaluation(source, problems_of(deployment, source))
+            yield evaluation(source, find_problems(deployment, source))
 
     return load_source
 

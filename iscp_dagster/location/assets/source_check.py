@@ -7,7 +7,7 @@ import dagster as dg
 from iscp_dagster.location.names import source_key
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.problems import Problem
-from iscp_dagster.planning.table_problems import problems_of
+from iscp_dagster.planning.table_problems import find_problems
 from iscp_dagster.sync.deployment import Deployment
 
 CHECK = "can_be_followed"
@@ -27,7 +27,7 @@ def source_check(source: SourceTable) -> dg.AssetChecksDefinition:
     )
     def can_be_followed(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         deployment: Deployment = context.resources.iscp.deployment()
-        found = problems_of(deployment, source)
+        found = find_problems(deployment, source)
         return dg.AssetCheckResult(
             passed=not found,
             severity=_get_severity(found),

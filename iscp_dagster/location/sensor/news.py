@@ -37,7 +37,7 @@ def news_sensor(lookout: Lookout) -> dg.SensorDefinition:
     def iscp_news(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         with lookout.reporter(context) as reporter:
             report = reporter.report(context.cursor)
-            changed = list(events(report.news, reporter.runner.delta_log_of))
+            changed = list(events(report.news, reporter.runner.get_delta_log))
         told = [*changed, *verdicts(report, lookout.sources)]
         if is_trial(context):
             return dg.SensorResult(skip_reason=TRIAL.format(count=len(told)), cursor=context.cursor)

@@ -93,7 +93,7 @@ class Recovery:
 
     def _list_finished_runs(self, instance: DagsterInstance) -> list[str]:
         """Runs of this instance that hold jobs though Dagster says that they have finished."""
-        running = self.deployment.log.active_runs(JobState.RUNNING)
+        running = self.deployment.log.list_active_runs(JobState.RUNNING)
         found = instance.get_runs(RunsFilter(run_ids=list(running))) if running else ()
         return [run.run_id for run in found if run.is_finished]
 
@@ -102,7 +102,7 @@ class Recovery:
         log = self.deployment.log
         runs = {run.run_id: run for run in instance.get_runs(RunsFilter(statuses=list(WORKED)))}
         mine = [run_id for run_id, run in runs.items() if self.ours.has(run)]
-        lapsed = log.lapsed(mine, log.leases.unseen)
+        lapsed = log.find_expired_leases(mine, log.leases.unseen)
         for run_id in sorted(lapsed) if sure else ():
             run = instance.get_run_by_id(run_id)
             if run is not None and run.status in WORKED:
@@ -115,7 +115,7 @@ class Recovery:
         the jobs that wait for it decides.
         """
         log = self.deployment.log
-        queued = log.active_runs(JobState.PENDING)
+        queued = log.list_active_runs(JobState.PENDING)
         if not queued:
             return
         runs = runs_named(instance, queued)

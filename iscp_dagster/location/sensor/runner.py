@@ -10,7 +10,7 @@ from threading import Lock
 
 import dagster as dg
 
-from iscp_dagster.joblog.sql.statements import portions
+from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.location.assets.iteration_job import Startable
 from iscp_dagster.location.internals import MAX_RETRIES_TAG
 from iscp_dagster.location.names import (
@@ -219,7 +219,7 @@ def add_partitions(
         tenants = present.get(source.name)
         if source.tenant is not None and tenants:
             # In portions: Dagster names all of them in one statement.
-            for some in portions(tenants):
+            for some in split_for_statements(tenants):
                 instance.add_dynamic_partitions(partitions_name(source), some)
 
 

@@ -38,7 +38,7 @@ def trial_look(deployment: Deployment, sources: Sequence[SourceTable], cursor: s
     with TemporaryDirectory() as folder:
         log = SqlLog(f"sqlite:///{folder}/log.sqlite", clock=deployment.clock)
         log.ensure()
-        log.fill(deployment.log.jobs(include_dropped=True), deployment.log.standing())
+        log.fill(deployment.log.jobs(include_dropped=True), deployment.log.list_standing())
         return Runner(replace(deployment, log=log), sources).look(cursor)
 
 

@@ -12,7 +12,7 @@ from iscp_dagster.model.clock import DURATION, duration
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.planning.triggers.plan import each_alone, is_fresh, together
+from iscp_dagster.planning.triggers.plan import is_fresh, plan_each_alone, plan_together
 
 INTERVAL, SHARE = "interval", "share"
 _TRUTH = {True: True, False: False, "true": True, "false": False}
@@ -28,20 +28,20 @@ class PeriodicTrigger:
     settings = (INTERVAL, SHARE)
 
     def __call__(self, jobs: Sequence[Job], latest: Moment, now: datetime) -> tuple[Iteration, ...]:
-        alone = [job for job in jobs if not shares(job.spec.trigger.schedule)]
+        alone = [job for job in jobs if not parse_share(job.spec.trigger.schedule)]
         sharing = sorted((job for job in jobs if job not in alone), key=_get_interval)
-        planned = list(each_alone([job for job in alone if _is_due(job, now)], latest))
+        planned = list(plan_each_alone([job for job in alone if _is_due(job, now)], latest))
         for _, group in groupby(sharing, key=_get_interval):
             planned += _plan_shared(list(group), latest, now)
         return tuple(planned)
 
     def check_schedule(self, schedule: Mapping[str, Any]) -> None:
         """Raise ConfigError for a schedule that no periodic job can follow."""
-        interval(schedule)
-        shares(schedule)
+        parse_interval(schedule)
+        parse_share(schedule)
 
 
-def interval(schedule: Mapping[str, Any]) -> timedelta:
+def parse_interval(schedule: Mapping[str, Any]) -> timedelta:
     """The schedule's interval, such as `10s`, `1.5m`, `2h`. Raises ConfigError for others."""
     text = schedule.get(INTERVAL)
     length = duration(text)
@@ -57,7 +57,7 @@ def interval(schedule: Mapping[str, Any]) -> timedelta:
     return length
 
 
-def shares(schedule: Mapping[str, Any]) -> bool:
+def parse_share(schedule: Mapping[str, Any]) -> bool:
     """Whether jobs share iterations; may be a text, `"true"`. Raises ConfigError."""
     value = schedule.get(SHARE, False)
     try:
@@ -70,7 +70,7 @@ def shares(schedule: Mapping[str, Any]) -> bool:
 
 def _plan_shared(group: Sequence[Job], latest: Moment, now: datetime) -> Sequence[Iteration]:
     due = {job.key for job in group if _is_due(job, now)}
-    return [each for each in together(group, latest) if due.issuperset(each.jobs)]
+    return [each for each in plan_together(group, latest) if due.issuperset(each.jobs)]
 
 
 def _is_due(job: Job, now: datetime) -> bool:
@@ -78,4 +78,4 @@ def _is_due(job: Job, now: datetime) -> bool:
 
 
 def _get_interval(job: Job) -> timedelta:
-    return interval(job.spec.trigger.schedule)
+    return parse_interval(job.spec.trigger.schedule)

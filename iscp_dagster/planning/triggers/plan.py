@@ -14,7 +14,7 @@ from iscp_dagster.model.jobs import Job, JobKey
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import TriggerSpec
 from iscp_dagster.model.states import ACTIVE, STARTABLE, JobState
-from iscp_dagster.planning.triggers.backoff import waits
+from iscp_dagster.planning.triggers.backoff import is_backing_off
 from iscp_dagster.planning.triggers.loading import (
     BUILT_IN,
     Trigger,
@@ -23,7 +23,7 @@ from iscp_dagster.planning.triggers.loading import (
 )
 
 
-def raised(error: ConfigError) -> None:
+def raise_error(error: ConfigError) -> None:
     """Refuse by raising."""
     raise error
 
@@ -34,7 +34,7 @@ def plan(
     now: datetime,
     *,
     load: Callable[[str], Trigger] = load_trigger,
-    refuse: Callable[[ConfigError], None] = raised,
+    refuse: Callable[[ConfigError], None] = raise_error,
 ) -> tuple[Iteration, ...]:
     """The iterations due for the jobs of one table and tenant when the table is at `latest`.
 
@@ -86,7 +86,7 @@ def _can_take_part(job: Job, now: datetime) -> bool:
     if job.drop_at is not None or job.state is JobState.ERROR:
         return False
     # A queued or running job still takes part: others may have to wait for it.
-    return job.state not in STARTABLE or not (job.paused_at or waits(job.status, now))
+    return job.state not in STARTABLE or not (job.paused_at or is_backing_off(job.status, now))
 
 
 def _run_trigger(
@@ -128,21 +128,21 @@ def _get_type_and_name(job: Job) -> tuple[str, str]:
     return _get_type(job), job.key.job_name
 
 
-def iteration_of(jobs: Sequence[Job], to: Moment) -> tuple[Iteration, ...]:
+def plan_iteration(jobs: Sequence[Job], to: Moment) -> tuple[Iteration, ...]:
     """One iteration of those `jobs` that may start and are before `to`, or none.
 
     The jobs share one watermark. The iteration gets their highest priority.
     """
-    due = [job for job in jobs if job.state in STARTABLE and version_of(job) < to.version]
+    due = [job for job in jobs if job.state in STARTABLE and get_job_version(job) < to.version]
     return (Iteration.of(due, to),) if due else ()
 
 
-def each_alone(jobs: Sequence[Job], to: Moment) -> tuple[Iteration, ...]:
+def plan_each_alone(jobs: Sequence[Job], to: Moment) -> tuple[Iteration, ...]:
     """One iteration per job, up to `to`."""
-    return tuple(iteration for job in jobs for iteration in iteration_of([job], to))
+    return tuple(iteration for job in jobs for iteration in plan_iteration([job], to))
 
 
-def together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
+def plan_together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
     """The iterations of jobs that try to keep one watermark, so that they share scans.
 
     - A first iteration starts at once: from START to `latest` if no other job has
@@ -161,7 +161,7 @@ def together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
     alone = [job for job in jobs if iterates_alone(job)]
     others = [job for job in jobs if not iterates_alone(job)]
     # The others first: they are short, and run slots are few.
-    return (*_plan_sharing(others, latest), *each_alone(alone, latest))
+    return (*_plan_sharing(others, latest), *plan_each_alone(alone, latest))
 
 
 def _plan_sharing(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
@@ -171,19 +171,19 @@ def _plan_sharing(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
     first = max(built, key=_get_version, default=latest)
     top = max(map(_get_watermark, settled), key=_get_version, default=latest)
     first = latest if any(job.status.repairs for job in fresh) else first
-    return (*iteration_of(fresh, first), *_plan_in_step(settled, top, latest))
+    return (*plan_iteration(fresh, first), *_plan_in_step(settled, top, latest))
 
 
 def default_trigger(jobs: Sequence[Job], latest: Moment, _now: datetime) -> tuple[Iteration, ...]:
     """The jobs as `together` plans them; an independent job by itself, holding up no other."""
     alone = [job for job in jobs if job.spec.trigger.independent]
     group = [job for job in jobs if not job.spec.trigger.independent]
-    return (*each_alone(alone, latest), *together(group, latest))
+    return (*plan_each_alone(alone, latest), *plan_together(group, latest))
 
 
-def greedy_trigger(jobs: Sequence[Job], latest: Moment, _now: datetime) -> tuple[Iteration, ...]:
+def plan_greedily(jobs: Sequence[Job], latest: Moment, _now: datetime) -> tuple[Iteration, ...]:
     """Each job from its own watermark to `latest`, whatever the others do."""
-    return each_alone(jobs, latest)
+    return plan_each_alone(jobs, latest)
 
 
 def is_fresh(job: Job) -> bool:
@@ -197,12 +197,12 @@ def _has_only_beginning(job: Job) -> bool:
     return early and job.status.start_at is None
 
 
-def version_of(job: Job) -> int:
+def get_job_version(job: Job) -> int:
     return job.watermark.version
 
 
 def _plan_in_step(jobs: Sequence[Job], top: Moment, latest: Moment) -> tuple[Iteration, ...]:
-    lagging = [job for job in jobs if version_of(job) < top.version]
+    lagging = [job for job in jobs if get_job_version(job) < top.version]
     by_shard = _group_by_shard(jobs)
     if len(by_shard) > 1 and (lagging or any(job.state in ACTIVE for job in jobs)):
         return tuple(
@@ -215,9 +215,9 @@ def _plan_in_step(jobs: Sequence[Job], top: Moment, latest: Moment) -> tuple[Ite
     if any(job.state in ACTIVE for job in lagging or jobs):
         return ()
     if lagging:
-        next_ = min(lagging, key=version_of)
-        return iteration_of([next_], latest if next_.status.repairs else top)
-    return iteration_of(jobs, latest)
+        next_ = min(lagging, key=get_job_version)
+        return plan_iteration([next_], latest if next_.status.repairs else top)
+    return plan_iteration(jobs, latest)
 
 
 def _group_by_shard(jobs: Sequence[Job]) -> list[list[Job]]:

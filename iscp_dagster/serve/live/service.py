@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.joblog.sql.reached import Reached, reached
+from iscp_dagster.joblog.sql.reached import Reached, read_watermarks
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.serve.access import Viewer
@@ -50,7 +50,7 @@ class IndexSource:
 
     def reached(self, tenants: Collection[str] | None) -> Reached:
         """The watermarks of all tenants' jobs, or of some."""
-        return reached(self.log.engine, self.job, tenants)
+        return read_watermarks(self.log.engine, self.job, tenants)
 
     def opened(self) -> tuple[int, History]:
         """The newest generation, and its rows."""

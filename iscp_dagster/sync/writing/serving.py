@@ -37,7 +37,9 @@ def serve_when_built(deployment: Deployment, name: JobID, store: IndexStore) -> 
     if served is None or served > mine:
         return False
     left = [table for table, its in data.tables().items() if its < mine]
-    if not left or data.shows(served, store.shape.source.tenant, deployment.log.unbuilt(name)):
+    if not left or data.shows(
+        served, store.shape.source.tenant, deployment.log.find_unbuilt_tenants(name)
+    ):
         return False
     if served < mine:
         # The source may have gained columns since.

@@ -112,7 +112,7 @@ def lost(log: SqlLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
     if not claims:
         return {}
     (table_id,) = {claim.key.table_id for claim in claims}
-    held = log.fences(table_id, {claim.key.tenant for claim in claims})
+    held = log.read_fences(table_id, {claim.key.tenant for claim in claims})
     return {
         claim.key: FenceError(
             f"Job {claim.key} was taken from run {claim.run_id} by another writer; this "

@@ -42,7 +42,7 @@ from iscp_dagster.location.names import TABLE_TAG, TENANT_TAG, TENANTS_TAG, sync
 from iscp_dagster.model.clock import utc_now
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.runs.named import DISPATCH_TAG
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.verify import verify
 
 pytestmark = pytest.mark.timeout(900)
@@ -107,7 +107,7 @@ class Followed:
         self.sizes[tenant] -= FEW // REMOVED
 
     def in_step(self) -> bool:
-        found = positions(self.table.deployment, self.table.source)
+        found = read_positions(self.table.deployment, self.table.source)
         jobs = len(self.sizes) * len(self.table.source.indexes)
         return len(found) == jobs and all(each.in_step for each in found)
 

@@ -34,7 +34,7 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.planning.declared import name_of
 from iscp_dagster.spark.session import shared
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.verify import verify
 
 pytestmark = pytest.mark.timeout(900)
@@ -145,7 +145,7 @@ class Scheduled(Deployed):
     def in_step(self, *tenants: str, but: tuple[str, ...] = (), table: Table | None = None) -> bool:
         found = [
             each
-            for each in positions(self.table.deployment, (table or self.table).source)
+            for each in read_positions(self.table.deployment, (table or self.table).source)
             if each.tenant in tenants and each.index not in but
         ]
         return {each.tenant for each in found} == set(tenants) and all(e.in_step for e in found)

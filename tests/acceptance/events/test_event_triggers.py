@@ -15,7 +15,7 @@ from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.io_manager import shown
-from iscp_dagster.planning.declared import declared, new_jobs
+from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX
 
 HOOK = Endpoint("hook", url="https://example.com/hook", secrets=["S"])
@@ -158,7 +158,7 @@ def test_what_cannot_be_evaluated_stops_its_own_trigger_and_newcomers_fire_from_
     table = replace(table, deployment=deployment, source=source)
     log = deployment.delta_log(source)
     # As the runner registers the jobs of tenants that it finds in the second commit.
-    new = new_jobs(log.table_id(), TENANTS, declared(source, source.consumers))
+    new = make_new_jobs(log.table_id(), TENANTS, make_job_specs(source, source.consumers))
     deployment.log.register_many([replace(each, watermark=log.moment(0)) for each in new])
     outcomes = table.run(table.iteration(*TENANTS, to=upto))
     failed = {

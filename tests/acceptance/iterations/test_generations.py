@@ -20,7 +20,7 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.writing import writer
 from iscp_dagster.sync.writing.serving import serve_all, unserved
-from iscp_dagster.upkeep.maintenance import collect, garbage
+from iscp_dagster.upkeep.maintenance import collect, find_garbage
 
 WIDER = SpecUpdate(columns=("name", "v"))
 
@@ -347,6 +347,6 @@ def test_tables_of_every_generation_go_with_the_last_job(table):
     collect(
         table.deployment,
         [table.source],
-        garbage(table.deployment, [table.source], timedelta(hours=-1)),
+        find_garbage(table.deployment, [table.source], timedelta(hours=-1)),
     )
     assert data(table).tables() == {}

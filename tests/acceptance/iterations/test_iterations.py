@@ -46,8 +46,8 @@ from iscp_dagster.spark.guard import interruptible
 from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.upkeep import verify as verification
-from iscp_dagster.upkeep.maintenance import collect, garbage
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.maintenance import collect, find_garbage
+from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.progress import Progress, progress
 
 ALL = (Mirror(), FullText("name"), Vector("v", dimension=2, metric="l2"))
@@ -552,7 +552,7 @@ def test_what_is_registered_again_while_garbage_is_cleared_stays(deployment):
     table.follow()
     (job,) = table.jobs()
     deployment.log.unregister("a", job.name)
-    found = garbage(deployment, [table.source], kept=timedelta(seconds=-60))
+    found = find_garbage(deployment, [table.source], kept=timedelta(seconds=-60))
     assert [each.drops for each in found] == ["table"]
     table.materialize()
     assert collect(deployment, [table.source], found) == 0
@@ -686,7 +686,9 @@ def crash_of_three(table, point, iteration):
 
 def check_of_three(table, dead):
     """Check that all indexes agree; the mirrors lack `dead` rows of `odd`, each set aside once."""
-    assert [each for each in positions(table.deployment, table.source) if not each.in_step] == []
+    assert [
+        each for each in read_positions(table.deployment, table.source) if not each.in_step
+    ] == []
     for each in table.verdicts():
         aside = dead if each.index == "mirror" and each.tenant.startswith("odd") else 0
         wrong = (each.missing, each.extra, each.different, each.dead)

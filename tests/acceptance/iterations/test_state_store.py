@@ -20,7 +20,7 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.sync.ledger import state_key
-from iscp_dagster.upkeep.maintenance import collect, garbage
+from iscp_dagster.upkeep.maintenance import collect, find_garbage
 
 
 @pytest.fixture
@@ -283,6 +283,6 @@ def test_the_state_of_a_job_that_is_collected_is_forgotten(events):
     (job,) = events.jobs()
     assert events.deployment.states().read([state_key(job)])
     events.deployment.log.unregister(job.key.tenant, job.name, job.key.table_id)
-    found = garbage(events.deployment, [events.source], kept=timedelta(seconds=-60))
+    found = find_garbage(events.deployment, [events.source], kept=timedelta(seconds=-60))
     collect(events.deployment, [events.source], found)
     assert events.deployment.states().read([state_key(job)]) == {}

@@ -35,7 +35,7 @@ from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, INVOCATIONS, SPARK
 from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.model.states import Event, JobState
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import read_positions
 
 SECONDS = soak_seconds(240)
 HEALS_SECONDS = 300.0
@@ -175,7 +175,7 @@ class Campaign:
         wait_for(lambda: rows <= self.books.past, BOOKED_SECONDS, partial(self.told, rows))
 
     def in_step(self) -> bool:
-        found = positions(self.table.deployment, self.table.source)
+        found = read_positions(self.table.deployment, self.table.source)
         return len(found) == 2 * len(TENANTS) and all(each.in_step for each in found)
 
     def told(self, rows: set[Row] | None = None) -> str:

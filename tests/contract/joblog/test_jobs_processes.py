@@ -144,12 +144,12 @@ def share(wait, number: int, url: str, orders: str) -> None:
 def test_all_tenants_of_an_index_have_its_consumer_whoever_registers_and_changes_them(url, orders):
     log = jobs_of(url, orders).deployment.log
     log.ensure()
-    log.stand(NAME, spec(NAME))
+    log.register_standing(NAME, spec(NAME))
     at_once(share, url, orders, preload=["iscp_dagster.api.jobs", "deltalake"])
     jobs = log.jobs(name=NAME)
     assert len(jobs) == PROCESSES // 2 * ROUNDS
     (consumer,) = {job.spec.detail.consumer for job in jobs}
-    assert consumer == log.standing()[NAME].detail.consumer
+    assert consumer == log.list_standing()[NAME].detail.consumer
     assert consumer.generation == PROCESSES // 2 * ROUNDS
 
 

@@ -9,7 +9,7 @@ from logs import LAYOUT, T0, add, advance, complete, key, moment, over
 from iscp_dagster.joblog.leases import Leases
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import FenceError, RunGoneError, SourceError, UnavailableError
-from iscp_dagster.planning.triggers.backoff import backoff, waits
+from iscp_dagster.planning.triggers.backoff import compute_backoff, is_backing_off
 
 DEADLINE = 60.0
 
@@ -58,7 +58,7 @@ def test_a_run_that_is_gone_is_counted_and_waited_for_and_one_that_never_ran_is_
         assert f"Run run-{lost - 1} ended without a result" in ran.message
         assert (queued.code, queued.attempts) == (0, 0)
     assert ran.end_at is not None
-    assert waits(ran, ran.end_at + backoff(3) - timedelta(seconds=1))
+    assert is_backing_off(ran, ran.end_at + compute_backoff(3) - timedelta(seconds=1))
     for claim in log.begin(over(key("ran")), "run-last", LAYOUT):
         complete(log, claim, moment(5), {})
     assert log.job(key("ran")).status.attempts == log.job(key("ran")).status.code == 0
@@ -76,7 +76,7 @@ def test_what_could_not_be_claimed_has_failed_like_what_was(log):
     assert states(log) == {"a": "completed", "b": "completed", "c": "error", "d": "running"}
     status = log.job(key("a")).status
     assert (status.code, status.message, status.attempts) == (1_100, "away", 1)
-    assert waits(status, status.end_at)
+    assert is_backing_off(status, status.end_at)
     assert [each.seconds for each in log.usage() if each.failed] == [0.0, 0.0, 0.0]
     with pytest.raises(FenceError):
         log.begin(over(key("c")), "run", LAYOUT, queued_as="ticket-2")

@@ -230,7 +230,7 @@ def test_a_tenant_that_comes_has_what_stands_at_that_moment(log):
 def test_what_is_declared_stands_once_it_was_changed_for_all(log):
     declared = wish("a").spec
     assert log.update(None, name("index"), SpecUpdate(priority=4), declared=declared).changed
-    assert log.standing()[name("index")] == SpecUpdate(priority=4).applied(declared)
+    assert log.standing()[name("index")] == SpecUpdate(priority=4).apply_to(declared)
     assert not log.update(None, name("index"), SpecUpdate(priority=4), declared=declared).changed
 
 

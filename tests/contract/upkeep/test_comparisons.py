@@ -14,7 +14,7 @@ from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.errors import ConfigError, FeedGoneError
 from iscp_dagster.upkeep import verify as verification
-from iscp_dagster.upkeep.comparison import compared
+from iscp_dagster.upkeep.comparison import compare_tables
 from iscp_dagster.upkeep.verify import MovingError, compare_indexes, verify
 
 NARROW = Mirror(name="narrow", columns=["name"])
@@ -36,7 +36,7 @@ def table(deployment):
 
 
 def found_in(table):
-    return compared(table.deployment, [(table.source, None)])
+    return compare_tables(table.deployment, [(table.source, None)])
 
 
 def agreeing(found):

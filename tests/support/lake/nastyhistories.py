@@ -22,7 +22,7 @@ from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.model.declared.tables import Index
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.outcomes import Delivery
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import read_positions
 
 NUMBERS = itertools.count()
 LOOK = "look"
@@ -91,7 +91,7 @@ def synchronize(table: Table) -> None:
     """Follow the table until nothing is due; every job must then be at its last version."""
     failed = [each for each in table.follow() if not isinstance(each, Delivery)]
     assert not failed, failed
-    late = [each for each in positions(table.deployment, table.source) if not each.in_step]
+    late = [each for each in read_positions(table.deployment, table.source) if not each.in_step]
     assert not late, late
 
 

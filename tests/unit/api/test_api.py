@@ -39,7 +39,7 @@ from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.cancel import cancel_runs
 from iscp_dagster.runs.named import DISPATCH_TAG
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import read_positions
 
 MIRROR = JobID(db="shop", table="orders", job="mirror")
 OTHER = JobID(db="shop", table="orders", job="other")
@@ -198,7 +198,7 @@ def test_what_could_never_run_is_refused_naming_job_and_remedy(jobs, source, nam
 def test_a_column_that_the_source_lacks_is_refused_by_name(jobs, source, tenant, kind):
     commit(source, "eu")
     said = r"Job shop\.orders/other: .*the source has no column 'dco'; it has: id, region"
-    wanted = SpecUpdate(columns=("dco",)).applied(spec(OTHER, kind=kind))
+    wanted = SpecUpdate(columns=("dco",)).apply_to(spec(OTHER, kind=kind))
     with pytest.raises(ConfigError, match=said):
         jobs.register_job(tenant, OTHER, wanted)
     assert jobs.list_jobs() == []
@@ -219,7 +219,7 @@ def test_a_key_that_is_no_plain_value_is_refused_by_name(jobs, source):
 def test_a_job_whose_column_went_may_still_be_changed_otherwise(jobs, source):
     commit(source, "eu")
     id_ = jobs.deployment.delta_log(source).table_id()
-    lacking = SpecUpdate(columns=("gone",)).applied(spec())
+    lacking = SpecUpdate(columns=("gone",)).apply_to(spec())
     jobs.deployment.log.register("eu", MIRROR, id_, lacking)
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(priority=3)) is True
     assert jobs.get_job("eu", MIRROR).priority == 3
@@ -385,14 +385,14 @@ def test_all_that_a_whole_spec_states_is_taken_on():
         ),
     )
     other = spec(job_type="periodic", schedule={"interval": "1h"}, independent=True)
-    new = stated(wanted).applied(other)
+    new = stated(wanted).apply_to(other)
     consumer = replace(wanted.detail.consumer, generation=1)
     assert new.detail == replace(wanted.detail, consumer=consumer)
     # No field of its trigger was given.
     assert new.trigger == other.trigger
     greedy = replace(wanted, trigger=TriggerSpec(job_type="greedy"))
-    assert stated(greedy).applied(other).trigger == replace(other.trigger, job_type="greedy")
-    assert stated(other).applied(wanted).trigger == other.trigger
+    assert stated(greedy).apply_to(other).trigger == replace(other.trigger, job_type="greedy")
+    assert stated(other).apply_to(wanted).trigger == other.trigger
 
 
 def test_a_default_that_is_given_is_a_value_and_no_empty_field():
@@ -407,7 +407,7 @@ def test_a_default_that_is_given_is_a_value_and_no_empty_field():
         ),
     )
     nothing = JobSpec(detail=IterationDetail(consumer=ConsumerInfo(**info)))
-    assert stated(nothing).applied(held) == held
+    assert stated(nothing).apply_to(held) == held
     plain = JobSpec(
         trigger=TriggerSpec(job_type="default", schedule={}, independent=False),
         detail=IterationDetail(
@@ -421,9 +421,9 @@ def test_a_default_that_is_given_is_a_value_and_no_empty_field():
     for given in (plain, JobSpec.from_json(nothing.to_json())):
         another = replace(plain.detail.consumer, generation=1)
         wanted = replace(plain, detail=replace(plain.detail, consumer=another))
-        assert stated(given).applied(held) == wanted
+        assert stated(given).apply_to(held) == wanted
     only = {"trigger": {"job_type": "default"}, "detail": {"priority": 0, "consumer": info}}
-    some = stated(JobSpec.from_json(only)).applied(held)
+    some = stated(JobSpec.from_json(only)).apply_to(held)
     assert some.trigger == replace(held.trigger, job_type="default")
     assert some.detail == replace(held.detail, priority=0)
 
@@ -790,7 +790,7 @@ def test_a_change_of_properties_alone_leaves_an_idle_tenant_in_step(jobs, source
     assert [sorted(each.iteration.tenants) for each in look.dispatches] == [["us"]]
     latest = jobs.deployment.delta_log(source).latest().version
     assert jobs.wait("shop.orders", tenant="eu", timeout=0) == latest
-    (position,) = positions(jobs.deployment, source, tenants=["eu"])
+    (position,) = read_positions(jobs.deployment, source, tenants=["eu"])
     assert (position.in_step, position.lag) == (True, 0.0)
     # It is not planned after another event of the job or a restart either.
     jobs.pause_job("eu", MIRROR)
@@ -820,7 +820,7 @@ def test_a_change_of_columns_makes_every_tenant_due(jobs, source, clock, restart
     assert {each.iteration.from_.version for each in look.dispatches} == {0}
     with pytest.raises(WaitError, match="'mirror' of tenant 'eu' is at version 0"):
         jobs.wait("shop.orders", 1, tenant="eu", timeout=0)
-    (position,) = positions(jobs.deployment, source, tenants=["eu"])
+    (position,) = read_positions(jobs.deployment, source, tenants=["eu"])
     assert (position.in_step, position.watermark.version) == (False, 0)
     assert position.lag > 0
     for tenant in ("eu", "us"):
@@ -871,7 +871,7 @@ def test_a_change_of_columns_right_after_what_the_log_has_lost_holds_up_nobody(j
     DeltaTable(source.path).create_checkpoint()
     for version in range(3):
         Path(source.path, commit_name(version)).unlink()
-    found = positions(jobs.deployment, source)
+    found = read_positions(jobs.deployment, source)
     assert [(each.in_step, each.watermark.version) for each in found] == [(False, 2)] * 2
 
 

@@ -37,7 +37,7 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import job_spec
+from iscp_dagster.planning.declared import make_job_spec
 from iscp_dagster.serve import catalog
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=timezone.utc)
@@ -95,7 +95,7 @@ NAME = "warehouse.order_lines/mirror"
 def test_a_declared_index_is_registered_as_declared(iscp, jobs, source):
     said = printed(iscp, "job", "register", NAME, "--tenant", "eu")
     assert said == f"{NAME}, tenant eu: registered\n"
-    assert jobs.get_job("eu", MIRROR).spec == job_spec(source, source.index("mirror"))
+    assert jobs.get_job("eu", MIRROR).spec == make_job_spec(source, source.index("mirror"))
     assert jobs.get_job("eu", MIRROR).priority == 2
 
 
@@ -959,7 +959,7 @@ def lake(tmp_path, source, monkeypatch):
 
 
 def test_verify_goes_on_with_the_tables_that_are_there(iscp, lake, source):
-    spec = job_spec(source, source.indexes[0])
+    spec = make_job_spec(source, source.indexes[0])
     lake.log.register("eu", MIRROR, lake.delta_log(source).table_id(), spec)
     said = refused(iscp, "verify", status=2)
     assert "warehouse.to_come: no table yet" in said
@@ -971,7 +971,7 @@ def test_verify_goes_on_with_the_tables_that_are_there(iscp, lake, source):
 
 
 def test_verify_says_which_jobs_are_in_error(iscp, lake, source):
-    spec = job_spec(source, source.indexes[0])
+    spec = make_job_spec(source, source.indexes[0])
     lake.log.register("eu", MIRROR, lake.delta_log(source).table_id(), spec)
     asked = Jobs(deployment=lake, sources=[source], cancel_runs=pytest.fail)
     fail(lake.log, begin(asked, source), 10_300, "it is broken")
@@ -982,7 +982,7 @@ def test_verify_says_which_jobs_are_in_error(iscp, lake, source):
 
 def test_verify_says_what_still_has_the_rows_of_a_table_that_was_recreated(iscp, lake, source):
     """Whether or not the table's other jobs were registered again."""
-    spec = job_spec(source, source.indexes[0])
+    spec = make_job_spec(source, source.indexes[0])
     for tenant in ("eu", "us"):
         lake.log.register(tenant, MIRROR, "the table before", spec)
     lake.log.strand("the table before", TableGoneError.code, "it was recreated")
@@ -1016,7 +1016,7 @@ def test_verify_of_a_tenant_that_is_in_no_table_says_so_beside_what_else_is_wron
 
 
 def test_verify_of_what_a_person_unregistered_says_how_to_have_it_again(iscp, lake, source):
-    spec = job_spec(source, source.indexes[0])
+    spec = make_job_spec(source, source.indexes[0])
     lake.log.register("eu", MIRROR, lake.delta_log(source).table_id(), spec)
     lake.log.unregister("eu", MIRROR)
     for arguments in (["--tenant", "eu"], []):

@@ -545,7 +545,7 @@ def test_status_checks_services_and_jobs(tmp_path: Path, monkeypatch: pytest.Mon
             detail=IterationDetail(consumer=ConsumerInfo(type="mirror", db="d", table="t", job="m"))
         )
         log.register("a", JobID(db="d", table="t", job="m"), "id", spec)
-        log.strand("id", 10_220, "gone")
+        log.mark_stranded("id", 10_220, "gone")
         assert control.problems()[1].startswith("jobs in error: 1;")
         for check, code in ((True, stack_commands.UNWELL), (False, 0)):
             with pytest.raises(typer.Exit) as ended:

@@ -10,7 +10,7 @@ from iscp_dagster.location.sensor.runner import COMMITS_SECONDS, EVENTS_SECONDS,
 from iscp_dagster.location.sensor.trial import trial_look
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import job_spec
+from iscp_dagster.planning.declared import make_job_spec
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.ending import ENDING_VARIABLE
 
@@ -212,7 +212,7 @@ def test_a_trial_finds_what_a_look_would_and_leaves_the_log_as_it_was(tmp_path):
     carry_out(deployment, Runner(deployment, [source]).look(None))
     log.unregister("gone", mirror)
     log.pause("us", mirror)
-    log.stand(mirror, job_spec(source, source.index("mirror")))
+    log.stand(mirror, make_job_spec(source, source.index("mirror")))
     commit(source, "eu", "us", "gone", "new")
     before = log.jobs(include_dropped=True), log.history(), log.standing()
     tried = trial_look(deployment, [source], None)

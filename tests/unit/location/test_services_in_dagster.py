@@ -18,7 +18,7 @@ from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import registering
+from iscp_dagster.planning.declared import list_table_specs
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.sync.reading.reader import Reader
 
@@ -114,7 +114,7 @@ def test_a_declaration_beside_the_table_is_an_asset_too(source):
 
 def test_each_tenant_gets_a_job_of_its_priority_that_a_run_takes(location, source, runtime):
     commit(source, "eu", "us")
-    ((name, spec),) = registering(source, {}).items()
+    ((name, spec),) = list_table_specs(source, {}).items()
     assert (name.job, spec.detail.priority) == ("told", 5)
     look = Runner(location.deployment, [source]).look(None)
     jobs = location.deployment.log.jobs()

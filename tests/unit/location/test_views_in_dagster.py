@@ -31,7 +31,7 @@ from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.declared.together.attach import attached
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.planning.declared import name_of, new_jobs, registering
+from iscp_dagster.planning.declared import list_table_specs, make_new_jobs, name_of
 from iscp_dagster.planning.look import Dispatch
 
 ALERTS = Endpoint("alerts", url="https://example.com/hook", secrets=["ALERTS_SECRET"])
@@ -93,8 +93,8 @@ class Location:
         commit(self.source, *tenants)
         self.instance.add_dynamic_partitions(partitions_name(self.source), list(tenants))
         table_id = self.deployment.delta_log(self.source).table_id()
-        specs = registering(self.source, {})
-        self.deployment.log.register_many(new_jobs(table_id, tenants, specs))
+        specs = list_table_specs(self.source, {})
+        self.deployment.log.register_many(make_new_jobs(table_id, tenants, specs))
         for tenant in tenants:
             for each in self.source.consumers:
                 finish(self.jobs, self.source, tenant, name_of(self.source, each))

@@ -21,7 +21,7 @@ from iscp_dagster.model.declared.together.clashes import check_declared_once
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.planning.declared import declared, job_spec, placed
+from iscp_dagster.planning.declared import add_shard, make_job_spec, make_job_specs
 from iscp_dagster.sync.deployment import Deployment
 
 BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
@@ -180,23 +180,23 @@ def test_a_shard_and_an_index_of_the_same_view_are_declared_twice():
 
 def test_a_job_says_its_shard_and_keeps_it():
     source = spread(table(Mirror(sharding=BY_ID)), 2)
-    specs = declared(source, source.indexes)
+    specs = make_job_specs(source, source.indexes)
     name = JobID(db="shop", table="t", job="mirror_shard_1")
     info = specs[name].detail.consumer
     assert info.options == {"shard": 1}
     assert index_of(source, info).placement == source.indexes[1].placement
-    changed = SpecUpdate(options={"description": "x"}).applied(specs[name]).detail.consumer
+    changed = SpecUpdate(options={"description": "x"}).apply_to(specs[name]).detail.consumer
     assert changed.options == {"shard": 1, "description": "x"}
     bare = ConsumerInfo(type="mirror", db="shop", table="t", job="mirror_shard_1")
     spec = replace(specs[name], detail=replace(specs[name].detail, consumer=bare))
-    assert placed(source, spec) == specs[name]
-    assert job_spec(source, Mirror()).detail.consumer.options == {}
+    assert add_shard(source, spec) == specs[name]
+    assert make_job_spec(source, Mirror()).detail.consumer.options == {}
 
 
 @pytest.mark.parametrize("count", [1, 0])
 def test_a_shard_that_is_declared_no_more_is_refused(count):
     source = spread(table(Mirror(sharding=BY_ID)), 2)
-    info = job_spec(source, source.indexes[1]).detail.consumer
+    info = make_job_spec(source, source.indexes[1]).detail.consumer
     fewer = spread(table(Mirror(sharding=BY_ID)), 1) if count else table(Mirror())
     with pytest.raises(ConfigError, match=r"keeps shard 1 of an index.*no such shard.*unregister"):
         index_of(fewer, info)
@@ -204,7 +204,7 @@ def test_a_shard_that_is_declared_no_more_is_refused(count):
 
 def test_a_shards_job_keeps_the_kind_that_is_declared():
     source = spread(table(Mirror(sharding=BY_ID)), 2)
-    info = job_spec(source, source.indexes[1]).detail.consumer
+    info = make_job_spec(source, source.indexes[1]).detail.consumer
     said = r"a shard of a mirror index, and only a declared text.*as one.*rebuild shop\.t/mirror_sh"
     with pytest.raises(ConfigError, match=said):
         index_of(source, replace(info, type="text", options=info.options | {"text": "name"}))
@@ -232,7 +232,7 @@ def test_each_shard_is_stored_at_its_own_endpoint():
     assert hosts == ["ch0", "ch1", "ch0"]
     with pytest.raises(ConfigError, match="spread over 2 servers, and CLICKHOUSE_URLS names 3"):
         deployment(3).store(source, source.indexes[0], schema)
-    info = job_spec(source, source.indexes[1]).detail.consumer
+    info = make_job_spec(source, source.indexes[1]).detail.consumer
     data = deployment(2).data(info)
     assert (data.endpoint.host, data.database, data.view) == ("ch1", "shop", "t_mirror")
     assert deployment(1).data(info) is None
@@ -303,7 +303,7 @@ def test_a_database_each_makes_two_shards_of_one_server():
     schema = tuple(DeltaField(name=n, type=Primitive("string")) for n in ("tenant", "id", "body"))
     names = [served.store(source, each, schema).shape.database for each in source.indexes]
     assert names == ["a", "b", "a"]
-    info = job_spec(source, source.indexes[1]).detail.consumer
+    info = make_job_spec(source, source.indexes[1]).detail.consumer
     assert (served.data(info).database, served.data(info).view) == ("b", "t_mirror")
 
 
@@ -329,10 +329,10 @@ def test_tables_of_one_name_do_not_share_a_database_that_a_url_names():
         check_declared_once(sources, ("a",))
     shard = endpoints("http://one:1/?database=a")
     within = replace(deployment(1), endpoint=shard[0], shards=shard)
-    info = job_spec(sources[0], Mirror(name="mine")).detail.consumer
+    info = make_job_spec(sources[0], Mirror(name="mine")).detail.consumer
     check_view_free(within, sources, sources[0], info)
     other = JobID(db="crm", table="t", job="mine")
-    within.log.register("x", other, "1", job_spec(sources[1], Mirror(name="mine")))
+    within.log.register("x", other, "1", make_job_spec(sources[1], Mirror(name="mine")))
     with pytest.raises(ConfigError, match=r"view a\.t_mine already belongs to index crm\.t/mine"):
         check_view_free(within, sources, sources[0], info)
     check_view_free(deployment(1), sources, sources[0], info)

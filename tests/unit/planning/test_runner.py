@@ -27,15 +27,15 @@ from iscp_dagster.model.errors import ConfigError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import declared, new_jobs
+from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.planning.look import Cursor
 from iscp_dagster.planning.runner import BEGINNING, Runner
-from iscp_dagster.planning.table_problems import problems_of
+from iscp_dagster.planning.table_problems import find_problems
 from iscp_dagster.planning.watch import Watch
 from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.maintenance import flush_watermarks
-from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.position import read_positions
 
 MIRROR = JobID(db="shop", table="orders", job="mirror")
 
@@ -97,7 +97,7 @@ def test_only_the_tenants_of_the_new_commits_iterate_and_the_others_move_in_memo
     idle = deployment.log.jobs(tenant="eu")
     assert {job.watermark.version for job in idle} == {0}
     carry_out(deployment, look)
-    assert all(each.in_step for each in positions(deployment, source))
+    assert all(each.in_step for each in read_positions(deployment, source))
     assert runner.look(look.cursor).dispatches == []
 
 
@@ -349,7 +349,7 @@ def test_optimize_changes_no_tenant(deployment, source):
     DeltaTable(source.path).optimize.compact()
     look = runner.look(first.cursor)
     assert look.dispatches == []
-    assert all(each.in_step for each in positions(deployment, source))
+    assert all(each.in_step for each in read_positions(deployment, source))
 
 
 def test_a_temporary_error_is_retried_after_a_while_and_a_permanent_one_is_not(
@@ -464,7 +464,7 @@ def test_the_highest_priority_goes_first_and_then_each_tenant_in_turn(
     greedy = SpecUpdate(job_type="greedy")
     table_id = deployment.delta_log(source).table_id()
     deployment.log.register_many(
-        new_jobs(table_id, ["eu", "us", "xx"], declared(source, source.indexes))
+        make_new_jobs(table_id, ["eu", "us", "xx"], make_job_specs(source, source.indexes))
     )
     for job in deployment.log.jobs():
         deployment.log.update(job.key.tenant, job.name, greedy)
@@ -689,12 +689,12 @@ def test_a_delta_table_follows_one_declaration(deployment, source, tmp_path):
         (problem,) = found.problems
         assert problem.table == "shop.twin"
         assert "is the same Delta table as shop.orders" in problem.message
-    assert [each.table for each in problems_of(deployment, twin)] == ["shop.twin"]
+    assert [each.table for each in find_problems(deployment, twin)] == ["shop.twin"]
     jobs = Jobs(deployment=deployment, sources=[source, twin], cancel_runs=pytest.fail)
     info = ConsumerInfo(type="mirror", db="shop", table="twin", job="more")
     more = JobSpec(detail=IterationDetail(consumer=info))
     for ask in (
-        lambda: positions(deployment, twin),
+        lambda: read_positions(deployment, twin),
         lambda: jobs.wait("shop.twin", timeout=0),
         lambda: jobs.register_job("eu", JobID(db="shop", table="twin", job="more"), more),
         lambda: register(
@@ -912,7 +912,7 @@ def test_what_was_made_from_commits_that_a_backup_does_not_have_is_built_anew(
     carry_out(deployment, look)
     assert watching.look(look.cursor).dispatches == []
     assert {j.watermark for j in deployment.log.jobs(tenant="still")} == {still}
-    assert all(each.in_step for each in positions(deployment, source))
+    assert all(each.in_step for each in read_positions(deployment, source))
 
 
 def test_watermarks_of_another_history_are_not_moved_along_this_one(deployment, source, tmp_path):
@@ -934,7 +934,7 @@ def settle(deployment, source, runner, cursor):
     while (look := runner.look(cursor)).cursor != cursor:
         carry_out(deployment, look)
         cursor = look.cursor
-    assert all(each.in_step for each in positions(deployment, source))
+    assert all(each.in_step for each in read_positions(deployment, source))
     return cursor
 
 
@@ -1006,7 +1006,7 @@ def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(deployment, source)
     table_id = deployment.delta_log(source).table_id()
     assert {job.key.table_id for job in deployment.log.jobs()} == {table_id}
     carry_out(deployment, look)
-    assert all(each.in_step for each in positions(deployment, source))
+    assert all(each.in_step for each in read_positions(deployment, source))
     assert runner.look(look.cursor).dispatches == []
 
 
@@ -1017,7 +1017,7 @@ def test_stranded_jobs_are_rebuilt_once_the_table_is_declared_so(deployment, sou
     look = Runner(deployment, [source]).look(first.cursor)
     (problem,) = look.problems
     assert "the jobs of mirror, vector belong to the earlier table" in problem.message
-    assert problems_of(deployment, source) == look.problems
+    assert find_problems(deployment, source) == look.problems
     look = Runner(deployment, [replace(source, on_replace="rebuild")]).look(look.cursor)
     assert due(look) == [("eu", ["mirror", "vector"], -1, 0)]
     assert look.settled == {"shop.orders"}

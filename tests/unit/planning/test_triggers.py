@@ -24,7 +24,7 @@ from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
 from iscp_dagster.model.moment import EPOCH, START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
 from iscp_dagster.model.states import ACTIVE, STARTABLE, JobState
-from iscp_dagster.planning.triggers import iteration_of
+from iscp_dagster.planning.triggers import plan_iteration
 from iscp_dagster.planning.triggers.loading import load_trigger
 from iscp_dagster.planning.triggers.plan import check_trigger, plan
 
@@ -105,7 +105,7 @@ def trigger_options(options: dict[str, str]) -> dict[str, object]:
 def even(jobs, latest, _now):
     """The trigger of golden/triggers/custom.txt."""
     upto = latest.version - latest.version % 2
-    return tuple(i for job in jobs for i in iteration_of([job], Moment(upto, upto * MICROS)))
+    return tuple(i for job in jobs for i in plan_iteration([job], Moment(upto, upto * MICROS)))
 
 
 def shown(iteration: Iteration) -> str:
@@ -166,10 +166,16 @@ def test_a_schedule_that_two_updates_made_unreadable_stops_no_other():
     ("trigger", "message"),
     [
         (lambda jobs, latest, now: 1 / 0, "failed to plan: ZeroDivisionError"),
-        (lambda jobs, latest, now: iteration_of(jobs, latest) * 2, "each job it was given once"),
-        (lambda jobs, latest, now: iteration_of(jobs, Moment(7)), r"planned \(1, 7\] for job 'a'"),
-        (lambda jobs, latest, now: iteration_of([make_job("z", 1)], latest), "for job 'z'"),
-        (lambda jobs, latest, now: iteration_of([make_job("a", 0)], latest), "from its watermark"),
+        (lambda jobs, latest, now: plan_iteration(jobs, latest) * 2, "each job it was given once"),
+        (
+            lambda jobs, latest, now: plan_iteration(jobs, Moment(7)),
+            r"planned \(1, 7\] for job 'a'",
+        ),
+        (lambda jobs, latest, now: plan_iteration([make_job("z", 1)], latest), "for job 'z'"),
+        (
+            lambda jobs, latest, now: plan_iteration([make_job("a", 0)], latest),
+            "from its watermark",
+        ),
     ],
 )
 def test_a_trigger_may_plan_its_jobs_once_from_where_they_stand(trigger, message):
@@ -267,7 +273,7 @@ class EveryJob:
     """A trigger as a class."""
 
     def __call__(self, jobs, latest, _now):
-        return tuple(i for job in jobs for i in iteration_of([job], latest))
+        return tuple(i for job in jobs for i in plan_iteration([job], latest))
 
 
 @pytest.mark.parametrize(
@@ -302,7 +308,7 @@ def test_a_trigger_of_ones_own_plans_the_jobs_of_its_type_only():
 
     def always(jobs, latest, now):
         seen.extend(job.key.job_name for job in jobs)
-        return tuple(i for job in jobs for i in iteration_of([job], latest))
+        return tuple(i for job in jobs for i in plan_iteration([job], latest))
 
     jobs = [make_job("b", 2, job_type="mine"), make_job("a", 3, job_type="mine")]
     others = [make_job("c", 4), make_job("d", 4)]
@@ -326,7 +332,7 @@ def test_jobs_of_two_tenants_are_not_planned_together():
     ],
 )
 def test_an_iteration_that_contradicts_itself_is_refused(changes, message):
-    (iteration,) = iteration_of([make_job("a", 1)], Moment(5))
+    (iteration,) = plan_iteration([make_job("a", 1)], Moment(5))
     with pytest.raises(ConfigError, match=message):
         replace(iteration, **changes)
 

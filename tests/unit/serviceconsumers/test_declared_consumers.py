@@ -13,7 +13,7 @@ from iscp_dagster.model.declared.together.attach import Declared, UnfitError
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.planning.declared import job_spec
+from iscp_dagster.planning.declared import make_job_spec
 
 ORDERS = SourceTable("shop.orders", key="id", tenant="customer")
 HERE = "http://127.0.0.1:9080"
@@ -102,13 +102,13 @@ def test_it_gets_the_columns_that_it_asks_for_with_key_and_tenant():
     table = replace(ORDERS, services=[service(columns=["item"]), service(name="whole")])
     available = ["customer", "id", "item", "note"]
     for each, wanted in zip(table.services, [available[:3], available], strict=True):
-        info = job_spec(table, each).detail.consumer
+        info = make_job_spec(table, each).detail.consumer
         assert consumer_kind(info.type).columns(table, info, available) == tuple(wanted)
 
 
 def test_its_job_is_as_declared_or_none():
     table = replace(ORDERS, services=[service(priority=3)])
-    spec = job_spec(table, table.services[0])
+    spec = make_job_spec(table, table.services[0])
     nobody, changed = (
         JobID(db="shop", table="orders", job=job) for job in ("nobody", "orders_changed")
     )

@@ -19,7 +19,7 @@ from iscp_dagster.location.assets.metadata import told_metadata
 from iscp_dagster.model.consumers.protocol import together
 from iscp_dagster.model.errors import ConfigError, FenceError, SchemaError, UnavailableError
 from iscp_dagster.model.jobs import NewJob
-from iscp_dagster.planning.declared import job_spec, name_of
+from iscp_dagster.planning.declared import make_job_spec, name_of
 from iscp_dagster.serviceconsumers.consumer import TENANTS, InvokingConsumer
 from iscp_dagster.serviceconsumers.errors import (
     InvocationFailedError,
@@ -330,10 +330,10 @@ def test_a_run_that_is_interrupted_stops_waiting():
 def test_a_rebuilt_job_invokes_everything_anew():
     runtime = Runtime()
     source = SourceTable("shop.trades", key="id", tenant="desk", services=[declared()])
-    spec = job_spec(source, source.services[0])
+    spec = make_job_spec(source, source.services[0])
     row = NewJob(tenant="acme", name=name_of(source, source.services[0]), table_id="t", spec=spec)
     job = lifecycle.registered(row, registration=7, seq=0, now=T0)
-    for each in (job, job, lifecycle.rebuilt(job, T0)):
+    for each in (job, job, lifecycle.rebuild_job(job, T0)):
         generation = each.spec.detail.consumer.generation
         whole = retriever_of(CHANGES, ["acme"], span=(-1, 2), snapshot=True)
         consumer(runtime, generation=generation).consume(whole)
@@ -359,7 +359,7 @@ def test_a_value_that_json_has_not_stops_its_tenant_alone():
 def test_without_a_runtime_or_with_a_column_of_a_taken_name_there_is_no_consumer():
     made = declared()
     source = SourceTable("shop.trades", key="id", tenant="desk", services=[made])
-    info = job_spec(source, made).detail.consumer
+    info = make_job_spec(source, made).detail.consumer
     given = {"table_id": "t", "lost": lambda _: None, "repairs": {}}
     with pytest.raises(ConfigError, match="no runtime of invocations is named; set ISCP_INVOCATIO"):
         InvokingConsumer.of(source, info, services=None, columns=["id"], **given)

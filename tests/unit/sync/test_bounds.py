@@ -13,7 +13,13 @@ from iscp_dagster.api.environment import bounds_of
 from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, ROWS_PER_CHUNK
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobStatus
-from iscp_dagster.planning.triggers.backoff import FIRST, LONGEST, SKEW, backoff, waits
+from iscp_dagster.planning.triggers.backoff import (
+    FIRST,
+    LONGEST,
+    SKEW,
+    compute_backoff,
+    is_backing_off,
+)
 from iscp_dagster.sync.bounds import Bounds
 
 volumes = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=20)
@@ -65,16 +71,16 @@ def test_the_rows_of_an_iteration_are_those_whose_tokens_are_remembered():
 
 
 def test_the_wait_doubles_up_to_a_limit():
-    assert [backoff(n) for n in range(4)] == [timedelta(0), FIRST, 2 * FIRST, 4 * FIRST]
-    assert backoff(8) == LONGEST
-    assert backoff(10**9) == LONGEST
+    assert [compute_backoff(n) for n in range(4)] == [timedelta(0), FIRST, 2 * FIRST, 4 * FIRST]
+    assert compute_backoff(8) == LONGEST
+    assert compute_backoff(10**9) == LONGEST
 
 
 def test_a_clock_that_is_wrong_makes_no_job_wait_for_it():
     now = datetime(2026, 1, 1, tzinfo=timezone.utc)
     for ended, waiting in {-FIRST: False, -FIRST / 2: True, SKEW: True, 2 * SKEW: False}.items():
-        assert waits(JobStatus(end_at=now + ended, attempts=1), now) is waiting
-    assert not waits(JobStatus(), now)
+        assert is_backing_off(JobStatus(end_at=now + ended, attempts=1), now) is waiting
+    assert not is_backing_off(JobStatus(), now)
 
 
 def test_a_deployment_says_how_much_an_iteration_takes_on():

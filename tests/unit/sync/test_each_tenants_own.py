@@ -12,7 +12,7 @@ from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.batch import Action, Range
-from iscp_dagster.planning.declared import declared, new_jobs
+from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.sync.ledger import recalled
 from iscp_dagster.sync.reading.reader import Reader
 
@@ -31,7 +31,9 @@ class Fleet:
         self.deployment = in_memory(Clock())
         self.log = self.deployment.log
         self.put(*EVERYONE)
-        rows = new_jobs(self.delta_log.table_id(), EVERYONE, declared(self.source, [index]))
+        rows = make_new_jobs(
+            self.delta_log.table_id(), EVERYONE, make_job_specs(self.source, [index])
+        )
         self.log.register_many(rows)
         iteration = self.iteration()
         for claim in self.log.begin(iteration, "first", {}):

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from bench.report import Report
 from iscp_dagster.events.hysteresis import EventType
 from iscp_dagster.events.ids import ALGORITHMS, FORMS, IdScheme
-from iscp_dagster.events.keys import event_key
+from iscp_dagster.events.keys import make_event_key
 from iscp_dagster.events.payload import Event
 from iscp_dagster.events.timestamps import SourceTimestamp
 
@@ -16,7 +16,7 @@ EVENTS = 200_000
 
 def measure(report: Report, rounds: int) -> None:
     at = SourceTimestamp(nanos=1705316445123456789, version=1)
-    keys = [event_key("acme", [number]) for number in range(EVENTS)]
+    keys = [make_event_key("acme", [number]) for number in range(EVENTS)]
     for algorithm in ALGORITHMS:
         for form in FORMS:
             scheme, what = IdScheme(algorithm=algorithm, form=form), f"ids: {algorithm}, {form}"
@@ -28,7 +28,7 @@ def measure(report: Report, rounds: int) -> None:
     for _ in range(rounds):
         with report.timed("keys of tenant and number"):
             for number in range(EVENTS):
-                event_key("acme", [number])
+                make_event_key("acme", [number])
     report.row("keys of tenant and number", EVENTS)
     _bodies(report, rounds, at)
 

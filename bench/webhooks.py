@@ -79,7 +79,7 @@ def measure(folder: Path, report: Report, events: int) -> None:
 
 def event(number: int, *, keys: int) -> PendingEvent:
     key = str(number % keys)
-    at = SourceTimestamp.of_micros(1_700_000_000_000_000 + number, version=number)
+    at = SourceTimestamp.from_micros(1_700_000_000_000_000 + number, version=number)
     id_ = IdScheme().event_id("bench", key, at)
     now = utc_now()
     body = f'{{"event_id":"{id_}","data":{{"id":{number},"name":"customer {"x" * 120}"}}}}'
@@ -211,7 +211,7 @@ def _statements(setting: Setting, report: Report, name: str, keys: int) -> None:
         setting.put(range(first, first + size), keys=keys)
     put = (time.perf_counter() - begun) / WAITING
     outbox.hold(["bench"], "bench", 60)
-    batch_id = IdScheme().batch_id
+    batch_id = IdScheme().make_batch_id
     calls = {
         "put 1": lambda: setting.put(range(WAITING, WAITING + 1), keys=keys),
         "look": lambda: outbox.look(["bench"]),

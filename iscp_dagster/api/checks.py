@@ -59,7 +59,7 @@ def check_view_free(
     if not is_index(consumer):
         return
     mine = index_of(source, consumer)
-    endpoint, view = deployment.endpoint_of(mine), view_name(source.table, mine.shown)
+    endpoint, view = deployment.get_endpoint(mine), view_name(source.table, mine.shown)
     place, asset = endpoint.holds(source.database), f"{source.database}.{view}"
     near = [each for each in sources if endpoint.holds(each.database) == place]
     others = {

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from iscp_dagster.api.wiring import wired
-from iscp_dagster.batches.factory import tolerates_mismatch
+from iscp_dagster.batches.factory import is_mismatch_tolerated
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints, urls_of
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -125,7 +125,7 @@ def deployment_of(environ: Mapping[str, str]) -> Deployment:
         log=log,
         log_url=environ[LOG_URL],
         state_store=environ.get(STATE_STORE, "sql"),
-        tolerate_state_mismatch=tolerates_mismatch(environ),
+        tolerate_state_mismatch=is_mismatch_tolerated(environ),
         shared=lambda: shared(remote),
         private=lambda: private(remote),
         lake=environ[LAKE],

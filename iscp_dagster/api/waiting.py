@@ -22,7 +22,7 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.effective import compute_effective_jobs
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.writing.serving import unserved
+from iscp_dagster.sync.writing.serving import find_unserved
 
 POLL_SECONDS = 0.2
 """The first pause, and the one after something happened."""
@@ -236,7 +236,7 @@ class Wait:
 
     def _find_unserved(self, jobs: Collection[Job]) -> list[Lag]:
         try:
-            waiting = unserved(self.deployment, jobs)
+            waiting = find_unserved(self.deployment, jobs)
         except errors.UnavailableError:
             # A server that does not answer serves nothing; wait for it.
             waiting = frozenset(job.name for job in jobs)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from iscp_dagster.batches.factory import opener
+from iscp_dagster.batches.factory import make_opener
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.events.ids import DEFAULT_IDS, IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -38,7 +38,7 @@ def wired(
         endpoint=shards[0],
         shards=tuple(shards),
         log=log,
-        states=opener(state_store, log_url=log_url, endpoint=shards[0]),
+        states=make_opener(state_store, log_url=log_url, endpoint=shards[0]),
         tolerate_state_mismatch=tolerate_state_mismatch,
         spark=shared,
         private_spark=private,

@@ -50,7 +50,9 @@ def state_store(
     return _find_factory(setting)(setting, Backing(log_url=log_url, endpoint=endpoint))
 
 
-def opener(setting: str, *, log_url: str, endpoint: Endpoint) -> Callable[[], StateStore] | None:
+def make_opener(
+    setting: str, *, log_url: str, endpoint: Endpoint
+) -> Callable[[], StateStore] | None:
     """A function that opens a deployment's store, ready for use; None for `sql`.
 
     `sql` needs none: the job's row holds the state, in one transaction with the watermark. A
@@ -63,7 +65,7 @@ def opener(setting: str, *, log_url: str, endpoint: Endpoint) -> Callable[[], St
     return partial(_open_store, kind, url, endpoint)
 
 
-def tolerates_mismatch(environ: Mapping[str, str]) -> bool:
+def is_mismatch_tolerated(environ: Mapping[str, str]) -> bool:
     """Whether ranges before the recorded batch are skipped. Raises ConfigError."""
     return is_true(environ, TOLERATE)
 

@@ -34,7 +34,7 @@ class KeeperMapStates(StateStore):
         self, endpoint: Endpoint, *, database: str = "default", path: str = "/iscp_states"
     ) -> None:
         self._endpoint = endpoint
-        self._sql = keepersql.statements(database, path)
+        self._sql = keepersql.build_statements(database, path)
 
     def ensure(self) -> None:
         with self._open_client("make the table of states") as client:
@@ -50,7 +50,7 @@ class KeeperMapStates(StateStore):
             )
 
     def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
-        wanted, found = compare.by_id(keys), dict[StateKey, Held]()
+        wanted, found = compare.map_by_id(keys), dict[StateKey, Held]()
         for ids in split_into_portions(wanted, most=keepersql.MOST_ROWS):
             with self._open_client("read states") as client:
                 rows = client.query(self._sql.read, {"ids": ids}, keepersql.PATIENCE).result_rows
@@ -58,7 +58,7 @@ class KeeperMapStates(StateStore):
         return found
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
-        due = compare.checked(writes)
+        due = compare.prepare_writes(writes)
         fresh = list(keepersql.split_writes(write for write in due if write.seen is None))
         later = list(keepersql.split_writes(write for write in due if write.seen is not None))
         outcomes: dict[StateKey, Held | FenceError] = {}
@@ -69,7 +69,7 @@ class KeeperMapStates(StateStore):
         return outcomes
 
     def forget(self, keys: Collection[StateKey]) -> int:
-        there = compare.by_id(self.read(keys))
+        there = compare.map_by_id(self.read(keys))
         for ids in split_into_portions(there, most=keepersql.MOST_ROWS):
             with self._open_client("forget states") as client:
                 client.raw_query(self._sql.forget, {"ids": ids}, keepersql.PATIENCE)
@@ -94,11 +94,11 @@ class KeeperMapStates(StateStore):
     def _find_settled(self, writes: Sequence[StateWrite]) -> dict[StateKey, Held | FenceError]:
         """The outcomes that are settled: a statement that failed may have taken effect."""
         found = self.read([write.key for write in writes])
-        known = {write.key: compare.settled(write, found.get(write.key)) for write in writes}
+        known = {write.key: compare.resolve_write(write, found.get(write.key)) for write in writes}
         return {key: outcome for key, outcome in known.items() if outcome is not None}
 
     def _insert_states(self, writes: Sequence[StateWrite]) -> Outcomes:
-        rows = keepersql.lines(writes)
+        rows = keepersql.format_rows(writes)
         with self._open_client("write states") as client:
             client.raw_insert(
                 self._sql.table, keepersql.COLUMNS, rows, keepersql.STRICT, keepersql.LINES
@@ -107,7 +107,7 @@ class KeeperMapStates(StateStore):
 
     def _update_states(self, writes: Sequence[StateWrite]) -> Outcomes:
         values = {
-            "ids": [compare.state_id(write.key) for write in writes],
+            "ids": [compare.compute_state_id(write.key) for write in writes],
             "seen": [compare.to_text(write.seen) for write in writes if write.seen is not None],
             "new": [compare.to_text(write.held) for write in writes],
         }
@@ -148,4 +148,4 @@ def _confirm_update(write: StateWrite, found: Held | None) -> Held | FenceError:
     """An update's outcome; another run may already have written after it."""
     new = write.held
     after = found is not None and found.fence > new.fence
-    return new if after or compare.same(found, new) else compare.lost(write, found)
+    return new if after or compare.is_same(found, new) else compare.lost(write, found)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from iscp_dagster.batches.compare import state_id, to_text
+from iscp_dagster.batches.compare import compute_state_id, to_text
 from iscp_dagster.batches.protocol import StateWrite
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.model.errors import ConfigError
@@ -54,7 +54,7 @@ class Statements:
     forget: str
 
 
-def statements(database: str, path: str) -> Statements:
+def build_statements(database: str, path: str) -> Statements:
     """The statements for the table at the Keeper's `path`."""
     table = ident(database, TABLE)
     return Statements(
@@ -93,7 +93,7 @@ def _measure_write(write: StateWrite) -> int:
     return size
 
 
-def lines(writes: Iterable[StateWrite]) -> bytes:
+def format_rows(writes: Iterable[StateWrite]) -> bytes:
     """The rows of new states, in the format LINES."""
     return "\n".join(json.dumps(_to_row(write)) for write in writes).encode()
 
@@ -101,7 +101,7 @@ def lines(writes: Iterable[StateWrite]) -> bytes:
 def _to_row(write: StateWrite) -> list[str | int]:
     key = write.key
     names = (key.tenant, key.table_id, key.job_name, key.registration)
-    return [state_id(key), *names, to_text(write.held)]
+    return [compute_state_id(key), *names, to_text(write.held)]
 
 
 # The columns between `state_id` and `held` are for people to read; the id is their hash.

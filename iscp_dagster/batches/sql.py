@@ -8,7 +8,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.batches.compare import by_id, checked, layout_text, settled, state_id
+from iscp_dagster.batches.compare import (
+    compute_state_id,
+    format_layout,
+    map_by_id,
+    prepare_writes,
+    resolve_write,
+)
 from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, StateWrite
 from iscp_dagster.joblog.sql.engine import ENSURE_LOCK, STATES, open_engine
 from iscp_dagster.joblog.sql.statements import split_for_statements
@@ -60,7 +66,7 @@ class SqlStates(StateStore):
         ensure_tables(self.engine, STATES_METADATA, lock=ENSURE_LOCK)
 
     def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
-        wanted, found = by_id(keys), dict[StateKey, Held]()
+        wanted, found = map_by_id(keys), dict[StateKey, Held]()
         with transaction(self.engine, writes=False) as connection:
             for some in split_for_statements(list(wanted)):
                 rows = connection.execute(sa.select(ISCP_STATES).where(_match_ids(some)))
@@ -69,7 +75,7 @@ class SqlStates(StateStore):
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
         outcomes: dict[StateKey, Held | FenceError] = {}
-        for some in split_for_statements(checked(writes)):
+        for some in split_for_statements(prepare_writes(writes)):
             # One transaction per portion: rows are locked in one order, so there is no deadlock.
             with transaction(self.engine, writes=True) as connection:
                 outcomes |= _write_states(connection, some)
@@ -77,7 +83,7 @@ class SqlStates(StateStore):
 
     def forget(self, keys: Collection[StateKey]) -> int:
         forgotten = 0
-        for some in split_for_statements(list(by_id(keys))):
+        for some in split_for_statements(list(map_by_id(keys))):
             with transaction(self.engine, writes=True) as connection:
                 forgotten += connection.execute(
                     sa.delete(ISCP_STATES).where(_match_ids(some))
@@ -87,7 +93,9 @@ class SqlStates(StateStore):
 
 def _write_states(connection: sa.Connection, writes: Sequence[StateWrite]) -> Outcomes:
     found = _lock_states(connection, writes)
-    known = {write.key: settled(write, found.get(state_id(write.key))) for write in writes}
+    known = {
+        write.key: resolve_write(write, found.get(compute_state_id(write.key))) for write in writes
+    }
     outcomes = {key: outcome for key, outcome in known.items() if outcome is not None}
     due = [write for write in writes if write.key not in outcomes]
     _update_states(connection, [write for write in due if write.seen is not None])
@@ -98,7 +106,7 @@ def _write_states(connection: sa.Connection, writes: Sequence[StateWrite]) -> Ou
 
 def _lock_states(connection: sa.Connection, writes: Sequence[StateWrite]) -> dict[str, Held]:
     """What is held, locked until the transaction ends; on SQLite the whole file already is."""
-    ids = [state_id(write.key) for write in writes]
+    ids = [compute_state_id(write.key) for write in writes]
     chosen = sa.select(ISCP_STATES).where(_match_ids(ids)).order_by(_COLUMNS.state_id)
     return {row.state_id: _from_row(row) for row in connection.execute(chosen.with_for_update())}
 
@@ -120,7 +128,7 @@ def _insert_states(connection: sa.Connection, writes: Sequence[StateWrite]) -> l
     new = insert_into(connection.dialect, ISCP_STATES)
     insert = new.on_conflict_do_nothing().returning(_COLUMNS.state_id)
     done = set(connection.scalars(insert, [_to_row(write) for write in writes]))
-    return [write for write in writes if state_id(write.key) not in done]
+    return [write for write in writes if compute_state_id(write.key) not in done]
 
 
 def _match_ids(ids: Sequence[str]) -> sa.ColumnElement[bool]:
@@ -129,7 +137,7 @@ def _match_ids(ids: Sequence[str]) -> sa.ColumnElement[bool]:
 
 def _to_row(write: StateWrite) -> dict[str, Any]:
     return {
-        "state_id": state_id(write.key),
+        "state_id": compute_state_id(write.key),
         "tenant": write.key.tenant,
         "table_id": write.key.table_id,
         "job_name": write.key.job_name,
@@ -145,7 +153,7 @@ def _to_columns(held: Held) -> dict[str, Any]:
         "batch_from": str(held.record.range.from_),
         "batch_to": str(held.record.range.to),
         "batch_phase": held.record.phase.value,
-        "batch_layout": layout_text(held.record.layout),
+        "batch_layout": format_layout(held.record.layout),
     }
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from iscp_dagster.events.keys import event_key
+from iscp_dagster.events.keys import make_event_key
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.declared import images
 from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION
@@ -66,7 +66,7 @@ Stamped: TypeAlias = tuple[Change, SourceTimestamp]
 """A change with its source timestamp beside it."""
 
 
-def changes_of(
+def pair_images(
     rows: Iterable[Row], *, keys: Sequence[str], tenant: str | None
 ) -> Iterator[Stamped]:
     """Pair image rows to changes, each as soon as it is whole; order is as the rows came.
@@ -93,7 +93,7 @@ def changes_of(
         raise _make_half_error(next(iter(halves.values())), keys, tenant)
 
 
-def in_order(changes: Iterable[Stamped]) -> list[Stamped]:
+def sort_changes(changes: Iterable[Stamped]) -> list[Stamped]:
     """The changes by commit and place in it; those of different tenants stay as they came."""
     return sorted(changes, key=lambda each: each[1])
 
@@ -116,7 +116,7 @@ def _make_change(
     owner = None if tenant is None else str(row[tenant])
     return Change(
         tenant=owner,
-        key=event_key(owner, [row[name] for name in keys]),
+        key=make_event_key(owner, [row[name] for name in keys]),
         operation=images.ChangeKind(row[images.CHANGE]),
         before=_get_view_columns(before),
         after=_get_view_columns(after),
@@ -142,7 +142,7 @@ def _get_timestamp(row: Row) -> SourceTimestamp:
     at, version, ordinal = row[TIMESTAMP], int(row[VERSION]), int(row[images.ORDINAL])
     if isinstance(at, datetime):
         return SourceTimestamp.of(at, version=version, ordinal=ordinal)
-    return SourceTimestamp.of_micros(int(at), version=version, ordinal=ordinal)
+    return SourceTimestamp.from_micros(int(at), version=version, ordinal=ordinal)
 
 
 def _make_half_error(row: Row, keys: Sequence[str], tenant: str | None) -> HalfChangeError:

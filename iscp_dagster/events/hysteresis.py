@@ -54,7 +54,9 @@ def is_active(condition: Condition, truth: Truth, *, before: bool) -> bool:
     return before and not truth.unmatch
 
 
-def moved(condition: Condition, change: Change, *, active: bool) -> tuple[EventType | None, bool]:
+def evaluate_change(
+    condition: Condition, change: Change, *, active: bool
+) -> tuple[EventType | None, bool]:
     """The event that a change fires, if any, and whether its row is active afterwards.
 
     `active` says whether the row was in the kept set; it is ignored without hysteresis. A row that
@@ -95,7 +97,7 @@ class Machine:
     def take(self, changes: Iterable[Stamped]) -> Iterator[Fired]:
         """Move the rows of the changes, which are in order for each key; yield what fires."""
         for change, timestamp in changes:
-            fired, now = moved(self.condition, change, active=change.key in self._active)
+            fired, now = evaluate_change(self.condition, change, active=change.key in self._active)
             self._set_active(change.key, now=now)
             if fired is not None:
                 yield Fired(type=fired, change=change, timestamp=timestamp)

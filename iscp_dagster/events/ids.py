@@ -71,7 +71,7 @@ class IdScheme:
             raise ConfigError(f"The trigger name {trigger!r} is empty or has a colon; rename it.")
         return self._make_id(f"{trigger}:{key}:{timestamp.nanos}")
 
-    def batch_id(self, event_ids: Sequence[str]) -> str:
+    def make_batch_id(self, event_ids: Sequence[str]) -> str:
         """The id of a batch of these events in this order. Raises ConfigError if there is none."""
         if not event_ids:
             raise ConfigError("A batch holds no events; send it when it holds one.")

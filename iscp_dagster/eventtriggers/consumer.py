@@ -13,7 +13,7 @@ from iscp_dagster.events.changes import Stamped
 from iscp_dagster.events.hysteresis import EventType
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.eventtriggers.evaluation import Evaluated, Read, Rule
-from iscp_dagster.eventtriggers.images import gathered, its_own, stamped
+from iscp_dagster.eventtriggers.images import build_changes, list_view_columns, read_image_rows
 from iscp_dagster.eventtriggers.recording import Recorder
 from iscp_dagster.joblog.sql.active import (
     ActiveSet,
@@ -79,7 +79,7 @@ class TriggerConsumer:
         if unknown := [each for each in trigger.columns if each not in columns]:
             raise ConfigError(
                 f"Trigger {trigger.name!r}: columns=[...] names {unknown[0]!r}, which "
-                f"{trigger.on.name!r} does not have; it has: {', '.join(its_own(columns))}."
+                f"{trigger.on.name!r} does not have; it has: {', '.join(list_view_columns(columns))}."
             )
         identity = (*((source.tenant,) if source.tenant else ()), *source.keys)
         return cls(
@@ -127,7 +127,7 @@ class _ConsumeCall:
         its, retriever = self.its, self.retriever
         self._read_active_sets()
         rule = its.rule
-        rows = gathered(retriever, its.source.tenant, rule.condition, rule.columns)
+        rows = read_image_rows(retriever, its.source.tenant, rule.condition, rule.columns)
         outcomes = self._evaluate_tenants(rows, its.clock())
         with its.log.writing() as connection:
             left = self._list_remaining()
@@ -184,7 +184,7 @@ class _ConsumeCall:
             for tenant in self._list_remaining():
                 try:
                     evaluated = self._evaluate_tenant(connection, tenant, rows.get(tenant))
-                    events = [recorder.recorded_event(tenant, each) for each in evaluated.fired]
+                    events = [recorder.make_event(tenant, each) for each in evaluated.fired]
                 except IscpError as error:
                     self.retriever.refuse(tenant, error)
                 else:
@@ -196,14 +196,14 @@ class _ConsumeCall:
         named = None if its.source.tenant is None else tenant
         changes = [] if rows is None else self._build_changes(rows, named)
         active = self._read_active_keys(connection, tenant, changes)
-        return its.rule.evaluated(
+        return its.rule.evaluate_changes(
             changes, self.held.get(tenant), active, self._make_read_info(tenant)
         )
 
     def _build_changes(self, rows: pa.Table, tenant: str | None) -> list[Stamped]:
         its = self.its
         name = f"{its.source.name}/{its.rule.trigger.name}"
-        return stamped(rows, tenant, its.source.keys, its.rule.condition, name=name)
+        return build_changes(rows, tenant, its.source.keys, its.rule.condition, name=name)
 
     def _read_active_keys(
         self, connection: Any, tenant: str, changes: Sequence[Stamped]

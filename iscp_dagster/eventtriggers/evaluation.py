@@ -85,7 +85,7 @@ class Rule:
         """Whether the set was kept by another definition."""
         return held.definition != self.definition
 
-    def evaluated(
+    def evaluate_changes(
         self,
         changes: Sequence[Stamped],
         before: ActiveSet | None,

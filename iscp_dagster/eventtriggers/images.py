@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.write.fitting import refuse_nulls
 from iscp_dagster.clickhouse.write.tenantwise import named, parted
-from iscp_dagster.events.changes import SYSTEM, Stamped, changes_of, in_order
+from iscp_dagster.events.changes import SYSTEM, Stamped, pair_images, sort_changes
 from iscp_dagster.events.hysteresis import Condition
-from iscp_dagster.eventtriggers.still import moving
+from iscp_dagster.eventtriggers.still import drop_noop_updates
 from iscp_dagster.model.consumers.protocol import DataRetriever
 from iscp_dagster.model.declared import images
 from iscp_dagster.model.declared.schema import VERSION
@@ -23,12 +23,12 @@ OWNER = "_owner"
 """Holds the tenant as partitions name it, whatever the type of its column."""
 
 
-def its_own(columns: Sequence[str]) -> list[str]:
+def list_view_columns(columns: Sequence[str]) -> list[str]:
     """Of an image row's columns, those of the view."""
     return [name for name in columns if name not in SYSTEM]
 
 
-def gathered(
+def read_image_rows(
     retriever: DataRetriever, tenant: str | None, condition: Condition, columns: Collection[str]
 ) -> Mapping[str, pa.Table]:
     """By tenant, the image rows that may fire or move the active set; reads to the end.
@@ -38,7 +38,7 @@ def gathered(
     """
     found: list[pa.Table] = []
     while (rows := retriever.marked()) is not None:
-        some = moving(rows.filter(_mask_candidates(rows, condition)), tenant, condition)
+        some = drop_noop_updates(rows.filter(_mask_candidates(rows, condition)), tenant, condition)
         if columns:
             kept = SYSTEM.union(columns)
             some = some.select([each for each in some.column_names if each in kept])
@@ -61,7 +61,7 @@ def _mask_candidates(rows: pa.Table, condition: Condition) -> pa.ChunkedArray:
     return pc.or_(kept, active)
 
 
-def stamped(
+def build_changes(
     rows: pa.Table, tenant: str | None, keys: Sequence[str], condition: Condition, *, name: str
 ) -> list[Stamped]:
     """One tenant's changes in order; `tenant` is None for a table without a tenant column.
@@ -72,16 +72,16 @@ def stamped(
     rows = rows if condition.unmatch else _filter_transitions(rows)
     for key in keys:
         refuse_nulls(name, rows, key, keys)
-    rows = in_utf8(rows, keys, name)
+    rows = replace_invalid_utf8(rows, keys, name)
     if images.FIELDS not in rows.column_names:
         rows = rows.append_column(images.FIELDS, pa.nulls(rows.num_rows))
     if tenant is not None:
         rows = rows.append_column(OWNER, pa.repeat(pa.scalar(tenant), rows.num_rows))
     owner = None if tenant is None else OWNER
-    return in_order(changes_of(listed(rows, name), keys=keys, tenant=owner))
+    return sort_changes(pair_images(to_python_rows(rows, name), keys=keys, tenant=owner))
 
 
-def listed(rows: pa.Table, name: str) -> list[dict[str, Any]]:
+def to_python_rows(rows: pa.Table, name: str) -> list[dict[str, Any]]:
     """The rows as Python has them. Raises SchemaError for a value that it does not have."""
     try:
         found: list[dict[str, Any]] = rows.to_pylist()
@@ -103,7 +103,7 @@ def _is_convertible(values: pa.ChunkedArray) -> bool:
     return True
 
 
-def in_utf8(rows: pa.Table, keys: Sequence[str], name: str) -> pa.Table:
+def replace_invalid_utf8(rows: pa.Table, keys: Sequence[str], name: str) -> pa.Table:
     """The rows with U+FFFD for the bytes of a snapshot's texts that are not UTF-8.
 
     JSON has no other text, and the change feed says the same. Raises KeyColumnError for a key.

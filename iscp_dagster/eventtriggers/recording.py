@@ -26,7 +26,7 @@ class Recorder:
     recorded: datetime
     """The bodies' `timestamp`."""
 
-    def recorded_event(self, tenant: str, fired: Fired) -> PendingEvent:
+    def make_event(self, tenant: str, fired: Fired) -> PendingEvent:
         """The event. Raises SchemaError for a value without a form in JSON."""
         name, key, at = self.trigger.name, fired.change.key, fired.timestamp
         event = Event(
@@ -35,7 +35,7 @@ class Recorder:
             trigger_name=name,
             timestamp=self.recorded,
             source_timestamp=at,
-            data=payload(fired.change.row, self.trigger.columns, self.identity),
+            data=select_payload(fired.change.row, self.trigger.columns, self.identity),
         )
         return PendingEvent(
             event_id=event.event_id,
@@ -50,7 +50,7 @@ class Recorder:
         )
 
 
-def payload(
+def select_payload(
     row: Mapping[str, Any], columns: Sequence[str], identity: Sequence[str]
 ) -> dict[str, Any]:
     """The row's columns that go into the event, in the row's order; no `columns` named: all."""

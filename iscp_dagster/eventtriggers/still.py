@@ -14,7 +14,7 @@ from iscp_dagster.model.declared import images
 from iscp_dagster.model.declared.schema import VERSION
 
 
-def moving(rows: pa.Table, tenant: str | None, condition: Condition) -> pa.Table:
+def drop_noop_updates(rows: pa.Table, tenant: str | None, condition: Condition) -> pa.Table:
     """The rows without updates that leave their row where it was.
 
     A row that matches is active, and one that meets `unmatch` alone is not, so that an update

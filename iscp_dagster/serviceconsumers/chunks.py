@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from iscp_dagster.events.payload import json_value
+from iscp_dagster.events.payload import to_json_value
 
 CHANGE, VERSION = "_change", "_version"
 """What happened to the row, and in which commit, beside its columns."""
@@ -79,7 +79,7 @@ def line(row: Mapping[str, Any], version: int, change: str) -> str:
 
     Values have the texts that they have in an event's `data`.
     """
-    said = {name: json_value(value, at=name) for name, value in row.items()}
+    said = {name: to_json_value(value, at=name) for name, value in row.items()}
     return f"{version:0{_DIGITS}d}{_to_json({**said, CHANGE: change, VERSION: version})}"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from iscp_dagster.clickhouse.write.tenantwise import named, parted
-from iscp_dagster.eventtriggers.images import in_utf8, listed
+from iscp_dagster.eventtriggers.images import replace_invalid_utf8, to_python_rows
 from iscp_dagster.model.consumers.protocol import DataRetriever
 from iscp_dagster.model.declared.schema import DELETED, SYSTEM_COLUMNS, VERSION
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
@@ -46,7 +46,7 @@ class Lines:
 
     def _format_lines(self, rows: pa.Table) -> Iterator[str]:
         identity = {*self.keys, *((self.tenant,) if self.tenant else ())}
-        for row in listed(in_utf8(rows, self.keys, self.name), self.name):
+        for row in to_python_rows(replace_invalid_utf8(rows, self.keys, self.name), self.name):
             gone = bool(row[DELETED])
             kept = identity if gone else row.keys() - set(SYSTEM_COLUMNS)
             only = {name: value for name, value in row.items() if name in kept}

@@ -77,7 +77,7 @@ class Deployment:
         return self.shards or (self.endpoint,)
 
     @contextmanager
-    def users_session(self) -> Iterator[SparkSession]:
+    def open_private_session(self) -> Iterator[SparkSession]:
         """A private session for the block. Raises ConfigError if none can be made."""
         if self.private_spark is None:
             raise ConfigError("This deployment cannot run user code: give it `private_spark`.")
@@ -87,7 +87,7 @@ class Deployment:
         finally:
             session.stop()
 
-    def joining_spark(self) -> Deployment:
+    def join_spark_early(self) -> Deployment:
         """The same, but already joining its Spark session, for the first call of `spark`.
 
         That call raises what joining raised; if it never comes, nobody waits.
@@ -128,7 +128,7 @@ class Deployment:
         check_table_nulls(source, schema)
         wanted = source.columns_of(index, [field.name for field in schema])
         fields = [field for field in schema if field.name in wanted]
-        endpoint = self.endpoint_of(index)
+        endpoint = self.get_endpoint(index)
         made = partial(IndexTable, source=source, generation=generation, database=endpoint.database)
         if index.transitions is not None:
             if calculated is None:
@@ -147,9 +147,9 @@ class Deployment:
         fields = parse_schema(json.dumps({"type": "struct", "fields": held or []}))
         if tuple(each.name for each in fields) == transitions.calculated:
             return fields
-        return self.calculated(owner, schema, transitions)
+        return self.analyze_view_columns(owner, schema, transitions)
 
-    def calculated(
+    def analyze_view_columns(
         self, owner: str, schema: Sequence[DeltaField], transitions: Transitions
     ) -> Sequence[DeltaField]:
         """A view's own columns, as Spark analyzes them. Raises ConfigError; see `analyzed`."""
@@ -172,7 +172,7 @@ class Deployment:
         view = f"{info.table}_{base_name(info.job, shard)}"
         return IndexData(endpoint=endpoint, database=endpoint.holds(info.db), view=view)
 
-    def endpoint_of(self, index: Index) -> Endpoint:
+    def get_endpoint(self, index: Index) -> Endpoint:
         """The ClickHouse server of the index. Raises ConfigError for a wrong number of shards."""
         held = index.placement
         if held is not None and held.shards != len(self.endpoints):

@@ -15,8 +15,8 @@ from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration import commands
 from iscp_dagster.sync.iteration.machine import State, step
 from iscp_dagster.sync.iteration.outcomes import Outcome
-from iscp_dagster.sync.ledger import Ledger, recalled
-from iscp_dagster.sync.moving import moved, refuse
+from iscp_dagster.sync.ledger import Ledger, load_ledger
+from iscp_dagster.sync.moving import move_watermarks, refuse
 from iscp_dagster.sync.planning import planned
 from iscp_dagster.sync.reading.reader import Reader
 from iscp_dagster.sync.writing.writer import IndexWriter
@@ -41,7 +41,7 @@ def iterate(
     """
     # Joined while the jobs are claimed and the tables made ready.
     reader = Reader(
-        deployment.joining_spark(),
+        deployment.join_spark_early(),
         source,
         iteration.tenants,
         delta_log or deployment.delta_log(source),
@@ -78,7 +78,7 @@ class Interpreter:
                 if isinstance(command, commands.Give):
                     yield command.outcomes
                 else:
-                    waiting[:0] = self._advance_state(self.carried_out(command))
+                    waiting[:0] = self._advance_state(self.execute_command(command))
         except Exception as error:
             self._drop_staging()
             for command in self._advance_state(commands.Broken(error)):
@@ -87,15 +87,15 @@ class Interpreter:
                 else:
                     # The log itself may be down.
                     with suppress(IscpError):
-                        self.carried_out(command)
+                        self.execute_command(command)
             raise
         except BaseException:
             self._drop_staging()
             for command in self._advance_state(commands.Interrupted()):
-                self.carried_out(command)
+                self.execute_command(command)
             raise
 
-    def carried_out(self, command: commands.Command) -> commands.Event:  # noqa: C901, PLR0911, PLR0912 - a table
+    def execute_command(self, command: commands.Command) -> commands.Event:  # noqa: C901, PLR0911, PLR0912 - a table
         """Do what the command says; returns what happened. Raises IscpError."""
         deployment = self.reader.deployment
         match command:
@@ -112,7 +112,7 @@ class Interpreter:
             case commands.Place(deliveries):
                 return self.writer.place(deliveries)
             case commands.Move(deliveries):
-                return moved(deployment.log, self.ledger, deliveries)
+                return move_watermarks(deployment.log, self.ledger, deliveries)
             case commands.Serve(deliveries):
                 return self.writer.serve(deliveries)
             case commands.Discard():
@@ -142,13 +142,13 @@ class Interpreter:
     ) -> tuple[commands.Claimed, IscpError | None]:
         """Claim the jobs; returns the claims too where the state store cannot be read."""
         reader = self.reader
-        layout = reader.layout(iteration.range)
-        self.ledger, recall, unread = recalled(reader, iteration)
+        layout = reader.plan_layout(iteration.range)
+        self.ledger, recall, unread = load_ledger(reader, iteration)
         claims = reader.deployment.log.begin(
             iteration,
             run_id,
             layout,
-            layouts=reader.snapshot_layouts(iteration.range, layout),
+            layouts=reader.plan_snapshot_layouts(iteration.range, layout),
             queued_as=queued_as,
             recall=recall,
         )
@@ -156,7 +156,7 @@ class Interpreter:
 
     def _record_steps(self, claims: commands.Claims) -> commands.Recorded:
         try:
-            return commands.Recorded(self.ledger.before(claims))
+            return commands.Recorded(self.ledger.record_before(claims))
         except IscpError as error:
             return commands.Recorded(dict.fromkeys((claim.key for claim in claims), error))
 

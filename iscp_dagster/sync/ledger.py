@@ -19,10 +19,10 @@ from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Phase, Range
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.errors import FenceError, IscpError, UnavailableError
 from iscp_dagster.model.jobs import Job, JobKey
-from iscp_dagster.sync.reading.reader import Reader, may_be_partial
+from iscp_dagster.sync.reading.reader import Reader, can_be_partial
 
 
-def state_key(job: Job | Claim) -> StateKey:
+def make_state_key(job: Job | Claim) -> StateKey:
     """The key under which a store keeps the job's batch."""
     return StateKey(
         tenant=job.key.tenant,
@@ -39,15 +39,15 @@ class Ledger:
     store: StateStore | None
     _states: dict[StateKey, Held] = field(default_factory=dict)
 
-    def previous(self, log: SqlLog, iteration: Iteration) -> Mapping[JobKey, BatchRecord]:
+    def read_previous(self, log: SqlLog, iteration: Iteration) -> Mapping[JobKey, BatchRecord]:
         """What the store holds for the iteration's index jobs; no entry where it holds nothing."""
         if self.store is None:
             return {}
-        keys = {state_key(job): job.key for job in _list_jobs(log, iteration)}
+        keys = {make_state_key(job): job.key for job in _list_jobs(log, iteration)}
         self._states |= self.store.read(list(keys))
         return {keys[each]: held.record for each, held in self._states.items() if each in keys}
 
-    def before(self, claims: Iterable[Claim]) -> Mapping[JobKey, FenceError]:
+    def record_before(self, claims: Iterable[Claim]) -> Mapping[JobKey, FenceError]:
         """Record BEFORE for the claims' steps that write; returns an error for each job lost.
 
         Jobs are independent, as in the store.
@@ -80,12 +80,12 @@ class Ledger:
         return lost
 
     def _make_write(self, claim: Claim, phase: Phase) -> StateWrite:
-        step, key = claim.step, state_key(claim)
+        step, key = claim.step, make_state_key(claim)
         record = BatchRecord(range=step.range, phase=phase, layout=step.layout or {})
         return StateWrite(key=key, record=record, holder=claim.run_id, seen=self._states.get(key))
 
 
-def recalled(
+def load_ledger(
     reader: Reader, iteration: Iteration
 ) -> tuple[Ledger, Recall, UnavailableError | None]:
     """The iteration's ledger, the recall for its claims, and why the state store is unreadable.
@@ -97,7 +97,7 @@ def recalled(
     previous: Mapping[JobKey, BatchRecord] = {}
     try:
         ledger = Ledger(deployment.states() if deployment.states else None)
-        previous = ledger.previous(deployment.log, iteration)
+        previous = ledger.read_previous(deployment.log, iteration)
     except IscpError as error:
         unread = UnavailableError(str(error))
     recall = Recall(
@@ -122,14 +122,14 @@ def _find_unrepeatable(
     by_range: dict[Range, set[JobKey]] = {}
     for job in _list_jobs(reader.deployment.log, iteration):
         batch = job.batch and previous.get(job.key, job.batch)
-        if batch is not None and may_be_partial(batch) and _has_dead_letters(reader, job):
+        if batch is not None and can_be_partial(batch) and _has_dead_letters(reader, job):
             by_range.setdefault(batch.range, set()).add(job.key)
     found: set[JobKey] = set()
     for range_, keys in by_range.items():
         theirs = replace(reader, tenants=frozenset(key.tenant for key in keys))
         # A source that cannot be read fails its jobs later, where they are claimed.
         with suppress(IscpError):
-            gone = theirs.unrepeatable(range_, iteration.to)
+            gone = theirs.find_unrepeatable(range_, iteration.to)
             found |= {key for key in keys if key.tenant in gone}
     return frozenset(found)
 

@@ -13,11 +13,11 @@ from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.iteration.commands import Claims, Plan, Planned
-from iscp_dagster.sync.iteration.machine import by_job
-from iscp_dagster.sync.iteration.narrowing import tenants_of
+from iscp_dagster.sync.iteration.machine import group_by_job
+from iscp_dagster.sync.iteration.narrowing import get_tenants
 from iscp_dagster.sync.reading.reader import Reader
 from iscp_dagster.sync.reading.readings import Reading
-from iscp_dagster.sync.reading.transitions import by_view
+from iscp_dagster.sync.reading.transitions import group_by_view
 
 UNKNOWN = ReadPlan(kind=ReadKind.SNAPSHOT, reason="it is unknown what was written before")
 REPLACED = ReadPlan(kind=ReadKind.SNAPSHOT, reason="a later snapshot is already in place")
@@ -33,7 +33,7 @@ def planned(reader: Reader, wanted: Plan) -> Planned:
         tuple(
             reading
             for plan, claims in plans.items()
-            for some in (by_job(claims).values() if wanted.apart else [claims])
+            for some in (group_by_job(claims).values() if wanted.apart else [claims])
             for reading in _make_requests(reader, plan, some)
         )
     )
@@ -44,7 +44,7 @@ def _make_requests(
 ) -> Iterable[tuple[Reading, Claims]]:
     """A reading of the source's rows, and of each view's changes."""
     step = claims[0].step
-    for transitions, some in by_view(reader.source, claims):
+    for transitions, some in group_by_view(reader.source, claims):
         yield (
             Reading(plan=plan, range=step.range, layout=step.layout or {}, transitions=transitions),
             tuple(some),
@@ -53,13 +53,13 @@ def _make_requests(
 
 def _plan_claims(reader: Reader, claims: Claims) -> dict[ReadPlan, Claims]:
     """How the log says that the claims' step is to be read."""
-    by_tenant = _plan_tenants(replace(reader, tenants=tenants_of(claims)), claims)
+    by_tenant = _plan_tenants(replace(reader, tenants=get_tenants(claims)), claims)
     plans = {each.key: by_tenant[each.key.tenant] for each in claims}
     plans |= _plan_image_reads(reader, claims, plans)
     tails = [each for each in claims if plans[each.key].kind is ReadKind.TAIL]
     if not reader.source.keys:
         # A repair may have deleted the record of a batch that was begun.
-        forgotten = tenants_of([claim for claim in claims if claim.previous is None])
+        forgotten = get_tenants([claim for claim in claims if claim.previous is None])
         plans |= {each.key: UNKNOWN for each in tails if each.key.tenant in forgotten}
     plans |= dict.fromkeys(_find_replaced(reader, tails), REPLACED)
     found: dict[ReadPlan, list[Claim]] = {}
@@ -69,7 +69,7 @@ def _plan_claims(reader: Reader, claims: Claims) -> dict[ReadPlan, Claims]:
 
 
 def _plan_tenants(reader: Reader, claims: Sequence[Claim]) -> dict[str, ReadPlan]:
-    plans = reader.plans(claims[0].step.range)
+    plans = reader.plan_tenants(claims[0].step.range)
     return {tenant: plan for plan, some in plans.items() for tenant in some}
 
 
@@ -85,7 +85,7 @@ def _plan_image_reads(
         some = [each for each in staged if each.consumer.type == type_]
         if not some[0].step.range.initial:
             infos = tuple(dict.fromkeys(each.consumer for each in some))
-            alone = replace(reader, tenants=tenants_of(some), consumers=infos)
+            alone = replace(reader, tenants=get_tenants(some), consumers=infos)
             by_tenant = _plan_tenants(alone, some)
             found |= {each.key: by_tenant[each.key.tenant] for each in some}
     return found
@@ -103,7 +103,7 @@ def _find_replaced(reader: Reader, tails: Sequence[Claim]) -> list[JobKey]:
     histories = list(filter(_needs_images, tails))
     others = [each for each in tails if not _needs_images(each)]
     # What another index lost is no gap in a history.
-    apart = [others, *by_job(histories).values()]
+    apart = [others, *group_by_job(histories).values()]
     return [
         claim.key
         for claims in apart
@@ -119,7 +119,7 @@ def _find_later_snapshots(reader: Reader, claims: Sequence[Claim]) -> frozenset[
         return frozenset()
     found: frozenset[str] = frozenset()
     replayed = [claim for claim in claims if claim.step.action is Action.REPLAY]
-    for members in by_job(replayed).values():
+    for members in group_by_job(replayed).values():
         range_, tenants = members[0].step.range, [claim.key.tenant for claim in members]
         # An index that fails here fails in its own part of the scan.
         with suppress(IscpError):

@@ -232,7 +232,7 @@ def _list_letter_tables(
     of its shards; else in the databases of all servers.
     """
     named = [
-        (deployment.endpoint_of(each), source.database, f"{source.name}/{each.name}")
+        (deployment.get_endpoint(each), source.database, f"{source.name}/{each.name}")
         for source in sources
         for each in source.indexes
         if index in {f"{source.name}/{each.name}", f"{source.name}/{each.shown}"}

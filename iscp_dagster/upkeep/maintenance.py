@@ -21,7 +21,7 @@ from iscp_dagster.planning.declared import name_of
 from iscp_dagster.planning.effective import compute_effective_jobs, flush_jobs
 from iscp_dagster.planning.problems import as_ours, make_problem
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.ledger import state_key
+from iscp_dagster.sync.ledger import make_state_key
 
 KEPT = timedelta(days=1)
 """How long a dropped job and its data are kept."""
@@ -103,7 +103,7 @@ def collect(
         gone, problems = _drop_or_split(deployment, group, columns[name.db, name.table])
         errors += problems
         if deployment.states is not None and gone:
-            deployment.states().forget([state_key(each.job) for each in gone])
+            deployment.states().forget([make_state_key(each.job) for each in gone])
         deployment.log.mark_collected([each.job for each in gone if each.stays])
         forgotten += deployment.log.forget([each.job for each in gone if not each.stays])
     if errors:
@@ -198,7 +198,7 @@ def clear_staging(deployment: Deployment, sources: Sequence[SourceTable]) -> lis
     problems = []
     for source, index in [(table, each) for table in sources for each in table.indexes]:
         try:
-            endpoint, view = deployment.endpoint_of(index), view_name(source.table, index.shown)
+            endpoint, view = deployment.get_endpoint(index), view_name(source.table, index.shown)
             data = IndexData(endpoint=endpoint, database=endpoint.holds(source.database), view=view)
             staged = data.stagings()
             # List the tables first: a run is active before it creates its table.

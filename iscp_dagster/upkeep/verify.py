@@ -36,10 +36,10 @@ from iscp_dagster.spark.columns import as_nullable, column, columns, map_in_arro
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors.rows import (
     IndexRead,
-    canonical_rows,
-    placed_rows,
-    reading_index,
-    respelled_rows,
+    make_index_reader,
+    make_json_rewriter,
+    make_shard_filter,
+    make_value_rewriter,
 )
 from iscp_dagster.upkeep.dead_letters import find_letters
 from iscp_dagster.upkeep.position import Position, read_positions
@@ -349,15 +349,15 @@ def _get_stored_columns(store: IndexStore) -> dict[str, Stored]:
 def _convert_source_rows(store: IndexStore, held: Any) -> Any:
     """The source's rows that belong to the index, written as the index gives them back."""
     if store.placement is not None:
-        held = map_in_arrow(held, placed_rows(store.placement), held.schema)
+        held = map_in_arrow(held, make_shard_filter(store.placement), held.schema)
     if json := _list_json_columns(store):
-        held = map_in_arrow(held, canonical_rows(json), held.schema)
+        held = map_in_arrow(held, make_json_rewriter(json), held.schema)
     if spelled := {
         name: each for name, each in _get_stored_columns(store).items() if respells(each)
     }:
         texts = frozenset(name for name, each in spelled.items() if each.is_text)
         schema = as_nullable(held.schema, texts, store.shape.flags)
-        held = map_in_arrow(held, respelled_rows(spelled, store.shape.flags), schema)
+        held = map_in_arrow(held, make_value_rewriter(spelled, store.shape.flags), schema)
     return held
 
 
@@ -380,7 +380,7 @@ def _read_index_rows(
         tenants=tuple(sorted(tenants)),
         json=_list_json_columns(store),
     )
-    return spark.range(0, slices, 1, slices).mapInArrow(reading_index(read, schema), schema)
+    return spark.range(0, slices, 1, slices).mapInArrow(make_index_reader(read, schema), schema)
 
 
 def _compute_slices(rows: int) -> int:

@@ -75,7 +75,7 @@ class SenderService:
                 for each in self.endpoints
             ],
             owner=f"{machine()}:{os.getpid()}:{secrets.token_hex(4)}",
-            batch_id=IdScheme.from_environment(self.environ).batch_id,
+            batch_id=IdScheme.from_environment(self.environ).make_batch_id,
         )
         try:
             await sender.run(stop)

@@ -120,7 +120,7 @@ class Unpublished(Interpreter):
         if isinstance(command, Place) and command.deliveries[0].claim.last:
             LEDGERS.update({_holder(each): self.ledger for each in command.deliveries})
             return Served(command.deliveries, at=None)
-        return super().carried_out(command)
+        return super().execute_command(command)
 
 
 LEDGERS: dict[Any, Ledger] = {}
@@ -171,7 +171,7 @@ def publish_all(deployment: Deployment, some: Sequence[Delivery]) -> list[Outcom
         if isinstance(command, Give):
             outcomes += command.outcomes
         else:
-            state, more = step(state, interpreter.carried_out(command))
+            state, more = step(state, interpreter.execute_command(command))
             commands[:0] = more
     return outcomes
 

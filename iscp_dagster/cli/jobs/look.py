@@ -220,10 +220,10 @@ def _read_histories(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Beginning |
 def _find_unserved(jobs: Jobs, held: Collection[Job]) -> frozenset[JobID]:
     """The indexes that still show an earlier generation; empty if a service does not answer."""
     from iscp_dagster.model.errors import IscpError
-    from iscp_dagster.sync.writing.serving import unserved
+    from iscp_dagster.sync.writing.serving import find_unserved
 
     try:
-        return unserved(jobs.deployment, held)
+        return find_unserved(jobs.deployment, held)
     except IscpError:
         return frozenset()
 

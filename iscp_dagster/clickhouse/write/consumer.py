@@ -165,7 +165,7 @@ class IndexConsumer:
         if fit.num_rows:
             token = self._make_token(retriever, place, fit, start)
             if inserted(self.endpoint, self.target, fit, token, self.sleep):
-                retriever.sent_again()
+                retriever.report_resend()
 
     def _write_dead_letters(
         self, retriever: DataRetriever, write: Write, refusals: Sequence[Refusal], number: int
@@ -183,7 +183,7 @@ class IndexConsumer:
             task=retriever.task,
             chunk=number,
         ):
-            retriever.sent_again()
+            retriever.report_resend()
         live = [each for each in refusals if not each.row[target.deleted][0].as_py()]
         retriever.set_aside(Counter(tenant_of(each.row, target) for each in live))
         if retriever.data_type is DataType.TAIL:

@@ -80,7 +80,7 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> dg.Asse
         deployment: Deployment = context.resources.iscp.deployment()
         tenants = tuple(tenants_of(context, source))
         with working(deployment, context.run):
-            with deployment.users_session() as spark:
+            with deployment.open_private_session() as spark:
                 load(
                     Load(
                         spark=spark,

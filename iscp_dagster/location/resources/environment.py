@@ -8,7 +8,7 @@ from typing import Any
 from dagster import EnvVar
 
 from iscp_dagster.api.environment import bounds_of
-from iscp_dagster.batches.factory import tolerates_mismatch
+from iscp_dagster.batches.factory import is_mismatch_tolerated
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.location.names import CLICKHOUSE
 from iscp_dagster.location.resources.iscp import ClickHouse, ClickHouseTables, Iscp, IscpLog, Lake
@@ -38,7 +38,7 @@ def resources_from_environment(
         lake=Lake(root=EnvVar(variables.LAKE)),
         log=IscpLog(url=EnvVar(variables.LOG_URL)),
         spark=spark,
-        tolerate_state_mismatch=tolerates_mismatch(os.environ),
+        tolerate_state_mismatch=is_mismatch_tolerated(os.environ),
         max_versions=bounds_of(os.environ).versions,
         max_bytes=bounds_of(os.environ).bytes,
         event_ids=IdScheme.from_environment(os.environ).text,

@@ -121,7 +121,7 @@ class DataRetriever(Protocol):
         the iteration's earlier ranges; numbers are counts that the job's status keeps too.
         """
 
-    def sent_again(self) -> None:
+    def report_resend(self) -> None:
         """Report that rows were sent again, since no answer came: the first copy may still land."""
 
     def update_watermark(self, connection: Any = None) -> None:

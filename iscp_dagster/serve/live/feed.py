@@ -38,7 +38,7 @@ async def in_thread(read: Callable[..., Result], *arguments: Any) -> Result:
 class Source(Protocol):
     """The log's and ClickHouse's side of an index. Blocks; raises IscpError."""
 
-    def reached(self, tenants: Collection[str] | None) -> Reached:
+    def read_watermarks(self, tenants: Collection[str] | None) -> Reached:
         """The watermarks of all tenants' jobs, or of some."""
 
     def opened(self) -> tuple[int, History]:
@@ -145,7 +145,7 @@ class Feed:
         return max(self.registrations.values(), default=0)
 
     def _read_state(self) -> tuple[Reached, int, History]:
-        found = self.source.reached(None)
+        found = self.source.read_watermarks(None)
         return (found, *self.source.opened())
 
     def _begin(self, found: Reached, generation: int, history: History) -> None:
@@ -158,7 +158,7 @@ class Feed:
     async def _follow(self, dirty: Collection[str] | None) -> None:
         if self.origin is None or (dirty is not None and not dirty):
             return
-        found = await in_thread(self.source.reached, dirty)
+        found = await in_thread(self.source.read_watermarks, dirty)
         moved = {
             tenant: end
             for tenant, end in _to_positions(found.versions).items()

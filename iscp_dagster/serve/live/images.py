@@ -339,7 +339,7 @@ class Images:
             fields=tuple(row["_fields"]),
         )
         version, ordinal = int(row["_version"]), int(row["_ordinal"])
-        at = SourceTimestamp.of_micros(int(row["_micros"]), version=version, ordinal=ordinal)
+        at = SourceTimestamp.from_micros(int(row["_micros"]), version=version, ordinal=ordinal)
         return change, at
 
     def _pick_columns(self, row: dict[str, Any] | None) -> dict[str, Any] | None:

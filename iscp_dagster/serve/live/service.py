@@ -48,7 +48,7 @@ class IndexSource:
     job: JobID
     images: Images
 
-    def reached(self, tenants: Collection[str] | None) -> Reached:
+    def read_watermarks(self, tenants: Collection[str] | None) -> Reached:
         """The watermarks of all tenants' jobs, or of some."""
         return read_watermarks(self.log.engine, self.job, tenants)
 

@@ -65,7 +65,7 @@ class Share:
         """The tenants whose rows it gets."""
         return frozenset(self.registrations)
 
-    def scanned(self, names: Iterable[str]) -> tuple[str, ...]:
+    def get_scan_names(self, names: Iterable[str]) -> tuple[str, ...]:
         """The scan's names of these columns."""
         return tuple(self.found.get(name, name) for name in names)
 
@@ -215,7 +215,7 @@ class Retriever:
                 if chunk is None:
                     return None
                 wanted = self._list_columns()
-                mine = chunk.select(list(self.share.scanned(wanted))).rename_columns(wanted)
+                mine = chunk.select(list(self.share.get_scan_names(wanted))).rename_columns(wanted)
                 self._pending = list(batches_of(mine))
             some = self._pending.pop(0)
             rows = self._filter_tenants(some if self.mine is None else self.mine(some))
@@ -240,7 +240,7 @@ class Retriever:
             return pa.chunked_array([pa.repeat(pa.scalar(value=False), rows.num_rows)])
         return pc.cast(rows[DELETED], pa.bool_())
 
-    def counts(self, tenant: str) -> dict[str, int]:
+    def get_counts(self, tenant: str) -> dict[str, int]:
         """The counts that the status of the tenant's job keeps."""
         return {
             "inserted": self.inserted[tenant],
@@ -262,7 +262,7 @@ class Retriever:
         """See `model.consumers.DataRetriever`."""
         self.told[tenant] = facts
 
-    def sent_again(self) -> None:
+    def report_resend(self) -> None:
         """See `model.consumers.DataRetriever`."""
         self.again = True
 

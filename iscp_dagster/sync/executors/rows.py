@@ -34,7 +34,7 @@ class IndexRead:
     json: tuple[str, ...] = ()
     """Columns of JSON, which ClickHouse writes in its own order."""
 
-    def batches(self, slice_: int) -> Iterator[pa.RecordBatch]:
+    def read_slice(self, slice_: int) -> Iterator[pa.RecordBatch]:
         """The rows of one slice; strings come as bytes, which may not be UTF-8."""
         selected = f"SELECT {', '.join(self.columns)} FROM {self.rows}"
         query = f"{selected} WHERE {self.bucket} = {{slice:UInt32}}"
@@ -51,7 +51,7 @@ class IndexRead:
             yield from stream
 
 
-def canonical_rows(json: tuple[str, ...]) -> Mapped:
+def make_json_rewriter(json: tuple[str, ...]) -> Mapped:
     """A function that rewrites the JSON in these columns as `reading_index` writes it."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -61,7 +61,7 @@ def canonical_rows(json: tuple[str, ...]) -> Mapped:
     return rows
 
 
-def respelled_rows(stored: Mapping[str, Stored], flags: Mapping[str, str]) -> Mapped:
+def make_value_rewriter(stored: Mapping[str, Stored], flags: Mapping[str, str]) -> Mapped:
     """A function that rewrites these columns as ClickHouse gives them back.
 
     It adds the `flags`: by name, of which column they tell whether it is null.
@@ -81,7 +81,7 @@ def respelled_rows(stored: Mapping[str, Stored], flags: Mapping[str, str]) -> Ma
     return rows
 
 
-def placed_rows(placement: Placement) -> Mapped:
+def make_shard_filter(placement: Placement) -> Mapped:
     """A function that keeps only the shard's rows."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -91,7 +91,7 @@ def placed_rows(placement: Placement) -> Mapped:
     return rows
 
 
-def reading_index(read: IndexRead, spark_schema: Any) -> Mapped:
+def make_index_reader(read: IndexRead, spark_schema: Any) -> Mapped:
     """`read` as `mapInArrow` wants it: batches of slice numbers in, rows of `spark_schema` out."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -100,7 +100,7 @@ def reading_index(read: IndexRead, spark_schema: Any) -> Mapped:
         schema = to_arrow_schema(spark_schema, timezone="UTC")
         for batch in batches:
             for slice_ in batch["id"].to_pylist():
-                for found in map(pa.table, read.batches(slice_)):
+                for found in map(pa.table, read.read_slice(slice_)):
                     yield from canonical(restored(found, schema), read.json).to_batches()
 
     return rows

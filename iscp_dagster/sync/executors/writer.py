@@ -306,7 +306,7 @@ def _add_payload(arrays: list[pa.Array], payloads: list[bytes | None]) -> pa.Rec
     return pa.RecordBatch.from_arrays([*arrays, payload], schema=SCAN_SCHEMA)
 
 
-def relayed_rows(payload: bytes) -> pa.Table:
+def unpack_rows(payload: bytes) -> pa.Table:
     """The rows that a task relayed."""
     with pa.ipc.open_stream(payload) as stream:
         return stream.read_all()

@@ -17,7 +17,7 @@ from iscp_dagster.model.errors import BatchError, FeedGoneError, FenceError, Isc
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.sync.iteration import commands, narrowing
-from iscp_dagster.sync.iteration.outcomes import Delivery, Error, Outcome, Written, failed
+from iscp_dagster.sync.iteration.outcomes import Delivery, Error, Outcome, Written, make_failure
 
 MISMATCH = (
     "Job {claim.key}: the range {claim.range} lies before its recorded batch "
@@ -48,7 +48,7 @@ class State:
     many: bool = False
     """Whether the iteration has several tenants."""
 
-    def without(self, outcomes: Iterable[Outcome]) -> State:
+    def end_claims(self, outcomes: Iterable[Outcome]) -> State:
         """The same after these outcomes, which end their claims."""
         ended = {each.claim.key for each in outcomes}
         left = {key: claim for key, claim in self.open.items() if key not in ended}
@@ -81,14 +81,14 @@ def step(state: State, event: commands.Event) -> Next:  # noqa: C901, PLR0911, P
         case commands.Checked():
             return _handle_verified(state, event)
         case commands.Refused(failures):
-            return state.without(failures), (commands.Give(failures),)
+            return state.end_claims(failures), (commands.Give(failures),)
         case commands.Placed(deliveries, wrong):
             return state, _handle_placed(deliveries, wrong)
         case commands.Moved():
             return _handle_moved(state, event)
         case commands.Served(deliveries, at):
             done = tuple(replace(each, published=at) for each in deliveries)
-            return state.without(done), (commands.Give(done),)
+            return state.end_claims(done), (commands.Give(done),)
         case commands.Discarded():
             return state, ()
         case commands.Idle():
@@ -104,10 +104,10 @@ def _begin_claims(state: State, claims: commands.Claims) -> Next:
     state = replace(
         state,
         open={claim.key: claim for claim in claims},
-        many=len(narrowing.tenants_of(claims)) > 1,
+        many=len(narrowing.get_tenants(claims)) > 1,
     )
     rejected = [claim for claim in claims if claim.step.action is Action.REJECT]
-    wrong = [failed(each, BatchError(MISMATCH.format(claim=each))) for each in rejected]
+    wrong = [make_failure(each, BatchError(MISMATCH.format(claim=each))) for each in rejected]
     kept = tuple(claim for claim in claims if claim.step.action is not Action.REJECT)
     return state, (*_make_fail_command(wrong), *([commands.Record(kept)] if kept else []))
 
@@ -124,7 +124,7 @@ def _choose_next(state: State) -> Next:
     if state.unclear:
         claims = state.of(state.unclear)
         plan = UNCLEAR
-        if len(narrowing.tenants_of(claims)) == 1:
+        if len(narrowing.get_tenants(claims)) == 1:
             # A reason may name a key of one tenant, which the others must not see.
             plan = replace(UNCLEAR, reason=state.unclear[claims[0].key])
         return replace(state, unclear={}), (commands.Plan(claims, plan=plan),)
@@ -155,7 +155,7 @@ def _get_versions(range_: Range) -> tuple[int, int]:
 
 def _split_group(state: State, trial: narrowing.Trial) -> tuple[State, tuple[commands.Fail, ...]]:
     """Smaller trials instead of a failed one; what is given up fails, or is read whole."""
-    smaller, given_up = narrowing.narrowed(state.known, trial)
+    smaller, given_up = narrowing.split_group(state.known, trial)
     wrong = [(claim, trial.failed[claim.key.job_name]) for claim in given_up]
     unclear = {
         claim.key: error.message
@@ -168,7 +168,7 @@ def _split_group(state: State, trial: narrowing.Trial) -> tuple[State, tuple[com
         unclear={**state.unclear, **unclear},
     )
     return state, _make_fail_command(
-        _make_failure(state, claim.key, narrowing.untried(claim, error))
+        _make_failure(state, claim.key, narrowing.make_untried_error(claim, error))
         for claim, error in wrong
         if claim.key not in unclear
     )
@@ -187,7 +187,7 @@ def _handle_scan_failure(state: State, trial: narrowing.Trial, error: IscpError)
     unread = Written(reading=reading)
     parts = tuple(
         commands.Part(claims=claims, written=lost if job in jobs else unread)
-        for job, claims in by_job(trial.claims).items()
+        for job, claims in group_by_job(trial.claims).items()
     )
     return _handle_scan(state, trial, parts)
 
@@ -220,7 +220,7 @@ def _find_suspects(trial: narrowing.Trial, part: commands.Part) -> list[Claim]:
 
     Even the only tenant of one index may fail by the rows of another's, which the scan reads too.
     """
-    alone = len(narrowing.tenants_of(_filter_writing(trial.claims))) == 1
+    alone = len(narrowing.get_tenants(_filter_writing(trial.claims))) == 1
     if part.written.error is None or not part.written.unsure or alone:
         return []
     return [
@@ -241,7 +241,9 @@ def _remember_scan(state: State, trial: narrowing.Trial, part: commands.Part) ->
     """Remember how the scan ended for one tenant, or well for all."""
     number, well = len(_filter_writing(part.claims)), part.written.error is None
     if number == 1 or (number and well):
-        return replace(state, known=narrowing.learned(state.known, trial, part.job, served=well))
+        return replace(
+            state, known=narrowing.record_scan(state.known, trial, part.job, served=well)
+        )
     return state
 
 
@@ -255,7 +257,7 @@ def _exclude_unclear(state: State, part: commands.Part) -> tuple[State, commands
     if part.written.reading.staged:
         return state, part
     errors = {
-        each.key: part.written.error_of(each.key.tenant) for each in _filter_writing(part.claims)
+        each.key: part.written.get_error(each.key.tenant) for each in _filter_writing(part.claims)
     }
     gone = {key: e.message for key, e in errors.items() if e and e.code == FeedGoneError.code}
     left = tuple(each for each in part.claims if each.key not in gone)
@@ -317,7 +319,7 @@ def _fail_commits(
         if late and each.replaces and isinstance(wrong[each.claim.key], FenceError)
     ]
     return _make_fail_command(
-        [failed(each.claim, wrong[each.claim.key], each.told_in_all) for each in failed_],
+        [make_failure(each.claim, wrong[each.claim.key], each.told_in_all) for each in failed_],
         frozenset(over),
     )
 
@@ -327,15 +329,15 @@ def _make_outcome(state: State, event: commands.Checked, claim: Claim) -> Outcom
     written, tenant = event.part.written, claim.key.tenant
     earlier = state.told.get(claim.key, {})
     passed = event.passed.get(claim.key)
-    wrong, error = event.wrong.get(claim.key), written.error_of(tenant)
+    wrong, error = event.wrong.get(claim.key), written.get_error(tenant)
     if isinstance(passed, Failed):
         return replace(passed, told=together(earlier, passed.told))
     if passed is not None:
         return replace(passed, earlier=earlier)
     if wrong is not None:
-        return failed(claim, wrong, earlier)
+        return make_failure(claim, wrong, earlier)
     if error is not None:
-        return failed(claim, error, together(earlier, written.told.get(tenant, {})))
+        return make_failure(claim, error, together(earlier, written.told.get(tenant, {})))
     return Delivery(claim=_keep_last_step(claim, written), written=written, earlier=earlier)
 
 
@@ -359,7 +361,7 @@ def _fail_open_claims(state: State, error: Exception) -> Next:
 
 def _make_failure(state: State, key: JobKey, error: IscpError | Error) -> Failed:
     """The claim's failure, with what was done in earlier steps."""
-    return failed(state.open[key], error, state.told.get(key, {}))
+    return make_failure(state.open[key], error, state.told.get(key, {}))
 
 
 def _make_fail_command(
@@ -373,7 +375,7 @@ def _filter_writing(claims: Iterable[Claim]) -> list[Claim]:
     return [claim for claim in claims if claim.step.action in WRITES]
 
 
-def by_job(claims: Iterable[Claim]) -> dict[str, commands.Claims]:
+def group_by_job(claims: Iterable[Claim]) -> dict[str, commands.Claims]:
     """The claims by job name; tenants of one name share a table."""
     found: dict[str, list[Claim]] = {}
     for claim in claims:

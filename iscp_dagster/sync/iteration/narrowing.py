@@ -43,18 +43,18 @@ Known = Mapping[tuple[str, ReadKind], tuple[bool, ...]]
 tenants failed together tell nothing."""
 
 
-def learned(known: Known, trial: Trial, job: str, *, served: bool) -> Known:
+def record_scan(known: Known, trial: Trial, job: str, *, served: bool) -> Known:
     """What is known once a scan ended: for all its tenants if `served`, else for its only one."""
     about = _get_history_key(trial, job)
     return {**known, about: (*known.get(about, ()), served)}
 
 
-def narrowed(known: Known, trial: Trial) -> tuple[list[Trial], list[Claim]]:
+def split_group(known: Known, trial: Trial) -> tuple[list[Trial], list[Claim]]:
     """The smaller trials to make of a failed one, and the claims that are given up."""
     left = [each for each in trial.claims if not _is_hopeless(known, trial, each)]
     given_up = [each for each in trial.claims if _is_hopeless(known, trial, each)]
     served = all(any(_get_results(known, trial, each)) for each in left)
-    ordered = sorted(tenants_of(left), key=lambda tenant: _rank_tenant(left[0], tenant))
+    ordered = sorted(get_tenants(left), key=lambda tenant: _rank_tenant(left[0], tenant))
     first = set(halves(ordered)[0] if served and ordered else ordered[:1])
     begun = replace(trial, claims=_filter_claims(left, first), failed={})
     rest = replace(trial, claims=_filter_claims(left, set(ordered) - first))
@@ -63,7 +63,7 @@ def narrowed(known: Known, trial: Trial) -> tuple[list[Trial], list[Claim]]:
     return [each for each in (begun, rest) if each.claims], given_up
 
 
-def untried(claim: Claim, error: Error) -> UntriedError:
+def make_untried_error(claim: Claim, error: Error) -> UntriedError:
     """Why the claim fails for now: `error` is that of a set of tenants.
 
     It has only the error's code, since the text may name a key of another tenant.
@@ -75,7 +75,7 @@ def untried(claim: Claim, error: Error) -> UntriedError:
     )
 
 
-def tenants_of(claims: Collection[Claim]) -> frozenset[str]:
+def get_tenants(claims: Collection[Claim]) -> frozenset[str]:
     """The tenants of the claims."""
     return frozenset(claim.key.tenant for claim in claims)
 

@@ -70,7 +70,7 @@ class Written:
     last one.
     """
 
-    def error_of(self, tenant: str) -> Error | None:
+    def get_error(self, tenant: str) -> Error | None:
         """Why the tenant's part failed; None where it did not."""
         return self.stopped.get(tenant) or self.error
 
@@ -159,7 +159,7 @@ class Delivery:
 Outcome = Delivery | Failed
 
 
-def failed(claim: Claim, error: IscpError | Error, told: Told | None = None) -> Failed:
+def make_failure(claim: Claim, error: IscpError | Error, told: Told | None = None) -> Failed:
     """The claim, failed with this error; `told` is what its consumer did all the same."""
     message = error.message if isinstance(error, Error) else str(error)
     return Failed(claim=claim, code=error.code, message=message, told=told or {})

@@ -48,8 +48,8 @@ from iscp_dagster.sync.executors.rows import as_they_are
 from iscp_dagster.sync.reading.readings import Reading
 from iscp_dagster.sync.reading.transitions import (
     check_timestamps,
-    columns_of_images,
-    transitions_of,
+    get_transitions,
+    list_image_columns,
 )
 
 if TYPE_CHECKING:
@@ -76,23 +76,23 @@ MOST_TASKS_OF_IMAGES = 10
 """As each may write MOST_CHUNKS: ClickHouse remembers the tokens of all of them together."""
 
 
-def may_be_partial(record: BatchRecord) -> bool:
+def can_be_partial(record: BatchRecord) -> bool:
     """Whether a run may have died after it wrote some of the batch to the served table."""
     staged = record.range.initial or bool(record.layout.get(SNAPSHOT, False))
     return record.phase is Phase.BEFORE and not staged
 
 
-def new_build() -> str:
+def make_build_name() -> str:
     """A name that no other batch has."""
     return secrets.token_hex(8)
 
 
-def rows_per_chunk(reading: Reading) -> int:
+def get_rows_per_chunk(reading: Reading) -> int:
     """The rows of each chunk but the last, as recorded with the batch."""
     return int(reading.layout.get("rows_per_chunk", ROWS_PER_CHUNK))
 
 
-def most_chunks(reading: Reading) -> int:
+def get_max_chunks(reading: Reading) -> int:
     """The most chunks of changes of one task."""
     if reading.transitions is not None:
         # A tenant's images are in one task, and what is not read as changes is a gap.
@@ -141,11 +141,11 @@ class Reader:
     consumers: tuple[ConsumerInfo, ...] = ()
     """The consumers of the jobs that take part."""
 
-    def schema(self, version: int) -> tuple[DeltaField, ...]:
+    def get_schema(self, version: int) -> tuple[DeltaField, ...]:
         """The table's columns as of `version`."""
         return self.delta_log.facts(version).fields
 
-    def plans(self, range_: Range) -> Mapping[ReadPlan, frozenset[str]]:
+    def plan_tenants(self, range_: Range) -> Mapping[ReadPlan, frozenset[str]]:
         """Every plan, with its tenants: changes where the table still holds theirs, else a
         snapshot; says why.
 
@@ -184,7 +184,7 @@ class Reader:
     def _list_read_columns(self, version: int) -> list[str]:
         """The columns that some consumer gets, of those that the latest version still has."""
         latest = {field.name for field in self.delta_log.facts().fields}
-        names = [field.name for field in self.schema(version) if field.name in latest]
+        names = [field.name for field in self.get_schema(version) if field.name in latest]
         wanted = {self.source.tenant, *self.source.keys}
         for info in self.consumers:
             # A consumer that asks for a missing column fails on its own.
@@ -224,7 +224,7 @@ class Reader:
                 found |= self._find_kept_columns(info, range_)
         return found
 
-    def unrepeatable(self, range_: Range, to: Moment) -> frozenset[str]:
+    def find_unrepeatable(self, range_: Range, to: Moment) -> frozenset[str]:
         """The tenants whose changes in `range_` can no longer be read, while later ones up to `to`
         can. Raises as `plans` does.
 
@@ -235,9 +235,11 @@ class Reader:
         if not gone or range_.to.version >= to.version:
             return gone
         rest = Range(from_=range_.to, to=to)
-        return read_as(ReadKind.TAIL, replace(self, tenants=gone).plans(rest))
+        return read_as(ReadKind.TAIL, replace(self, tenants=gone).plan_tenants(rest))
 
-    def refused_kept(self, info: ConsumerInfo, range_: Range) -> Mapping[str, UnavailableError]:
+    def find_readd_errors(
+        self, info: ConsumerInfo, range_: Range
+    ) -> Mapping[str, UnavailableError]:
         """The tenants whose changes add a column in which the index has their earlier values.
 
         The index did not answer when the reading was planned.
@@ -259,23 +261,23 @@ class Reader:
 
     def _list_added_columns(self, range_: Range) -> list[DeltaField]:
         """The columns added within the range, also those with the name of an earlier one."""
-        before = {each.physical for each in self.schema(range_.from_.version)}
-        return [f for f in self.schema(range_.to.version) if f.physical not in before]
+        before = {each.physical for each in self.get_schema(range_.from_.version)}
+        return [f for f in self.get_schema(range_.to.version) if f.physical not in before]
 
     def columns(self, info: ConsumerInfo, version: int) -> tuple[str, ...]:
         """The columns that a consumer gets, the source's in its order. Raises ConfigError."""
-        available = [field.name for field in self.schema(version)]
-        transitions = transitions_of(self.source, info)
+        available = [field.name for field in self.get_schema(version)]
+        transitions = get_transitions(self.source, info)
         if transitions is not None:
-            return columns_of_images(self.source, info, transitions, available)
+            return list_image_columns(self.source, info, transitions, available)
         return consumer_kind(info.type).columns(self.source, info, available)
 
     def store(self, info: ConsumerInfo, version: int) -> IndexStore:
         """The ClickHouse tables of an index, for the schema at `version`."""
-        index, schema = index_of(self.source, info), self.schema(version)
+        index, schema = index_of(self.source, info), self.get_schema(version)
         calculated = None
         if index.transitions is not None:
-            calculated = self.calculated(info, index.transitions, version)
+            calculated = self.get_view_columns(info, index.transitions, version)
         store = self.deployment.store
         return store(self.source, index, schema, info.generation, calculated=calculated)
 
@@ -283,28 +285,28 @@ class Reader:
         """The same, but None for a consumer that keeps no index."""
         return self.store(info, version) if is_index(info) else None
 
-    def calculated(
+    def get_view_columns(
         self, info: ConsumerInfo, transitions: Transitions, version: int
     ) -> Sequence[DeltaField]:
         """The view's own columns. Raises ConfigError for expressions that cannot be used."""
         owner = f"Job {self.source.name}/{info.job}"
-        return self.deployment.calculated(owner, self.schema(version), transitions)
+        return self.deployment.analyze_view_columns(owner, self.get_schema(version), transitions)
 
     def check_images(self, info: ConsumerInfo, wanted: Reading) -> None:
         """Refuse to read image rows that would have no time, or of what cannot be evaluated.
 
         Raises SourceError and ConfigError.
         """
-        transitions = transitions_of(self.source, info)
+        transitions = get_transitions(self.source, info)
         if transitions is not None:
             check_timestamps(self.delta_log, wanted.range, staged=wanted.staged)
-            self.calculated(info, transitions, wanted.range.to.version)
+            self.get_view_columns(info, transitions, wanted.range.to.version)
 
-    def layout(self, range_: Range) -> Layout:
+    def plan_layout(self, range_: Range) -> Layout:
         """How the changes of a range are cut into chunks; a replay must cut them the same way."""
         layout: dict[str, Any] = {
             "rows_per_chunk": ROWS_PER_CHUNK,
-            "build": new_build(),
+            "build": make_build_name(),
         }
         # A source that cannot be read fails its jobs later, once they are claimed.
         with suppress(IscpError):
@@ -314,7 +316,7 @@ class Reader:
                 layout[PARTITIONS] = self._count_new_tasks(range_)
         return layout
 
-    def snapshot_layouts(self, range_: Range, layout: Layout) -> Mapping[str, Layout]:
+    def plan_snapshot_layouts(self, range_: Range, layout: Layout) -> Mapping[str, Layout]:
         """By tenant, the layouts of those that are read as a snapshot; `layout` is the others'.
 
         They record that a run that dies leaves nothing in the served table.
@@ -325,7 +327,7 @@ class Reader:
         # A source that cannot be read fails its jobs later, once they are claimed.
         with suppress(IscpError):
             whole = {**layout, SNAPSHOT: True}
-            return dict.fromkeys(read_as(ReadKind.SNAPSHOT, self.plans(range_)), whole)
+            return dict.fromkeys(read_as(ReadKind.SNAPSHOT, self.plan_tenants(range_)), whole)
         return {}
 
     def rows(
@@ -361,12 +363,12 @@ class Reader:
     ) -> MappedFrame:
         """The image rows of the range, or the rows with which a history begins."""
         range_, at = wanted.range, wanted.range.to
-        schema = self.schema(at.version)
+        schema = self.get_schema(at.version)
         read = ViewRead.of(
             self._make_selection((), at.version),
             schema,
             transitions,
-            self.deployment.calculated(self.source.name, schema, transitions),
+            self.deployment.analyze_view_columns(self.source.name, schema, transitions),
         )
         if wanted.staged:
             files = self.delta_log.data_files(at.version, self.tenants)
@@ -445,7 +447,7 @@ class Reader:
         return MappedFrame(frame.coalesce(1) if small else frame)
 
     def _make_selection(self, columns: Sequence[str], version: int) -> delta_reader.Selection:
-        types = {field.name: field.type for field in self.schema(version)}
+        types = {field.name: field.type for field in self.get_schema(version)}
         return delta_reader.Selection(
             path=self.deployment.path(self.source),
             columns=columns,

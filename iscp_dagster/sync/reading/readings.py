@@ -28,7 +28,7 @@ class Reading:
         first, last = self.range.from_.version + 1, self.range.to.version
         return f"versions {first} to {last}: {self.plan.reason}"
 
-    def only(self, triggers: Collection[str]) -> Reading:
+    def select_triggers(self, triggers: Collection[str]) -> Reading:
         """The same for these triggers: a condition that cannot be evaluated stops its own alone."""
         if self.transitions is None:
             return self

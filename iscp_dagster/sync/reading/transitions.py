@@ -28,7 +28,7 @@ DELTA_RS = "the `deltalake` package, at least up to 1.6"
 """A writer that lacks the feature of in-commit timestamps."""
 
 
-def transitions_of(source: SourceTable, info: ConsumerInfo) -> Transitions | None:
+def get_transitions(source: SourceTable, info: ConsumerInfo) -> Transitions | None:
     """What the consumer's image rows are read of; None for one that gets other rows.
 
     Raises ConfigError for one that cannot be made.
@@ -36,7 +36,7 @@ def transitions_of(source: SourceTable, info: ConsumerInfo) -> Transitions | Non
     return consumer_kind(info.type).transitions(source, info)
 
 
-def columns_of_images(
+def list_image_columns(
     source: SourceTable, info: ConsumerInfo, transitions: Transitions, available: Sequence[str]
 ) -> tuple[str, ...]:
     """The columns that the consumer gets. Raises ConfigError and SchemaError."""
@@ -56,7 +56,7 @@ def columns_of_images(
     return (*carried, *IMAGE_COLUMNS, *(CONDITION_COLUMNS if transitions.conditions else ()))
 
 
-def by_view(
+def group_by_view(
     source: SourceTable, claims: Iterable[Claim]
 ) -> list[tuple[Transitions | None, list[Claim]]]:
     """The claims that share a reading, with the view and all conditions that it is read for."""
@@ -66,7 +66,7 @@ def by_view(
         transitions = None
         # A consumer that cannot be made fails on its own.
         with suppress(errors.IscpError):
-            transitions = transitions_of(source, claim.consumer)
+            transitions = get_transitions(source, claim.consumer)
         view = transitions and transitions.view
         found.setdefault(view, []).append(claim)
         asked = transitions.conditions if transitions else ()

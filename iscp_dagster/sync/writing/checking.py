@@ -13,8 +13,8 @@ from iscp_dagster.model.batch import WRITES, Action
 from iscp_dagster.model.errors import ConfigError, IscpError, UnrepeatableError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.iteration.commands import Checked, Part
-from iscp_dagster.sync.iteration.narrowing import tenants_of
-from iscp_dagster.sync.iteration.outcomes import Delivery, Outcome, Written, failed
+from iscp_dagster.sync.iteration.narrowing import get_tenants
+from iscp_dagster.sync.iteration.outcomes import Delivery, Outcome, Written, make_failure
 from iscp_dagster.sync.reading.reader import Reader
 from iscp_dagster.sync.reading.readings import Reading
 from iscp_dagster.sync.writing.sink import Sink
@@ -24,7 +24,7 @@ SKIPPED = ReadPlan(kind=ReadKind.TAIL, reason="written before, nothing read")
 ASIDE = ReadPlan(kind=ReadKind.TAIL, reason="cannot be read again, set aside as a dead letter")
 
 
-def checked(reader: Reader, part: Part) -> Checked:
+def verify_scan(reader: Reader, part: Part) -> Checked:
     """Settle the part's steps that write nothing, and find the jobs whose rows are wrong."""
     aside = [each for each in part.claims if each.step.action is Action.DEAD_LETTER]
     skipped = [each for each in part.claims if each.step.action is Action.SKIP]
@@ -54,7 +54,7 @@ def _needs_rebuild(written: Written, error: IscpError) -> bool:
 def _find_wrong(claims: Sequence[Claim], written: Written) -> dict[JobKey, IscpError]:
     """The jobs, of one index and reading, whose rows in ClickHouse are not exactly those sent."""
     store, range_ = written.store, written.reading.range
-    well = [each for each in claims if written.error_of(each.key.tenant) is None]
+    well = [each for each in claims if written.get_error(each.key.tenant) is None]
     if store is None or not well:
         return {}
     rows = {each.key.tenant: written.inserted.get(each.key.tenant, 0) for each in well}
@@ -74,7 +74,7 @@ def _skip_step(reader: Reader, claim: Claim) -> Outcome:
     try:
         return _make_unread_commit(reader, claim, SKIPPED)
     except IscpError as error:
-        return failed(claim, error)
+        return make_failure(claim, error)
 
 
 def _make_unread_commit(reader: Reader, claim: Claim, plan: ReadPlan) -> Delivery:
@@ -91,14 +91,14 @@ def _set_steps_aside(reader: Reader, claims: Sequence[Claim], written: Written) 
     try:
         return _write_dead_letters(reader, claims, written) if claims else []
     except IscpError as error:
-        return [failed(claim, error) for claim in claims]
+        return [make_failure(claim, error) for claim in claims]
 
 
 def _write_dead_letters(reader: Reader, claims: Sequence[Claim], written: Written) -> list[Outcome]:
     range_ = claims[0].step.range
     # Reject inserts still in flight, or the index could get rows after the letter is written.
     sink = Sink(log=reader.deployment.log, claims=claims)
-    store = _get_index_store(reader, claims[0]).take_over(tenants_of(claims), sink.alive)
+    store = _get_index_store(reader, claims[0]).take_over(get_tenants(claims), sink.list_live_runs)
     lost = sink.lost()
     errors = {
         tenant: UnrepeatableError(
@@ -107,14 +107,14 @@ def _write_dead_letters(reader: Reader, claims: Sequence[Claim], written: Writte
             f"({written.reading.plan.reason}). The index may have only some of their rows. Replay "
             "this letter to rebuild the tenant, or drop it to leave the index as it is."
         )
-        for tenant in sorted(tenants_of(claims) - lost.keys())
+        for tenant in sorted(get_tenants(claims) - lost.keys())
     }
     if errors:
         store.set_aside(errors, registrations=sink.registrations, range_=range_)
     for each in errors.values():
         LOGGER.warning("%s", each)
     return [
-        failed(claim, lost[claim.key.tenant])
+        make_failure(claim, lost[claim.key.tenant])
         if claim.key.tenant in lost
         else _make_unread_commit(reader, claim, ASIDE)
         for claim in claims

@@ -26,21 +26,21 @@ from iscp_dagster.spark.columns import Mapped, map_in_arrow, spark_schema
 from iscp_dagster.spark.guard import interruptible
 from iscp_dagster.spark.session import speculates
 from iscp_dagster.sync.executors.retriever import Retriever, Share, Worker
-from iscp_dagster.sync.executors.writer import SCAN_SCHEMA, Receipt, Writer, relayed_rows, writing
+from iscp_dagster.sync.executors.writer import SCAN_SCHEMA, Receipt, Writer, unpack_rows, writing
 from iscp_dagster.sync.iteration.commands import Part, ScanFailed, Scanned
-from iscp_dagster.sync.iteration.machine import by_job
-from iscp_dagster.sync.iteration.narrowing import Trial, tenants_of
+from iscp_dagster.sync.iteration.machine import group_by_job
+from iscp_dagster.sync.iteration.narrowing import Trial, get_tenants
 from iscp_dagster.sync.iteration.outcomes import Error, Written
 from iscp_dagster.sync.reading.reader import (
     MappedFrame,
     Reader,
     build_of,
-    most_chunks,
-    new_build,
-    rows_per_chunk,
+    get_max_chunks,
+    get_rows_per_chunk,
+    make_build_name,
 )
 from iscp_dagster.sync.reading.readings import Reading
-from iscp_dagster.sync.reading.transitions import transitions_of
+from iscp_dagster.sync.reading.transitions import get_transitions
 from iscp_dagster.sync.writing.sink import Sink
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ def clear(scanned: ByJob) -> None:
                 each.store.unstage()
 
 
-def scanned(reader: Reader, trial: Trial) -> Scanned | ScanFailed:
+def scan_group(reader: Reader, trial: Trial) -> Scanned | ScanFailed:
     """Scan what the claims of a trial share, for their tenants alone."""
-    reader = replace(reader, tenants=tenants_of(trial.claims))
-    writing = by_job(claim for claim in trial.claims if claim.step.action in WRITES)
+    reader = replace(reader, tenants=get_tenants(trial.claims))
+    writing = group_by_job(claim for claim in trial.claims if claim.step.action in WRITES)
     sinks = [Sink(log=reader.deployment.log, claims=writing[job]) for job in sorted(writing)]
     try:
         found = scan(reader, trial.reading, sinks) if sinks else {}
@@ -78,7 +78,7 @@ def scanned(reader: Reader, trial: Trial) -> Scanned | ScanFailed:
     unread = Written(reading=trial.reading)
     parts = [
         Part(claims=claims, written=found.get(job, unread))
-        for job, claims in by_job(trial.claims).items()
+        for job, claims in group_by_job(trial.claims).items()
     ]
     return Scanned(trial, tuple(parts))
 
@@ -130,13 +130,13 @@ def _try_scan(
     )
     if not (shares or workers):
         return written
-    wanted = wanted.only(workers)
+    wanted = wanted.select_triggers(workers)
     staged, to = wanted.staged, wanted.range.to
     writer = Writer(
         shares=list(shares.values()),
         keys=reader.source.keys,
-        rows_per_chunk=None if staged else rows_per_chunk(wanted),
-        most_chunks=most_chunks(wanted),
+        rows_per_chunk=None if staged else get_rows_per_chunk(wanted),
+        most_chunks=get_max_chunks(wanted),
         # Rows are relayed for all tenants together.
         tenant_column=None if workers or len(reader.tenants) == 1 else reader.source.tenant,
         apart=None if staged or reader.source.keys else reader.source.tenant,
@@ -185,7 +185,7 @@ def _select_conditions(
     """What to read: the view, with the conditions of those alone that are `going` to get it."""
     if wanted.transitions is None:
         return None
-    asked = [transitions_of(reader.source, s.info) for s in sinks if s.job.job in going]
+    asked = [get_transitions(reader.source, s.info) for s in sinks if s.job.job in going]
     found = [condition for each in asked if each for condition in each.conditions]
     return wanted.transitions.with_conditions(found)
 
@@ -228,13 +228,13 @@ def _make_consumer_scan(reader: Reader, sink: Sink, wanted: Reading) -> Share:
         tenant_column=table.tenant,
         found=_map_conditions(reader, sink),
         # Each attempt stages from scratch, so ClickHouse must know none of its tokens.
-        build=new_build() if wanted.staged else build_of(wanted),
+        build=make_build_name() if wanted.staged else build_of(wanted),
     )
 
 
 def _map_conditions(reader: Reader, sink: Sink) -> Mapping[str, str]:
     """The scan's names of a trigger's conditions: triggers on one view share a scan."""
-    transitions = transitions_of(reader.source, sink.info)
+    transitions = get_transitions(reader.source, sink.info)
     conditions = transitions.conditions if transitions else ()
     return {which: each.column(which) for each in conditions for which in CONDITION_COLUMNS}
 
@@ -260,9 +260,9 @@ def _prepare_store(
     staged = share.data_type is DataType.SNAPSHOT
     stopped: dict[str, IscpError] = {}
     if not staged:
-        stopped |= reader.refused_kept(sink.info, share.range)
-    before = sink.written_before() if staged else sink.left_unconfirmed
-    store = store.take_over(before, sink.alive) if before else store.enter()
+        stopped |= reader.find_readd_errors(sink.info, share.range)
+    before = sink.list_written_tenants() if staged else sink.left_unconfirmed
+    store = store.take_over(before, sink.list_live_runs) if before else store.enter()
     # Only now: a run that lost its claims before could have read the new holder's epochs.
     stopped |= sink.lost()
     if stopped.keys() >= share.tenants:
@@ -304,7 +304,7 @@ def _find_loss(sink: Sink, retriever: Retriever, tenant: str) -> IscpError | Non
     """Why nothing more may be done for the tenant; None: it may."""
     if retriever.broken:
         return ScanError("The scan ended before its consumers did; the next iteration goes on.")
-    return sink.lost_for(tenant)
+    return sink.find_loss(tenant)
 
 
 def _run_scan(
@@ -321,7 +321,7 @@ def _run_scan(
     The run itself does what executors do where there are few rows.
     """
     shares = [each.retriever.share for each in workers.values()]
-    shared = dict.fromkeys(name for share in shares for name in share.scanned(share.columns))
+    shared = dict.fromkeys(name for share in shares for name in share.get_scan_names(share.columns))
     columns = dict.fromkeys(name for each in writer.shares for name in each.columns)
     relayed = (*shared, *SYSTEM_COLUMNS) if workers else ()
     rows = reader.rows(spark, wanted, [*columns, *shared], through_spark=through_spark)
@@ -332,7 +332,7 @@ def _run_scan(
         if payload is None:
             receipts.append(Receipt(**row))
             continue
-        chunk = relayed_rows(bytes(payload))
+        chunk = unpack_rows(bytes(payload))
         for worker in workers.values():
             worker.put(chunk)
     refusal = next((each for each in receipts if each.code and not each.target), None)

@@ -49,7 +49,7 @@ def serve_when_built(deployment: Deployment, name: JobID, store: IndexStore) -> 
     return served < mine
 
 
-def unserved(deployment: Deployment, jobs: Collection[Job]) -> frozenset[JobID]:
+def find_unserved(deployment: Deployment, jobs: Collection[Job]) -> frozenset[JobID]:
     """The indexes whose readers still see an earlier generation than the one the jobs keep."""
     wanted = {
         job.name: job.spec.detail.consumer

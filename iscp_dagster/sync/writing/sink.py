@@ -55,7 +55,7 @@ class Sink:
         """The tenants with a batch left unconfirmed by an earlier run that may still write."""
         return frozenset(claim.key.tenant for claim in self.claims if claim.takes_over)
 
-    def written_before(self) -> frozenset[str]:
+    def list_written_tenants(self) -> frozenset[str]:
         """The tenants for which an earlier run may have written rows: all but those of new jobs."""
         rows = Counter(job.key.tenant for job in self._list_jobs())
         return frozenset(
@@ -64,7 +64,7 @@ class Sink:
             if claim.fence > FIRST or rows[claim.key.tenant] > 1
         )
 
-    def alive(self) -> Collection[str]:
+    def list_live_runs(self) -> Collection[str]:
         """The runs at work on the tables of the same index, for any tenant."""
         index = _get_index(self.claims[0])
         running = self.log.jobs(state=JobState.RUNNING)
@@ -74,7 +74,7 @@ class Sink:
         """The tenants whose jobs this run no longer holds."""
         return {key.tenant: error for key, error in lost(self.log, self.claims).items()}
 
-    def lost_for(self, tenant: str) -> FenceError | None:
+    def find_loss(self, tenant: str) -> FenceError | None:
         """Why this run no longer holds the tenant's job; None: it does."""
         mine = [claim for claim in self.claims if claim.key.tenant == tenant]
         return next(iter(lost(self.log, mine).values()), None)
@@ -88,7 +88,7 @@ class Sink:
         """
         joined = self.log.within(connection)
         steps = [
-            Done(claim=claim, to=claim.step.range.to, counts=retriever.counts(claim.key.tenant))
+            Done(claim=claim, to=claim.step.range.to, counts=retriever.get_counts(claim.key.tenant))
             for claim in self.claims
             if claim.key.tenant not in retriever.refused
         ]

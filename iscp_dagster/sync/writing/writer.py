@@ -13,8 +13,8 @@ from iscp_dagster.sync.iteration import commands
 from iscp_dagster.sync.iteration.narrowing import Trial
 from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.sync.reading.reader import Reader
-from iscp_dagster.sync.writing.checking import checked
-from iscp_dagster.sync.writing.scan import clear, scanned
+from iscp_dagster.sync.writing.checking import verify_scan
+from iscp_dagster.sync.writing.scan import clear, scan_group
 from iscp_dagster.sync.writing.serving import serve_when_built
 from iscp_dagster.sync.writing.sink import lost
 
@@ -35,11 +35,11 @@ class IndexWriter:
 
         A snapshot is staged until `discard`.
         """
-        return scanned(reader, trial)
+        return scan_group(reader, trial)
 
     def check(self, reader: Reader, part: commands.Part) -> commands.Checked:
         """Compare what an index holds with what was sent; settle steps that write nothing."""
-        return checked(reader, part)
+        return verify_scan(reader, part)
 
     def place(self, deliveries: Sequence[Delivery]) -> commands.Placed:
         """Put the rows of one index and one reading in place. Jobs are independent.

@@ -54,7 +54,7 @@ def expected(model, name, rule, moments, upto, first=FIRST):
         for version in range(first, upto + 1):
             now = bool(rule(model.states[version].get((tenant, k)), active=active))
             if now != active and (version > first or name == "seen"):
-                at = SourceTimestamp.of_micros(moments(version).micros, version=version)
+                at = SourceTimestamp.from_micros(moments(version).micros, version=version)
                 event_id = IdScheme().event_id(name, key, at)
                 found.add((event_id, "MATCH" if now else "UNMATCH"))
             active = now

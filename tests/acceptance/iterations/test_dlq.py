@@ -121,7 +121,7 @@ def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(dep
     iteration = table.iteration("a")
     layout = Reader(
         deployment, table.source, frozenset({"a"}), table.deployment.delta_log(table.source)
-    ).layout(iteration.range)
+    ).plan_layout(iteration.range)
     deployment.log.begin(iteration, "dies", layout)
     deployment.log.recover({"dies"})
     lose_files(table)

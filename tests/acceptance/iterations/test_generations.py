@@ -19,7 +19,7 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.writing import writer
-from iscp_dagster.sync.writing.serving import serve_all, unserved
+from iscp_dagster.sync.writing.serving import find_unserved, serve_all
 from iscp_dagster.upkeep.maintenance import collect, find_garbage
 
 WIDER = SpecUpdate(columns=("name", "v"))
@@ -71,14 +71,14 @@ def test_other_columns_are_served_when_every_tenant_has_them(table):
     assert columns(table) == ["tenant", "id", "name"]
     assert table.query("SELECT count() FROM {mirror}") == [(2,)]
     assert data(table).served() == 0
-    assert unserved(table.deployment, table.jobs()) == {mirror(table)}
+    assert find_unserved(table.deployment, table.jobs()) == {mirror(table)}
     # The new tables agree with their source, although readers do not see them yet.
     (verdict,) = table.verdicts()
     assert (verdict.agrees, verdict.rows) == (True, 1)
     table.follow()
     assert columns(table) == ["tenant", "id", "name", "v"]
     assert data(table).served() == 1
-    assert unserved(table.deployment, table.jobs()) == frozenset()
+    assert find_unserved(table.deployment, table.jobs()) == frozenset()
     assert set(data(table).tables().values()) == {1}
     table.check()
     table.sql("UPDATE {t} SET name = 'other' WHERE id = 1")

@@ -19,7 +19,7 @@ from iscp_dagster.model.errors import BatchError, FenceError, UnavailableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.iteration.outcomes import Delivery
-from iscp_dagster.sync.ledger import state_key
+from iscp_dagster.sync.ledger import make_state_key
 from iscp_dagster.upkeep.maintenance import collect, find_garbage
 
 
@@ -75,7 +75,7 @@ def crash(table, iteration, point):
     dies(table, iteration, Life(*CRASHES[point], meanwhile={"begin": lambda: log.cancel(taken)}))
     log.recover({"dead"})
     jobs = [job for job in table.jobs() if job.key in iteration.jobs]
-    found = store.read([state_key(job) for job in jobs])
+    found = store.read([make_state_key(job) for job in jobs])
     now = {key.tenant: each.record for key, each in found.items()}
     written = point in {"after", "not completed", "completed"}
     for tenant in iteration.tenants:
@@ -142,7 +142,7 @@ def test_a_run_that_dies_at_any_write_of_state_loses_and_doubles_nothing_of_any_
     of_taken = {f"taken {point}": nothing if point in begun else unsure for point in CRASHES}
     assert found == alike | of_taken
     check(dead=2)
-    held = events.deployment.states().read([state_key(job) for job in events.jobs()])
+    held = events.deployment.states().read([make_state_key(job) for job in events.jobs()])
     assert {each.record.phase for each in held.values()} == {Phase.AFTER}
 
 
@@ -157,13 +157,13 @@ def test_a_run_that_was_thought_dead_cannot_say_that_it_wrote(events):
     events.deployment.log.recover({"zombie"})
     events.follow()
     (job,) = events.jobs()
-    before = events.deployment.states().read([state_key(job)])
+    before = events.deployment.states().read([make_state_key(job)])
     (error,) = ledger_of(late).after([late.claim]).values()
     assert "run zombie saw fence" in str(error)
     with pytest.raises(FenceError):
         publish_one(events.deployment, late)
     zombie.close()
-    assert events.deployment.states().read([state_key(job)]) == before
+    assert events.deployment.states().read([make_state_key(job)]) == before
     check(events)
 
 
@@ -173,7 +173,7 @@ def test_a_store_that_another_run_writes_to_stops_the_one_that_comes_late(events
     add(events, 2)
     (job,) = events.jobs()
     store = events.deployment.states()
-    (seen,) = store.read([state_key(job)]).values()
+    (seen,) = store.read([make_state_key(job)]).values()
 
     class Late:
         """A store where another run writes between this run's look and its first write."""
@@ -182,7 +182,7 @@ def test_a_store_that_another_run_writes_to_stops_the_one_that_comes_late(events
             return getattr(store, name)
 
         def write_many(self, writes):
-            store.write(state_key(job), seen.record, holder="quicker", seen=seen)
+            store.write(make_state_key(job), seen.record, holder="quicker", seen=seen)
             return store.write_many(writes)
 
     late = replace(events, deployment=replace(events.deployment, states=Late))
@@ -281,8 +281,8 @@ def test_the_state_of_a_job_that_is_collected_is_forgotten(events):
     add(events, 1)
     events.follow()
     (job,) = events.jobs()
-    assert events.deployment.states().read([state_key(job)])
+    assert events.deployment.states().read([make_state_key(job)])
     events.deployment.log.unregister(job.key.tenant, job.name, job.key.table_id)
     found = find_garbage(events.deployment, [events.source], kept=timedelta(seconds=-60))
     collect(events.deployment, [events.source], found)
-    assert events.deployment.states().read([state_key(job)]) == {}
+    assert events.deployment.states().read([make_state_key(job)]) == {}

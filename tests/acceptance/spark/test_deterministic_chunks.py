@@ -53,7 +53,7 @@ def chunked(table, *others):
     )
     log = reader.delta_log
     range_ = Range(from_=log.moment(1), to=log.moment(5))
-    (plan,) = reader.plans(range_)
+    (plan,) = reader.plan_tenants(range_)
     assert plan.kind is ReadKind.TAIL
     wanted = Reading(plan=plan, range=range_, layout=LAYOUT)
     frame = reader.rows(table.deployment.spark(), wanted, COLUMNS, through_spark=True).frame

@@ -109,7 +109,7 @@ class OneJob:
             at("after BEFORE")
             sink = Sink(log=self.log, claims=[claim])
             if before := sink.left_unconfirmed:
-                self.entered = self.store.take_over(before, sink.alive)
+                self.entered = self.store.take_over(before, sink.list_live_runs)
             else:
                 self.entered = self.store.enter()
             while True:
@@ -136,7 +136,7 @@ class OneJob:
         (claim,) = self.log.begin(self.iteration(START, self.written), run, {})
         sink = Sink(log=self.log, claims=[claim])
         store = replace(self.store, attempt=new_attempt(run))
-        store = store.take_over(sink.written_before(), sink.alive)
+        store = store.take_over(sink.list_written_tenants(), sink.list_live_runs)
         store.stage()
         count = self.written * ROWS - len(self.gone)
         try:

@@ -54,7 +54,7 @@ def test_it_fires_on_transitions_and_not_on_changes_with_one_id_for_each_tenants
     ]
     ids = [row["event_id"] for row in alerts.outbox()]
     assert len({*ids}) == 4
-    at = SourceTimestamp.of_micros(1_000_123, version=1)
+    at = SourceTimestamp.from_micros(1_000_123, version=1)
     assert ids[0] == alerts.consumer().ids.event_id("large_trade", A1, at)
     assert alerts.watermarks() == {"acme": 4, "globex": 4}
 
@@ -159,7 +159,7 @@ def test_a_full_outbox_fails_the_tenant_for_now_and_nothing_of_it_is_written_or_
 
 
 def test_a_value_without_a_form_in_json_fails_its_tenant_alone(alerts, monkeypatch):
-    recorded_event = Recorder.recorded_event
+    recorded_event = Recorder.make_event
 
     def refusing(self, tenant, fired):
         if tenant == "acme":

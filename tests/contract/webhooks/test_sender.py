@@ -43,7 +43,7 @@ def sender(outbox, receiver, *, owner="one", pace=QUICK, **options):
         outbox,
         [(endpoint, lambda: Poster(endpoint, {"S": SECRET}, Resolver(), outbox.clock))],
         owner=owner,
-        batch_id=IdScheme().batch_id,
+        batch_id=IdScheme().make_batch_id,
         clock=outbox.clock,
         random=lambda: 0.5,
         pace=pace,
@@ -180,7 +180,7 @@ async def test_batches_are_all_or_nothing_and_composed_once(outbox, watch):
     sent = [[each["event_id"] for each in one.json["data"]] for one in receiver.requests]
     assert sent[0] == sent[1]
     assert len(sent[0]) == 4
-    assert receiver.ids[0] == receiver.ids[1] == IdScheme().batch_id(sent[0])
+    assert receiver.ids[0] == receiver.ids[1] == IdScheme().make_batch_id(sent[0])
     flat = [each for one in sent[1:] for each in one]
     assert sorted(flat) == [f"alarm-{number}" for number in range(8)]
     for parity in (0, 1):
@@ -205,7 +205,7 @@ async def test_a_batch_that_is_not_accepted_is_split_until_the_event_is_alone_th
     dead = {each.event_id for each in outbox.listed() if each.state.label == "dead"}
     assert dead == {"alarm-5", "alarm-6"}
     sent = [[each["event_id"] for each in one.json["data"]] for one in receiver.requests]
-    assert receiver.ids == [IdScheme().batch_id(each) for each in sent]
+    assert receiver.ids == [IdScheme().make_batch_id(each) for each in sent]
     last = [each for one in sent if len(one) == 1 or not dead & set(one) for each in one]
     assert sorted(last) == sorted(f"alarm-{number}" for number in range(12))
     for key in range(3):

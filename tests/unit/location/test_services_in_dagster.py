@@ -217,7 +217,7 @@ def left_unconfirmed(location, source):
     delta_log = location.deployment.delta_log(source)
     iteration = Iteration.of([job], delta_log.latest())
     reader = Reader(location.deployment, source, iteration.tenants, delta_log)
-    location.deployment.log.begin(iteration, "killed", reader.layout(iteration.range))
+    location.deployment.log.begin(iteration, "killed", reader.plan_layout(iteration.range))
     location.deployment.log.recover({"killed"})
     commit(source, "eu")
 

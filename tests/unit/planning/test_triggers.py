@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import GOLDEN
 
-from iscp_dagster.batches.factory import Backing, opener
+from iscp_dagster.batches.factory import Backing, make_opener
 from iscp_dagster.batches.protocol import StateKey
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.iterations import Iteration
@@ -239,7 +239,7 @@ def test_a_trigger_that_cannot_be_made_stops_no_other(job_type, why):
 )
 def test_state_stores_are_found_by_entry_point_and_import_path(setting):
     endpoint = Endpoint.parse("http://127.0.0.1:9")
-    store = opener(setting, log_url="sqlite:///log", endpoint=endpoint)()
+    store = make_opener(setting, log_url="sqlite:///log", endpoint=endpoint)()
     assert store.place == (setting, "sqlite:///log")
     key = StateKey(tenant="a", table_id="t", job_name="j", registration=1)
     range_ = Range(from_=START, to=Moment(5))
@@ -251,11 +251,11 @@ def test_state_stores_are_found_by_entry_point_and_import_path(setting):
 @pytest.mark.usefixtures("installed")
 def test_a_state_store_that_nobody_offers_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match=r"'redis' is unknown: .*known: kept"):
-        opener("redis", log_url="", endpoint=None)
+        make_opener("redis", log_url="", endpoint=None)
     with pytest.raises(ConfigError, match=r"redis://… is neither a database .*known: kept"):
-        opener("redis://localhost/0", log_url="", endpoint=None)
+        make_opener("redis://localhost/0", log_url="", endpoint=None)
     with pytest.raises(ConfigError, match="cannot be called"):
-        opener("offering:__name__", log_url="", endpoint=None)
+        make_opener("offering:__name__", log_url="", endpoint=None)
 
 
 def test_what_a_store_lives_in_shows_no_password():

@@ -13,7 +13,7 @@ from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.batch import Action, Range
 from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
-from iscp_dagster.sync.ledger import recalled
+from iscp_dagster.sync.ledger import load_ledger
 from iscp_dagster.sync.reading.reader import Reader
 
 EVERYONE = frozenset(f"t{number}" for number in range(20))
@@ -65,9 +65,9 @@ class Fleet:
     def begin(self, run, tenants=EVERYONE):
         """Begin an iteration up to the last commit, as a run does."""
         iteration, reader = self.iteration(tenants), self.reader(tenants)
-        layout = reader.layout(iteration.range)
-        layouts = reader.snapshot_layouts(iteration.range, layout)
-        _, recall, _ = recalled(reader, iteration)
+        layout = reader.plan_layout(iteration.range)
+        layouts = reader.plan_snapshot_layouts(iteration.range, layout)
+        _, recall, _ = load_ledger(reader, iteration)
         return self.log.begin(iteration, run, layout, layouts=layouts, recall=recall)
 
     def die(self, tenants=EVERYONE):

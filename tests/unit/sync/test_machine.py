@@ -25,8 +25,8 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.sync.iteration import commands
-from iscp_dagster.sync.iteration.machine import State, by_job, step
-from iscp_dagster.sync.iteration.narrowing import UntriedError, tenants_of
+from iscp_dagster.sync.iteration.machine import State, group_by_job, step
+from iscp_dagster.sync.iteration.narrowing import UntriedError, get_tenants
 from iscp_dagster.sync.iteration.outcomes import Delivery, Error, Written
 from iscp_dagster.sync.reading.readings import Reading
 
@@ -79,7 +79,7 @@ class Services:
                     {each.key: FenceError("recorded by another") for each in lost}
                 )
             case commands.Plan(claims, plan, apart):
-                some = by_job(claims).values() if apart else [claims]
+                some = group_by_job(claims).values() if apart else [claims]
                 step_ = claims[0].step
                 reading = Reading(plan=plan or TAIL, range=step_.range)
                 return commands.Planned(tuple((reading, each) for each in some))
@@ -118,7 +118,7 @@ class Services:
     def scanned(self, trial):
         """Scan as the real one does: some faults are of all tenants, as far as it can tell."""
         kind = trial.reading.plan.kind
-        self.scans.append((kind.value, tenants_of(trial.claims)))
+        self.scans.append((kind.value, get_tenants(trial.claims)))
         writing = [each for each in trial.claims if each.step.action in WRITES]
         assert {each.step.range for each in trial.claims} == {trial.reading.range}
         for each in writing:
@@ -130,7 +130,7 @@ class Services:
             trial,
             tuple(
                 commands.Part(claims=claims, written=self.written(trial, claims))
-                for claims in by_job(trial.claims).values()
+                for claims in group_by_job(trial.claims).values()
             ),
         )
 

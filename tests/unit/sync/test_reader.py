@@ -51,7 +51,7 @@ def test_one_task_reads_few_bytes_also_of_what_was_removed(tmp_path, removed, di
     found = Reader(deployment, source, frozenset({"eu"}), delta_log)
     range_ = Range(from_=found.delta_log.moment(0), to=found.delta_log.moment(1))
     selection = found._make_selection(["id", "region"], 1)
-    assert found.layout(range_)["partitions"] == 1
+    assert found.plan_layout(range_)["partitions"] == 1
     assert (found._plan_feed(range_, selection) is not None) is direct
 
 
@@ -83,7 +83,7 @@ def test_changes_are_read_by_as_many_tasks_as_they_have_work_for_and_spark_cores
     found, range_ = written(tmp_path, size)
     spark = NearSpark(cores=cores)
     found = replace(found, deployment=replace(found.deployment, spark=lambda: spark))
-    assert found.layout(range_)["partitions"] == tasks
+    assert found.plan_layout(range_)["partitions"] == tasks
 
 
 def test_a_layout_that_does_not_say_is_read_alike_whatever_cores_spark_has(tmp_path):
@@ -92,7 +92,7 @@ def test_a_layout_that_does_not_say_is_read_alike_whatever_cores_spark_has(tmp_p
     def away():
         raise UnavailableError("Spark is away.")
 
-    layout = replace(found, deployment=replace(found.deployment, spark=away)).layout(range_)
+    layout = replace(found, deployment=replace(found.deployment, spark=away)).plan_layout(range_)
     assert "partitions" not in layout
     plan = ReadPlan(kind=ReadKind.TAIL, reason="")
     wanted = Reading(plan=plan, range=range_, layout=layout)

@@ -60,8 +60,8 @@ def check_view_free(
         return
     mine = index_of(source, consumer)
     endpoint, view = deployment.get_endpoint(mine), view_name(source.table, mine.shown)
-    place, asset = endpoint.holds(source.database), f"{source.database}.{view}"
-    near = [each for each in sources if endpoint.holds(each.database) == place]
+    place, asset = endpoint.resolve_database(source.database), f"{source.database}.{view}"
+    near = [each for each in sources if endpoint.resolve_database(each.database) == place]
     others = {
         JobID(db=each.database, table=each.table, job=index.shown)
         for each in near

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from iscp_dagster.api.wiring import wired
 from iscp_dagster.batches.factory import is_mismatch_tolerated
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints, urls_of
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, parse_endpoints, split_urls
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import ConfigError
@@ -47,23 +47,23 @@ def user() -> str:
 
 def shards_of(environ: Mapping[str, str]) -> int:
     """How many servers a sharded index is spread over."""
-    return max(len(urls_of(environ.get(CLICKHOUSE_URLS, ""))), 1)
+    return max(len(split_urls(environ.get(CLICKHOUSE_URLS, ""))), 1)
 
 
 def endpoints_of(environ: Mapping[str, str], **timeouts: float) -> tuple[Endpoint, ...]:
     """The ClickHouse servers by shard. Raises ConfigError if settings contradict each other."""
     url, urls = environ.get(CLICKHOUSE_URL, ""), environ.get(CLICKHOUSE_URLS, "")
-    return endpoints(url, urls, **timeouts)
+    return parse_endpoints(url, urls, **timeouts)
 
 
 def databases_of(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The database that each shard's URL names; empty without servers. Raises ConfigError."""
-    named = environ.get(CLICKHOUSE_URL) or urls_of(environ.get(CLICKHOUSE_URLS, ""))
+    named = environ.get(CLICKHOUSE_URL) or split_urls(environ.get(CLICKHOUSE_URLS, ""))
     return tuple(each.database for each in endpoints_of(environ)) if named else ()
 
 
 def _is_set_by_urls(name: str, environ: Mapping[str, str]) -> bool:
-    return name == CLICKHOUSE_URL and bool(urls_of(environ.get(CLICKHOUSE_URLS, "")))
+    return name == CLICKHOUSE_URL and bool(split_urls(environ.get(CLICKHOUSE_URLS, "")))
 
 
 def _describe_unset(names: Sequence[str]) -> str:

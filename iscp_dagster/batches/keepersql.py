@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from iscp_dagster.batches.compare import compute_state_id, to_text
 from iscp_dagster.batches.protocol import StateWrite
-from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.portions import split_into_portions
 
@@ -56,13 +56,13 @@ class Statements:
 
 def build_statements(database: str, path: str) -> Statements:
     """The statements for the table at the Keeper's `path`."""
-    table = ident(database, TABLE)
+    table = quote_identifier(database, TABLE)
     return Statements(
         table=table,
         path=text(path),
         database=""
         if database == "default"
-        else f"CREATE DATABASE IF NOT EXISTS {ident(database)}",
+        else f"CREATE DATABASE IF NOT EXISTS {quote_identifier(database)}",
         made=_MADE.replace(":database", text(database)).replace(":name", text(TABLE)),
         create=_CREATE.replace(":table", table).replace(":path", text(path)),
         read=_READ.replace(":table", table),

@@ -17,7 +17,7 @@ from iscp_dagster.api.invocations import open_invocations_client
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import command, command_for, has_remedy, listed, mending_verb, titled
 from iscp_dagster.cli.parts.counting import count_nouns
-from iscp_dagster.clickhouse.connect.endpoint import urls_of
+from iscp_dagster.clickhouse.connect.endpoint import split_urls
 from iscp_dagster.local.services.clickhouse_health import problem as clickhouse_problem
 from iscp_dagster.local.services.dagster_health import (
     DEAF_SECONDS,
@@ -89,7 +89,9 @@ def _make_finding(what: str, problem: str, then: str, code: int = 0) -> Finding:
 
 def services(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Check every ClickHouse, and Spark."""
-    urls = urls_of(environ.get(CLICKHOUSE_URLS, "")) or urls_of(environ.get(CLICKHOUSE_URL, ""))
+    urls = split_urls(environ.get(CLICKHOUSE_URLS, "")) or split_urls(
+        environ.get(CLICKHOUSE_URL, "")
+    )
     for url in urls:
         yield _make_service_finding(f"clickhouse {without_password(url)}", clickhouse_problem(url))
     remote = environ.get(SPARK_REMOTE, "")

@@ -59,7 +59,7 @@ def _run_search(
 ) -> None:
     endpoint = deployment.endpoint
     with endpoint.errors("search"):
-        within = {"database": endpoint.holds(database)}
+        within = {"database": endpoint.resolve_database(database)}
         found = endpoint.client().query(sql, parameters=parameters, settings=within)
     table = Table(*found.column_names, title=title, title_justify="left", box=None, pad_edge=False)
     for row in found.result_rows:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.write.fitting import refuse_nulls
-from iscp_dagster.clickhouse.write.tenantwise import named, parted
+from iscp_dagster.clickhouse.write.tenantwise import get_row_tenants, split_by_tenant
 from iscp_dagster.events.changes import SYSTEM, Stamped, pair_images, sort_changes
 from iscp_dagster.events.hysteresis import Condition
 from iscp_dagster.eventtriggers.still import drop_noop_updates
@@ -49,7 +49,9 @@ def read_image_rows(
     whole = pa.concat_tables(found)
     if tenant is None:
         return {DEFAULT_TENANT: whole}
-    return {each.tenant: each.rows for each in parted(whole, named(whole, tenant))}
+    return {
+        each.tenant: each.rows for each in split_by_tenant(whole, get_row_tenants(whole, tenant))
+    }
 
 
 def _mask_candidates(rows: pa.Table, condition: Condition) -> pa.ChunkedArray:

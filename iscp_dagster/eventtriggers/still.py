@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iscp_dagster.clickhouse.write.tenantwise import named
+from iscp_dagster.clickhouse.write.tenantwise import get_row_tenants
 from iscp_dagster.events.hysteresis import Condition
 from iscp_dagster.model.declared import images
 from iscp_dagster.model.declared.schema import VERSION
@@ -30,7 +30,7 @@ def drop_noop_updates(rows: pa.Table, tenant: str | None, condition: Condition) 
         values = _to_int_array(rows, name)
         pairs &= values[:-1] == values[1:]
     if tenant is not None:
-        owners = named(rows, tenant).combine_chunks()
+        owners = get_row_tenants(rows, tenant).combine_chunks()
         same = pc.fill_null(pc.equal(owners[:-1], owners[1:]), fill_value=False)
         pairs &= same.to_numpy(zero_copy_only=False)
     standing = _compute_states(rows, condition)

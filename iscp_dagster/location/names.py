@@ -7,7 +7,7 @@ import re
 from dagster import AssetKey, DynamicPartitionsDefinition, PartitionsDefinition
 from dagster import StaticPartitionsDefinition as Static
 
-from iscp_dagster.clickhouse.connect.endpoint import endpoints
+from iscp_dagster.clickhouse.connect.endpoint import parse_endpoints
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable
 
 RUNNER = "iscp_runner"
@@ -39,7 +39,7 @@ def clickhouse_pool(url: str, urls: str = "") -> str:
     """
     if not (url or urls):
         return CLICKHOUSE_POOL
-    endpoint, *_ = endpoints(url, urls)
+    endpoint, *_ = parse_endpoints(url, urls)
     host = re.sub(r"[^A-Za-z0-9._:-]", "_", endpoint.host)
     return f"{CLICKHOUSE_POOL}:{host}:{endpoint.port}"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.tables.ddl import RESERVED_COLUMNS
-from iscp_dagster.clickhouse.types.typetext import TypeTextError, parsed
+from iscp_dagster.clickhouse.types.typetext import TypeTextError, parse_type
 from iscp_dagster.model.declared.names import view_name
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.declared.views import TAKEN
@@ -131,7 +131,7 @@ def _list_indexes(table: SourceTable, endpoints: Sequence[Endpoint]) -> Iterator
 
 def _build_shard(table: SourceTable, index: Index, endpoints: Sequence[Endpoint]) -> Place:
     endpoint = endpoints[index.shard]
-    return Place(endpoint=endpoint, database=endpoint.holds(table.database))
+    return Place(endpoint=endpoint, database=endpoint.resolve_database(table.database))
 
 
 def _read_view_columns(
@@ -196,7 +196,7 @@ def _add_columns(
 
 def _parse_column(name: str, type_: str, *, binary: bool) -> Column | None:
     try:
-        return column(name, parsed(type_), binary=binary)
+        return column(name, parse_type(type_), binary=binary)
     except TypeTextError:
         return None
 

@@ -16,8 +16,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from iscp_dagster.clickhouse.connect.quoting import ident
-from iscp_dagster.clickhouse.types.stored import takes_nulls
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
+from iscp_dagster.clickhouse.types.stored import can_hold_null
 from iscp_dagster.clickhouse.types.typetext import FLOATS, ChType
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.scalars import Scalar
@@ -65,7 +65,7 @@ class Column:
 
     @property
     def nullable(self) -> bool:
-        return takes_nulls(self.type) or self.scalar is scalars.JSON
+        return can_hold_null(self.type) or self.scalar is scalars.JSON
 
     @property
     def element(self) -> Column:
@@ -80,12 +80,12 @@ class Column:
     @property
     def nulls(self) -> bool:
         """Whether `where` can only ask it for null."""
-        return not self.compares and takes_nulls(self.type)
+        return not self.compares and can_hold_null(self.type)
 
     @property
     def selected(self) -> str:
         """Its SQL in a SELECT, whose JSON is the field's value."""
-        quoted = ident(self.name)
+        quoted = quote_identifier(self.name)
         if self.type.bare.name == "BFloat16":
             return f"toFloat32({quoted})"
         return f"base64Encode({quoted})" if self.scalar is scalars.BYTES else quoted
@@ -105,7 +105,7 @@ class Column:
 
     def compared(self, operator: str) -> tuple[str, str]:
         """Return its SQL in a comparison, and the ClickHouse type of the parameter beside it."""
-        quoted, bare = ident(self.name), self.type.bare
+        quoted, bare = quote_identifier(self.name), self.type.bare
         if bare.name in AS_TEXT or (bare.name == "UUID" and operator not in {"_eq", "_neq"}):
             return f"toString({quoted})", "String"
         if self.scalar is scalars.FLOAT64:

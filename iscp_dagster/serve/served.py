@@ -9,7 +9,7 @@ from functools import cached_property
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.kinds.searching import Search
-from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.serve.columns import Column, column
 from iscp_dagster.serve.scalars import SCALARS
@@ -72,7 +72,7 @@ class Served:
         that GraphQL does not have.
         """
         offered = self.index.searches()
-        found = {name: column(name, parsed(each.type)) for name, each in offered.items()}
+        found = {name: column(name, parse_type(each.type)) for name, each in offered.items()}
         return {
             name: (offered[name], each)
             for name, each in found.items()

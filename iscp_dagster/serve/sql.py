@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
-from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.comparing import SQL, fitted
@@ -39,7 +39,7 @@ def condition(expression: Expression, parameters: Parameters) -> str:
     if isinstance(expression, Among):
         return _render_in_list(expression, parameters)
     if isinstance(expression, IsNull):
-        return f"({ident(expression.column.name)} IS NULL)"
+        return f"({quote_identifier(expression.column.name)} IS NULL)"
     if isinstance(expression, Not):
         return f"(NOT {condition(expression.part, parameters)})"
     parts = [condition(each, parameters) for each in expression.parts]
@@ -70,14 +70,16 @@ def _render_comparison(said: Comparison, parameters: Parameters) -> str:
 def _render_constant(column: Column, *, true: bool) -> str:
     """One result for every value, NULL for null."""
     return (
-        f"if({ident(column.name)} IS NULL, NULL, {int(true)})" if column.nullable else f"{true:d}"
+        f"if({quote_identifier(column.name)} IS NULL, NULL, {int(true)})"
+        if column.nullable
+        else f"{true:d}"
     )
 
 
 def _render_float_comparison(said: Comparison, parameters: Parameters) -> str:
     """Compare as Spark does: NaN equals NaN and is the largest."""
     column, operator = said.column, said.operator
-    name = ident(column.name)
+    name = quote_identifier(column.name)
     if math.isnan(said.value):
         always = {"_gt": False, "_lte": True}
         if operator in always:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from iscp_dagster.clickhouse.write.tenantwise import named, parted
+from iscp_dagster.clickhouse.write.tenantwise import get_row_tenants, split_by_tenant
 from iscp_dagster.eventtriggers.images import replace_invalid_utf8, to_python_rows
 from iscp_dagster.model.consumers.protocol import DataRetriever
 from iscp_dagster.model.declared.schema import DELETED, SYSTEM_COLUMNS, VERSION
@@ -42,7 +42,10 @@ class Lines:
     def _split_by_tenant(self, rows: pa.Table) -> list[tuple[str, pa.Table]]:
         if self.tenant is None:
             return [(DEFAULT_TENANT, rows)]
-        return [(each.tenant, each.rows) for each in parted(rows, named(rows, self.tenant))]
+        return [
+            (each.tenant, each.rows)
+            for each in split_by_tenant(rows, get_row_tenants(rows, self.tenant))
+        ]
 
     def _format_lines(self, rows: pa.Table) -> Iterator[str]:
         identity = {*self.keys, *((self.tenant,) if self.tenant else ())}

@@ -18,7 +18,7 @@ from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.clickhouse.tables.owned import stored_definition
+from iscp_dagster.clickhouse.tables.owned import read_definition
 from iscp_dagster.clickhouse.types.nulls import check_table_nulls
 from iscp_dagster.delta.expressions import analyzed
 from iscp_dagster.delta.log.deltalog import DeltaLog
@@ -134,7 +134,7 @@ class Deployment:
             if calculated is None:
                 # Its types and rules may name columns that are not known yet.
                 bare = made(index=replace(index, types={}, nulls=None), fields=fields)
-                held = stored_definition(endpoint, bare).get(CALCULATED)
+                held = read_definition(endpoint, bare).get(CALCULATED)
                 owner = f"Index {source.name}/{index.name}"
                 calculated = self._get_stored_columns(owner, index.transitions, schema, held)
             fields += [*calculated, *IMAGE_FIELDS]
@@ -170,7 +170,7 @@ class Deployment:
             return None
         endpoint = self.endpoints[shard or 0]
         view = f"{info.table}_{base_name(info.job, shard)}"
-        return IndexData(endpoint=endpoint, database=endpoint.holds(info.db), view=view)
+        return IndexData(endpoint=endpoint, database=endpoint.resolve_database(info.db), view=view)
 
     def get_endpoint(self, index: Index) -> Endpoint:
         """The ClickHouse server of the index. Raises ConfigError for a wrong number of shards."""

@@ -125,5 +125,5 @@ def _find_later_snapshots(reader: Reader, claims: Sequence[Claim]) -> frozenset[
         with suppress(IscpError):
             store = reader.index_store(members[0].consumer, range_.to.version)
             if store is not None:
-                found |= store.replaced_after(tenants, range_.from_.version)
+                found |= store.find_replaced_tenants(tenants, range_.from_.version)
     return found

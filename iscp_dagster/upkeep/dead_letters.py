@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.clickhouse.write.consumer import inserted
+from iscp_dagster.clickhouse.write.consumer import insert_fitted_rows
 from iscp_dagster.clickhouse.write.fitting import fitted
-from iscp_dagster.clickhouse.write.letters import DeadLetter, DeadLetters, key_of
+from iscp_dagster.clickhouse.write.letters import DeadLetter, DeadLetters, hash_key
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import (
@@ -157,7 +157,7 @@ def _find_last_letters(store: IndexStore, index: str) -> set[str]:
     every = sorted(letters, key=lambda each: each.version)
     last: dict[tuple[str, str], str] = {}
     for letter, row in zip(every, database.rows(every), strict=True):
-        last[letter.tenant, key_of(row, target) or letter.id] = letter.id
+        last[letter.tenant, hash_key(row, target) or letter.id] = letter.id
     return set(last.values())
 
 
@@ -180,9 +180,9 @@ def _write_letter(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Repla
     narrow = replace(target, columns=there)
     try:
         fit = fitted(narrow, row)
-        if store.placement is not None and not store.placement.mine(row).num_rows:
+        if store.placement is not None and not store.placement.select_rows(row).num_rows:
             return Replayed(letter=letter, error=_make_misplaced_error(letter))
-        if inserted(store.endpoint, narrow, fit, token=f"letter-{letter.id}"):
+        if insert_fitted_rows(store.endpoint, narrow, fit, token=f"letter-{letter.id}"):
             store.shut_out([letter.tenant])
     except pa.ArrowException as error:
         return Replayed(letter=letter, error=SchemaError(f"{target.name}: {error}"))
@@ -238,10 +238,10 @@ def _list_letter_tables(
         if index in {f"{source.name}/{each.name}", f"{source.name}/{each.shown}"}
     ]
     for endpoint, database, name in named:
-        yield DeadLetters(endpoint=endpoint, database=endpoint.holds(database)), name
+        yield DeadLetters(endpoint=endpoint, database=endpoint.resolve_database(database)), name
     if named:
         return
     of = {index.partition(".")[0]} if index else {source.database for source in sources}
     for endpoint in deployment.endpoints:
-        for database in sorted({endpoint.holds(each) for each in of}):
+        for database in sorted({endpoint.resolve_database(each) for each in of}):
             yield DeadLetters(endpoint=endpoint, database=database), index

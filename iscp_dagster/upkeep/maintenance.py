@@ -9,7 +9,7 @@ from itertools import groupby, product
 from typing import Any
 
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.clickhouse.tables.staging import left
+from iscp_dagster.clickhouse.tables.staging import find_leftover_tables
 from iscp_dagster.clickhouse.write.letters import DeadLetters
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.names import view_name
@@ -199,10 +199,14 @@ def clear_staging(deployment: Deployment, sources: Sequence[SourceTable]) -> lis
     for source, index in [(table, each) for table in sources for each in table.indexes]:
         try:
             endpoint, view = deployment.get_endpoint(index), view_name(source.table, index.shown)
-            data = IndexData(endpoint=endpoint, database=endpoint.holds(source.database), view=view)
-            staged = data.stagings()
+            data = IndexData(
+                endpoint=endpoint, database=endpoint.resolve_database(source.database), view=view
+            )
+            staged = data.list_staging_tables()
             # List the tables first: a run is active before it creates its table.
-            for table in left(staged, deployment.log.list_active_runs()) if staged else []:
+            for table in (
+                find_leftover_tables(staged, deployment.log.list_active_runs()) if staged else []
+            ):
                 data.drop_staging(table)
         except Exception as error:  # noqa: BLE001 - whatever an index raises stops it alone
             problems.append(f"{source.name}/{index.name}: {make_problem(source, error).message}")

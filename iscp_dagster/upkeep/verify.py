@@ -13,12 +13,12 @@ from itertools import groupby, starmap
 from types import MappingProxyType
 from typing import Any
 
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.types.stored import Stored
-from iscp_dagster.clickhouse.types.typetext import parsed
-from iscp_dagster.clickhouse.types.wire import respells, selected
+from iscp_dagster.clickhouse.types.typetext import parse_type
+from iscp_dagster.clickhouse.types.wire import needs_respelling, selected
 from iscp_dagster.delta.comparing import comparable
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.reader import Selection, snapshot
@@ -340,7 +340,7 @@ def _read_source_rows(
 
 def _get_stored_columns(store: IndexStore) -> dict[str, Stored]:
     """How the columns of the source's, or the view's, rows are kept."""
-    flag = Stored(source=Primitive("boolean"), type=parsed("Bool"))
+    flag = Stored(source=Primitive("boolean"), type=parse_type("Bool"))
     kept = store.shape.stored | dict.fromkeys(store.shape.flags, flag)
     images = IMAGE_COLUMNS if store.shape.index.of_images else ()
     return {name: each for name, each in kept.items() if name not in images}
@@ -353,7 +353,7 @@ def _convert_source_rows(store: IndexStore, held: Any) -> Any:
     if json := _list_json_columns(store):
         held = map_in_arrow(held, make_json_rewriter(json), held.schema)
     if spelled := {
-        name: each for name, each in _get_stored_columns(store).items() if respells(each)
+        name: each for name, each in _get_stored_columns(store).items() if needs_respelling(each)
     }:
         texts = frozenset(name for name, each in spelled.items() if each.is_text)
         schema = as_nullable(held.schema, texts, store.shape.flags)
@@ -366,17 +366,17 @@ def _read_index_rows(
 ) -> Any:
     """The index's rows; of a changes index, those that its changes up to `at` leave."""
     source, index = store.shape.source, store.shape.index
-    rows = store.reads()
+    rows = store.find_read_source()
     if index.of_images:
         rows = f"({index.rows_as_of(store.shape, str(at.version))})"
-    by = ", ".join(map(ident, store.shape.order_by))
+    by = ", ".join(map(quote_identifier, store.shape.order_by))
     slices = _compute_slices(store.size()) if source.keys else 1
     read = IndexRead(
         endpoint=store.endpoint,
         rows=rows,
         columns=tuple(starmap(selected, _get_stored_columns(store).items())),
         bucket=f"cityHash64({by}) % {slices}" if slices > 1 else "0",
-        tenant=ident(source.tenant) if source.tenant else None,
+        tenant=quote_identifier(source.tenant) if source.tenant else None,
         tenants=tuple(sorted(tenants)),
         json=_list_json_columns(store),
     )

@@ -15,7 +15,7 @@ from nearspark import NearSpark
 
 from iscp_dagster import SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed, Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -325,7 +325,7 @@ class Table:
         return [tuple(row) for row in found.result_rows]
 
     def view(self, index: Index, suffix: str = "") -> str:
-        return ident(self.source.database, f"{self.source.table}_{index.name}{suffix}")
+        return quote_identifier(self.source.database, f"{self.source.table}_{index.name}{suffix}")
 
     def verdicts(self) -> list[Verdict]:
         return verify(self.deployment, self.source)
@@ -335,7 +335,7 @@ class Table:
         wrong = [each for each in read_positions(self.deployment, self.source) if not each.in_step]
         assert not wrong, wrong
         held = self.agreed()
-        keys = ", ".join(map(ident, self.identity))
+        keys = ", ".join(map(quote_identifier, self.identity))
         for index in self.source.indexes:
             query = f"SELECT count(), uniqExact({keys}) FROM {self.view(index)}"
             assert self.query(query) == [(held[index.name], held[index.name])], index.name

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 
 NAME = "iscp_barrier_"
@@ -54,7 +54,7 @@ class Barrier:
         tenants = {bytes.fromhex(each).decode(): n for each, n in pairs if each != _NOBODY}
         return cls(epoch=int(name.removeprefix(NAME)), floor=int(floor), tenants=tenants)
 
-    def raised(self, tenants: Collection[str]) -> Barrier:
+    def raise_epochs(self, tenants: Collection[str]) -> Barrier:
         """Return the next barrier, which rejects earlier epochs for these tenants.
 
         If there are too many tenants, a higher floor replaces those raised longest ago. The floor
@@ -68,7 +68,7 @@ class Barrier:
         )
 
     @classmethod
-    def first(cls, at: datetime) -> Barrier:
+    def create_initial(cls, at: datetime) -> Barrier:
         """Return the barrier of a new table, above every epoch of an earlier table of its name."""
         epoch = int(at.timestamp() * 1000)
         return cls(epoch=epoch, floor=epoch)
@@ -79,7 +79,7 @@ class Barrier:
 
     def sql(self, column: str | None) -> str:
         """Return the constraint's SQL; `column` names the tenant of each row."""
-        tenant = f"toString({ident(column)})" if column else f"'{DEFAULT_TENANT}'"
+        tenant = f"toString({quote_identifier(column)})" if column else f"'{DEFAULT_TENANT}'"
         names = ",".join([_NOBODY, *map(_to_hex, self.tenants)])
         epochs = ",".join(map(str, [0, *self.tenants.values()]))
         least = (
@@ -90,12 +90,12 @@ class Barrier:
         return f"CONSTRAINT {self.name} CHECK {least} <= {shown}"
 
 
-def shown(database: str, table: str, epoch: int = 0) -> dict[str, str]:
+def fence_settings(database: str, table: str, epoch: int = 0) -> dict[str, str]:
     """Return the setting that shows a statement's epoch; running statements are found by it."""
-    return {"log_comment": f"{told(database, table)}{epoch}"}
+    return {"log_comment": f"{log_comment_prefix(database, table)}{epoch}"}
 
 
-def told(database: str, table: str) -> str:
+def log_comment_prefix(database: str, table: str) -> str:
     """Return the prefix of the log comment of every statement on the table."""
     return f"iscp {database}.{table} "
 

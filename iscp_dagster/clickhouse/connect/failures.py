@@ -112,7 +112,7 @@ class OvertakenError(FenceError):
     code = 1_310
 
 
-def mapped(error: BaseException, address: str, doing: str) -> IscpError | None:
+def map_error(error: BaseException, address: str, doing: str) -> IscpError | None:
     """Map an error of clickhouse-connect to this package's; None for any other error."""
     from clickhouse_connect.driver.exceptions import ClickHouseError as DriverError
     from clickhouse_connect.driver.exceptions import Error

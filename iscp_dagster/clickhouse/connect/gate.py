@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from iscp_dagster.clickhouse.connect.barrier import NAME, Barrier, told
+from iscp_dagster.clickhouse.connect.barrier import NAME, Barrier, log_comment_prefix
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError, ClickHouseError
-from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
 
 EVERYWHERE = {"alter_sync": 2, "replication_wait_for_inactive_replica_timeout": 60}
 """Apply the ALTER on every replica: one that missed it would accept a late insert. It waits for an
@@ -33,7 +33,7 @@ class Gate:
     column: str | None
     sleep: Callable[[float], None] = time.sleep
 
-    def epoch(self) -> int:
+    def read_epoch(self) -> int:
         """Return the epoch that an insert must show.
 
         Read it while you hold your claims, then check that you still do.
@@ -48,7 +48,7 @@ class Gate:
         """
         for _ in range(RACES):
             held = self._read_barrier()
-            raised = held.raised(tenants)
+            raised = held.raise_epochs(tenants)
             try:
                 self._replace_constraint(held, raised)
             except ClickHouseError:
@@ -80,7 +80,7 @@ class Gate:
         return Barrier.read(*found[0])
 
     def _replace_constraint(self, held: Barrier, raised: Barrier) -> None:
-        name = ident(self.database, self.table)
+        name = quote_identifier(self.database, self.table)
         with self.endpoint.errors(f"raise the barrier of {self.database}.{self.table}"):
             self.endpoint.client().command(
                 f"ALTER TABLE {name} DROP CONSTRAINT {held.name}, ADD {raised.sql(self.column)}",
@@ -119,7 +119,7 @@ class Gate:
             "SELECT query_id FROM system.processes "
             "WHERE startsWith(Settings['log_comment'], {told:String})"
         )
-        parameters = {"told": told(self.database, self.table)}
+        parameters = {"told": log_comment_prefix(self.database, self.table)}
         with self.endpoint.errors("list running statements"):
             found = self.endpoint.client().query(query, parameters=parameters).result_rows
         ids = frozenset(str(id_) for (id_,) in found)

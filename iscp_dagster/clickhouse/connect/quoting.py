@@ -13,7 +13,7 @@ _ESCAPES = {
 }
 
 
-def ident(*parts: str) -> str:
+def quote_identifier(*parts: str) -> str:
     """Quote `database`.`table` or `column`, with any characters in the names."""
     return ".".join(f"`{_escape_text(part, '`')}`" for part in parts)
 

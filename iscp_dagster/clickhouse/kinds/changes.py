@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, Shape, settings
 from iscp_dagster.model.declared.images import (
     AFTER,
@@ -87,18 +87,24 @@ class Changes(IndexKind):
 
     def skip_indexes(self) -> Sequence[str]:
         """Let readers of the newest changes skip the others."""
-        return (f"INDEX {ident('by_version')} {ident(VERSION)} TYPE minmax GRANULARITY 1",)
+        return (
+            f"INDEX {quote_identifier('by_version')} {quote_identifier(VERSION)} TYPE minmax GRANULARITY 1",
+        )
 
     def live(self) -> str:
-        change, image, version = ident(CHANGE), ident(IMAGE), ident(VERSION)
+        change, image, version = (
+            quote_identifier(CHANGE),
+            quote_identifier(IMAGE),
+            quote_identifier(VERSION),
+        )
         held = f"argMaxIf({image}, ({version}, {image}), {change} >= {ChangeKind.BASE})"
         return f"countIf({change} >= {ChangeKind.BASE}) > 0 AND {held} = {AFTER}"
 
     def select(self, shape: Shape, selected: Sequence[str]) -> str:
         columns = [name for name in selected if name not in IMAGE_COLUMNS]
         return (
-            f"SELECT {', '.join(map(ident, (*columns, *SHOWN)))} FROM {shape.final} "
-            f"WHERE {ident(CHANGE)} >= {ChangeKind.BASE} SETTINGS {settings(EXACT_FINAL)}"
+            f"SELECT {', '.join(map(quote_identifier, (*columns, *SHOWN)))} FROM {shape.final} "
+            f"WHERE {quote_identifier(CHANGE)} >= {ChangeKind.BASE} SETTINGS {settings(EXACT_FINAL)}"
         )
 
     def view_beside(self, end: str, shape: Shape, selected: str) -> str:
@@ -110,12 +116,12 @@ class Changes(IndexKind):
         """Return the SELECT of the user's columns of the view's rows as of `version`, in SQL."""
         source = shape.source
         key = dict.fromkeys((*([source.tenant] if source.tenant else []), *source.keys))
-        by = ", ".join(map(ident, key))
+        by = ", ".join(map(quote_identifier, key))
         columns = [name for name in shape.columns if name not in IMAGE_COLUMNS]
-        newest = f"{ident(VERSION)} DESC, {ident(IMAGE)} DESC"
+        newest = f"{quote_identifier(VERSION)} DESC, {quote_identifier(IMAGE)} DESC"
         return (
-            f"SELECT {', '.join(map(ident, columns))} FROM (SELECT * FROM {shape.final} "
-            f"WHERE {ident(VERSION)} <= {version} AND {ident(CHANGE)} >= {ChangeKind.BASE} "
+            f"SELECT {', '.join(map(quote_identifier, columns))} FROM (SELECT * FROM {shape.final} "
+            f"WHERE {quote_identifier(VERSION)} <= {version} AND {quote_identifier(CHANGE)} >= {ChangeKind.BASE} "
             f"ORDER BY {by}, {newest} LIMIT 1 BY {by}) "
-            f"WHERE {ident(IMAGE)} = {AFTER} SETTINGS {settings(EXACT_FINAL)}"
+            f"WHERE {quote_identifier(IMAGE)} = {AFTER} SETTINGS {settings(EXACT_FINAL)}"
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.kinds.searching import Neighbourhood, Search
 from iscp_dagster.model.declared.images import Transitions
 from iscp_dagster.model.declared.schema import DELETED, VERSION, DeltaField, DeltaType
@@ -41,7 +41,7 @@ class Shape(Protocol):
         """The FROM expression that gives all rows, also those replaced and deleted since."""
         ...
 
-    def column_types(self) -> Mapping[str, str]:
+    def get_column_types(self) -> Mapping[str, str]:
         """Every stored column's ClickHouse type."""
         ...
 
@@ -115,11 +115,11 @@ class IndexKind(Index):
 
     def live(self) -> str:
         """Return the condition of a GROUP BY the key that holds where a key has a row."""
-        return f"argMax({ident(DELETED)}, {ident(VERSION)}) = 0"
+        return f"argMax({quote_identifier(DELETED)}, {quote_identifier(VERSION)}) = 0"
 
     def select(self, shape: Shape, selected: Sequence[str]) -> str:
         """Return the SELECT of the index's view."""
-        columns = ", ".join(map(ident, selected))
+        columns = ", ".join(map(quote_identifier, selected))
         return f"SELECT {columns} FROM {shape.final} SETTINGS {settings(EXACT_FINAL)}"
 
     def view_beside(self, end: str, shape: Shape, selected: str) -> str:

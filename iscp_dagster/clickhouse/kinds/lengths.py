@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.kinds.kind import Rows
-from iscp_dagster.clickhouse.types.shown import row_shown
+from iscp_dagster.clickhouse.types.shown import format_row
 from iscp_dagster.model.errors import SchemaError
 
 LARGEST = (2 - 2**-23) * 2.0**127
@@ -18,9 +18,7 @@ FAR = 1_000.0
 """How far fillers lie from 0, along each axis, so that they are candidates for few queries."""
 
 
-def whole_vectors(
-    target: Rows, rows: pa.Table, vector: str, dimension: int, marks: str
-) -> pa.Table:
+def fit_vectors(target: Rows, rows: pa.Table, vector: str, dimension: int, marks: str) -> pa.Table:
     """Check every live vector; add the column `marks`, which tells whether a row has none.
 
     The graph accepts vectors of one length, of finite floats that 32 bits hold. Rows without one,
@@ -74,7 +72,7 @@ def _mark_non_finite(column: pa.ListArray) -> pa.BooleanArray:
 
 
 def _make_misfit_error(target: Rows, row: pa.Table, vector: str, dimension: int) -> SchemaError:
-    floats, key = row[vector][0].as_py() or (), row_shown(row.select(list(target.keys)))
+    floats, key = row[vector][0].as_py() or (), format_row(row.select(list(target.keys)))
     if len(floats) != dimension:
         return SchemaError(
             f"{target.name}: vector column {vector!r} has {len(floats)} floats in row {key}, not "

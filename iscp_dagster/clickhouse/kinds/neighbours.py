@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
 from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, Shape, settings
 from iscp_dagster.model.declared.schema import VERSION
 
@@ -68,7 +68,7 @@ class NeighbourSelects:
         )
 
     def _render_appended_source(self) -> str:
-        lacks = ident(self.lacks)
+        lacks = quote_identifier(self.lacks)
         columns = f"{self.selected}, {lacks}"
         named = (
             f"(SELECT countIf({self._vector_condition}) FROM (SELECT {lacks} "
@@ -82,7 +82,7 @@ class NeighbourSelects:
         )
 
     def _render_live_source(self) -> str:
-        row = f"({', '.join((*self._keys, ident(VERSION)))})"
+        row = f"({', '.join((*self._keys, quote_identifier(VERSION)))})"
         small = (
             f"(SELECT count() <= {self.exact_rows} FROM {self.shape.every}{self._render_where()})"
         )
@@ -98,7 +98,10 @@ class NeighbourSelects:
 
     def _render_graph_search(self, *conditions: str) -> str:
         """Return what follows a SELECT list to get the rows that the graph names."""
-        vector, query = ident(self.vector), self._render_scaled_query() if self._is_angle else QUERY
+        vector, query = (
+            quote_identifier(self.vector),
+            self._render_scaled_query() if self._is_angle else QUERY,
+        )
         return (
             f"FROM {self.shape.every}{self._render_where(self._query_check, *conditions)} "
             f"ORDER BY {self.function}({vector}, {query}) LIMIT {CANDIDATES}"
@@ -107,7 +110,7 @@ class NeighbourSelects:
     def _render_distance(self) -> str:
         """Return the distance in 64 bits, where no square of a 32-bit float is out of range."""
         # Of a plain column the engine would take the graph's own distance, also of dead rows.
-        vector = f"CAST(materialize({ident(self.vector)}), 'Array(Float64)')"
+        vector = f"CAST(materialize({quote_identifier(self.vector)}), 'Array(Float64)')"
         if not self._is_angle:
             return f"{self.function}({vector}, CAST({QUERY}, 'Array(Float64)'))"
         angle = f"{self.function}({vector}, {self._render_scaled_query()})"
@@ -130,7 +133,7 @@ class NeighbourSelects:
 
     @property
     def _vector_condition(self) -> str:
-        return f"NOT {ident(self.lacks)}"
+        return f"NOT {quote_identifier(self.lacks)}"
 
     @property
     def _is_angle(self) -> bool:
@@ -139,16 +142,16 @@ class NeighbourSelects:
     @property
     def _distance_alias(self) -> str:
         # A column that the source has lost is selected, too.
-        taken = ident("distance") in self.selected.split(", ")
-        return ident("_distance" if taken else "distance")
+        taken = quote_identifier("distance") in self.selected.split(", ")
+        return quote_identifier("_distance" if taken else "distance")
 
     @property
     def _keys(self) -> tuple[str, ...]:
-        return tuple(map(ident, self.shape.source.keys))
+        return tuple(map(quote_identifier, self.shape.source.keys))
 
     def _render_where(self, *conditions: str) -> str:
         tenant = self.shape.source.tenant
-        type_ = self.shape.column_types()[tenant] if tenant else ""
-        of_tenant = [f"{ident(tenant)} = {{tenant:{type_}}}"] if tenant else []
+        type_ = self.shape.get_column_types()[tenant] if tenant else ""
+        of_tenant = [f"{quote_identifier(tenant)} = {{tenant:{type_}}}"] if tenant else []
         parts = [*of_tenant, *conditions]
         return f" WHERE {' AND '.join(parts)}" if parts else ""

@@ -17,12 +17,12 @@ from functools import cached_property
 from importlib.metadata import version
 
 from iscp_dagster.clickhouse.connect.barrier import Barrier
-from iscp_dagster.clickhouse.connect.engines import ALL_ROWS, last_rows
-from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.connect.engines import ALL_ROWS, render_replacing_engine
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
 from iscp_dagster.clickhouse.kinds.kind import IndexKind, settings
 from iscp_dagster.clickhouse.tables.parts import check_parts
 from iscp_dagster.clickhouse.types import nulls
-from iscp_dagster.clickhouse.types.stored import Stored, stored_column
+from iscp_dagster.clickhouse.types.stored import Stored, resolve_stored_type
 from iscp_dagster.clickhouse.types.typetext import FLOATS
 from iscp_dagster.clickhouse.write.chunks import FEWEST_TASKS, MOST_CHUNKS
 from iscp_dagster.model.declared.kinds import views_beside
@@ -131,11 +131,11 @@ class IndexTable:
 
     @property
     def rows(self) -> str:
-        return table_name(self.view, "rows", self.generation)
+        return format_table_name(self.view, "rows", self.generation)
 
-    def staging(self, attempt: str) -> str:
+    def format_staging_name(self, attempt: str) -> str:
         """Return the name of the table where one attempt builds tenants."""
-        return f"{table_name(self.view, 'staging', self.generation)}_{attempt}"
+        return f"{format_table_name(self.view, 'staging', self.generation)}_{attempt}"
 
     def beside(self, end: str) -> str:
         """Return the name of a view that a kind has beside the index's own."""
@@ -160,13 +160,13 @@ class IndexTable:
     def flags(self) -> Mapping[str, str]:
         """By name, the columns that tell whether a column of the source was null."""
         return {
-            nulls.flag_name(field.name): field.name
+            nulls.format_flag_name(field.name): field.name
             for field in self.fields
             if nulls.has_parts(field.type) and self._get_null_rule(field) == nulls.FLAG
         }
 
     def _get_null_rule(self, field: DeltaField) -> str:
-        return nulls.null_rule(self.source, self.index, field.name)
+        return nulls.get_null_rule(self.source, self.index, field.name)
 
     @property
     def order_by(self) -> tuple[str, ...]:
@@ -186,7 +186,7 @@ class IndexTable:
 
     def name(self, which: str) -> str:
         """Return the quoted, qualified name of one of its tables or views."""
-        return ident(self.database, which)
+        return quote_identifier(self.database, which)
 
     @cached_property
     def stored(self) -> dict[str, Stored]:
@@ -195,7 +195,7 @@ class IndexTable:
         check_parts(self.source.name, {name: each.type for name, each in stored.items()})
         return stored
 
-    def column_types(self) -> Mapping[str, str]:
+    def get_column_types(self) -> Mapping[str, str]:
         """Return every stored column's ClickHouse type, system columns last."""
         return self._column_types
 
@@ -205,17 +205,17 @@ class IndexTable:
         flags = dict.fromkeys(self.flags, "Bool")
         return {**own, **flags, **_SYSTEM_TYPES, **self.index.system_columns()}
 
-    def column_sql(self, name: str, type_: str) -> str:
+    def render_column(self, name: str, type_: str) -> str:
         """Return how the column is declared; rows from before it was added have nulls there."""
         default = " DEFAULT true" if name in self.flags else ""
-        return f"{ident(name)} {type_}{default}"
+        return f"{quote_identifier(name)} {type_}{default}"
 
     def _resolve_stored_type(self, field: DeltaField) -> Stored:
         type_, asked = self.index.kept(self.source, field), self.index.types.get(field.name)
         key = field.name in self.order_by
         nullable = field.nullable and not key
         rule = self._get_null_rule(field)
-        stored = stored_column(
+        stored = resolve_stored_type(
             type_, asked, nullable=nullable, at=field.name, ordered=key, nulls=rule
         )
         self.index.check_stored(self.source, field, stored, asked)
@@ -240,7 +240,7 @@ class IndexTable:
         source = {"key": list(self.source.keys), "tenant": self.source.tenant}
         said = {**self.index.definition, **self.index.described(self.fields), **source}
         # Tables that were made before there were rules name none.
-        rules = nulls.null_rules(self.source, self.index)
+        rules = nulls.list_null_rules(self.source, self.index)
         said |= {"nulls": rules} if rules else {}
         return json.dumps(said | {OWNER: self.owner}, sort_keys=True)
 
@@ -252,16 +252,16 @@ class IndexTable:
     def create_statements(self, barrier: Barrier | None = None) -> list[str]:
         """Create database and table, with a barrier; running them again changes nothing."""
         return [
-            f"CREATE DATABASE IF NOT EXISTS {ident(self.database)}",
+            f"CREATE DATABASE IF NOT EXISTS {quote_identifier(self.database)}",
             self._render_create_table(barrier),
         ]
 
-    def staging_statement(self, attempt: str) -> str:
+    def render_staging_table(self, attempt: str) -> str:
         """Create the table of an attempt, with the current columns of the rows.
 
         Its engine replaces no rows: a repeated key must stay visible until it is counted.
         """
-        name, rows = self.name(self.staging(attempt)), self.name(self.rows)
+        name, rows = self.name(self.format_staging_name(attempt)), self.name(self.rows)
         return (
             f"CREATE TABLE {name} AS {rows} ENGINE = {ALL_ROWS}\n"
             f"{self._render_layout()}\nCOMMENT {text(self.definition)}"
@@ -274,14 +274,14 @@ class IndexTable:
             *(
                 f"CREATE OR REPLACE VIEW {self.name(view)} AS {select} "
                 f"COMMENT {text(self.view_comment(select))}"
-                for view, select in self.selects(lost).items()
+                for view, select in self.render_view_selects(lost).items()
             ),
         ]
 
-    def selects(self, lost: Sequence[str] = ()) -> dict[str, str]:
+    def render_view_selects(self, lost: Sequence[str] = ()) -> dict[str, str]:
         """Return the views' SELECTs; the plain view, which says what is served, is the last."""
         columns = (*self.columns, *lost)
-        selected = ", ".join(map(ident, columns))
+        selected = ", ".join(map(quote_identifier, columns))
         beside = {
             self.beside(end): self.index.view_beside(end, self, selected)
             for end in self.index.beside
@@ -303,7 +303,11 @@ class IndexTable:
                     yield f"DROP VIEW IF EXISTS {self.name(self.beside(end))}"
 
     def _render_engine(self) -> str:
-        return ALL_ROWS if self.index.append else last_rows(ident(VERSION), ident(DELETED))
+        return (
+            ALL_ROWS
+            if self.index.append
+            else render_replacing_engine(quote_identifier(VERSION), quote_identifier(DELETED))
+        )
 
     @property
     def final(self) -> str:
@@ -315,10 +319,10 @@ class IndexTable:
         return self.name(self.rows)
 
     def _render_create_table(self, barrier: Barrier | None) -> str:
-        types, comments = self.column_types(), {f.name: f.comment for f in self.fields}
+        types, comments = self.get_column_types(), {f.name: f.comment for f in self.fields}
         parts = [
             *(
-                self.column_sql(*each) + _render_comment(comments.get(each[0]))
+                self.render_column(*each) + _render_comment(comments.get(each[0]))
                 for each in types.items()
             ),
             *self.index.skip_indexes(),
@@ -332,11 +336,11 @@ class IndexTable:
         )
 
     def _render_layout(self) -> str:
-        partition = ident(self.source.tenant) if self.source.tenant else "tuple()"
+        partition = quote_identifier(self.source.tenant) if self.source.tenant else "tuple()"
         window = {"non_replicated_deduplication_window": DEDUPLICATION_WINDOW}
         return (
             f"PARTITION BY {partition} ORDER BY "
-            f"({', '.join(map(ident, self._list_sort_columns()))})\n"
+            f"({', '.join(map(quote_identifier, self._list_sort_columns()))})\n"
             f"SETTINGS {settings(window | {**self.index.table_settings()})}"
         )
 
@@ -345,6 +349,6 @@ def _render_comment(comment: str | None) -> str:
     return f" COMMENT {text(comment)}" if comment else ""
 
 
-def table_name(view: str, role: str, generation: int) -> str:
+def format_table_name(view: str, role: str, generation: int) -> str:
     """Return the name of an index's `rows` or `staging` table."""
     return f"{view}__{role}_{generation}" if generation else f"{view}__{role}"

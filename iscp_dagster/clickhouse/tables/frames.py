@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.engines import ALL_ROWS
-from iscp_dagster.clickhouse.connect.quoting import ident, text
-from iscp_dagster.clickhouse.tables.staging import new_attempt
-from iscp_dagster.clickhouse.types.arrow import column_types, widen_types
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
+from iscp_dagster.clickhouse.tables.staging import make_attempt_id
+from iscp_dagster.clickhouse.types.arrow import derive_column_types, widen_types
 from iscp_dagster.model.errors import SchemaError
 
 STAGED = "__staged_"
@@ -53,7 +53,7 @@ class FrameTable:
         rows = widen_types(rows)
         with self.endpoint.errors(f"write {self.shown}"):
             self._check_table()
-            types = column_types(rows, self._read_column_types())
+            types = derive_column_types(rows, self._read_column_types())
             self._check_columns(types)
             self._ensure_table(types)
             with self._stage_rows(rows, types, run_id) as staged:
@@ -64,7 +64,7 @@ class FrameTable:
                     self._replace_partitions(staged, types[self.partition], partitions)
 
     def _quote_name(self, name: str) -> str:
-        return ident(self.endpoint.holds(self.database), name)
+        return quote_identifier(self.endpoint.resolve_database(self.database), name)
 
     def _run_command(self, statement: str, **settings: int) -> None:
         self.endpoint.client().command(statement, settings=settings)
@@ -79,7 +79,7 @@ class FrameTable:
         table, where = self._quote_name(self.name), ""
         with self.endpoint.errors(f"read {table}"):
             if self.partition is not None and partitions is not None:
-                of = ident(self.partition)
+                of = quote_identifier(self.partition)
                 # Without such a column it is the query that fails.
                 values = _render_partition_values(
                     self._read_column_types().get(self.partition, "String")
@@ -94,7 +94,7 @@ class FrameTable:
         for engine, by in self._run_query(
             "SELECT engine, partition_key FROM system.tables "
             "WHERE database = {database:String} AND name = {name:String}",
-            database=self.endpoint.holds(self.database),
+            database=self.endpoint.resolve_database(self.database),
             name=self.name,
         ):
             if not str(engine).endswith(ALL_ROWS):
@@ -102,10 +102,13 @@ class FrameTable:
                     f"Table {self.shown} is a {engine}, which frames do not replace. Give the "
                     "asset another key."
                 )
-            if self.partition is not None and by not in {self.partition, ident(self.partition)}:
+            if self.partition is not None and by not in {
+                self.partition,
+                quote_identifier(self.partition),
+            }:
                 raise SchemaError(
                     f"Table {self.shown} is partitioned by {by or 'nothing'}, and its asset by "
-                    f"{ident(self.partition)}. Drop the table and write all of its partitions."
+                    f"{quote_identifier(self.partition)}. Drop the table and write all of its partitions."
                 )
 
     def _check_columns(self, types: Mapping[str, str]) -> None:
@@ -119,7 +122,7 @@ class FrameTable:
     def _ensure_table(self, types: Mapping[str, str]) -> None:
         """Make the database and the table, or the columns that it lacks."""
         self._run_command(
-            f"CREATE DATABASE IF NOT EXISTS {ident(self.endpoint.holds(self.database))}"
+            f"CREATE DATABASE IF NOT EXISTS {quote_identifier(self.endpoint.resolve_database(self.database))}"
         )
         table = self._quote_name(self.name)
         self._run_command(self._render_create_table(f"TABLE IF NOT EXISTS {table}", types))
@@ -127,7 +130,7 @@ class FrameTable:
         held = types if self.partition is None else self._read_column_types()
         for name, type_ in types.items():
             if name not in held:
-                column = f"{ident(name)} {type_}"
+                column = f"{quote_identifier(name)} {type_}"
                 self._run_command(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column}")
             elif held[name] != type_:
                 raise SchemaError(
@@ -140,15 +143,15 @@ class FrameTable:
         found = self._run_query(
             "SELECT name, type FROM system.columns "
             "WHERE database = {database:String} AND table = {name:String} ORDER BY position",
-            database=self.endpoint.holds(self.database),
+            database=self.endpoint.resolve_database(self.database),
             name=self.name,
         )
         return {str(name): str(type_) for name, type_ in found}
 
     def _render_create_table(self, table: str, types: Mapping[str, str]) -> str:
-        columns = ", ".join(f"{ident(name)} {type_}" for name, type_ in types.items())
-        by = f"PARTITION BY {ident(self.partition)} " if self.partition else ""
-        order = ", ".join(map(ident, self.order_by))
+        columns = ", ".join(f"{quote_identifier(name)} {type_}" for name, type_ in types.items())
+        by = f"PARTITION BY {quote_identifier(self.partition)} " if self.partition else ""
+        order = ", ".join(map(quote_identifier, self.order_by))
         return (
             f"CREATE {table} ({columns}) ENGINE = {ALL_ROWS} {by}ORDER BY ({order}) "
             "SETTINGS allow_nullable_key = 1"
@@ -158,7 +161,7 @@ class FrameTable:
     def _stage_rows(self, rows: pa.Table, types: Mapping[str, str], run_id: str) -> Iterator[str]:
         """Give the name of a table that has the rows, for as long as the block lasts."""
         self._drop_leftovers()
-        name = f"{self.name}{STAGED}{new_attempt(run_id)}"
+        name = f"{self.name}{STAGED}{make_attempt_id(run_id)}"
         staged = self._quote_name(name)
         if self.partition is None:
             self._run_command(self._render_create_table(f"TABLE {staged}", types))
@@ -179,7 +182,7 @@ class FrameTable:
             "SELECT name FROM system.tables WHERE database = {database:String} AND "
             "startsWith(name, {head:String}) AND "
             "metadata_modification_time < now() - toIntervalHour({hours:Int32})",
-            database=self.endpoint.holds(self.database),
+            database=self.endpoint.resolve_database(self.database),
             head=f"{self.name}{STAGED}",
             hours=LEFT_OVER_HOURS,
         )
@@ -187,7 +190,7 @@ class FrameTable:
             self._run_command(f"DROP TABLE IF EXISTS {self._quote_name(str(name))} SYNC")
 
     def _check_rows(self, staged: str, type_: str, partitions: Sequence[str]) -> None:
-        column = ident(str(self.partition))
+        column = quote_identifier(str(self.partition))
         strange = self._run_query(
             f"SELECT toString({column}) FROM {staged} WHERE {column} IS NULL OR {column} NOT IN "
             f"(SELECT {_render_partition_values(type_)}) LIMIT 1",

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from iscp_dagster.clickhouse.connect.barrier import shown
+from iscp_dagster.clickhouse.connect.barrier import fence_settings
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.gate import Gate
-from iscp_dagster.clickhouse.connect.portions import portions
-from iscp_dagster.clickhouse.connect.quoting import ident, text
-from iscp_dagster.clickhouse.tables.ddl import MADE_BY, SETTINGS, table_name
-from iscp_dagster.clickhouse.tables.staging import ATTEMPT, new_attempt
+from iscp_dagster.clickhouse.connect.portions import split_names
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
+from iscp_dagster.clickhouse.tables.ddl import MADE_BY, SETTINGS, format_table_name
+from iscp_dagster.clickhouse.tables.staging import ATTEMPT, make_attempt_id
 from iscp_dagster.model.declared.kinds import views_beside
 
 _TABLE = re.compile(
@@ -33,7 +33,7 @@ class IndexData:
     database: str
     view: str
 
-    def served(self) -> int | None:
+    def find_served_generation(self) -> int | None:
         """Return the generation that the view reads; None while there is no view."""
         query = (
             "SELECT as_select FROM system.tables "
@@ -42,17 +42,23 @@ class IndexData:
         found = self._query_names(query, database=self.database, view=self.view)
         return read_generation(self.view, found[0]) if found else None
 
-    def shows(self, generation: int, column: str | None, tenants: Collection[str]) -> bool:
+    def has_rows(self, generation: int, column: str | None, tenants: Collection[str]) -> bool:
         """Whether a generation has rows of any of the tenants; without a `column`, any rows.
 
         Where its tenants are in a column of another name, it may have.
         """
         if not tenants:
             return False
-        if column and column not in self._list_columns(table_name(self.view, "rows", generation)):
+        if column and column not in self._list_columns(
+            format_table_name(self.view, "rows", generation)
+        ):
             return True
-        rows = ident(self.database, table_name(self.view, "rows", generation))
-        where = f"WHERE toString({ident(column)}) IN {{tenants:Array(String)}}" if column else ""
+        rows = quote_identifier(self.database, format_table_name(self.view, "rows", generation))
+        where = (
+            f"WHERE toString({quote_identifier(column)}) IN {{tenants:Array(String)}}"
+            if column
+            else ""
+        )
         query = f"SELECT 1 FROM {rows} {where} LIMIT 1"
         return bool(self._query_names(query, tenants=sorted(tenants)))
 
@@ -65,7 +71,7 @@ class IndexData:
         for table, generation in self.tables().items():
             served = _get_role(table) == "rows"
             if served:
-                self.gate(table, column).shut_out(tenants)
+                self.get_barrier(table, column).shut_out(tenants)
             partitions = self._list_partitions(table, column, tenants)
             if served and partitions:
                 self._clear_partitions(table, generation, partitions)
@@ -75,7 +81,10 @@ class IndexData:
     def _clear_partitions(self, table: str, generation: int, partitions: Sequence[str]) -> None:
         """Replace the partitions by empty ones, from a temporary table of this call."""
         nothing = self._make_temporary_name(generation)
-        name, source = ident(self.database, table), ident(self.database, nothing)
+        name, source = (
+            quote_identifier(self.database, table),
+            quote_identifier(self.database, nothing),
+        )
         self._run_statement(f"CREATE TABLE {source} AS {name}", SETTINGS)
         try:
             self._alter_partitions(
@@ -83,7 +92,10 @@ class IndexData:
                 "REPLACE PARTITION ID",
                 partitions,
                 f" FROM {source}",
-                {"allow_replace_partition_from_empty_source": 1, **shown(self.database, table)},
+                {
+                    "allow_replace_partition_from_empty_source": 1,
+                    **fence_settings(self.database, table),
+                },
             )
         finally:
             self._drop_table(nothing)
@@ -96,15 +108,17 @@ class IndexData:
         source: str = "",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        for some in portions(partitions):
+        for some in split_names(partitions):
             actions = ", ".join(f"{action} {text(each)}{source}" for each in some)
-            self._run_statement(f"ALTER TABLE {ident(self.database, table)} {actions}", settings)
+            self._run_statement(
+                f"ALTER TABLE {quote_identifier(self.database, table)} {actions}", settings
+            )
 
-    def gate(self, table: str, column: str | None) -> Gate:
+    def get_barrier(self, table: str, column: str | None) -> Gate:
         """Return the gate that inserts into the table must pass."""
         return Gate(endpoint=self.endpoint, database=self.database, table=table, column=column)
 
-    def stagings(self) -> list[str]:
+    def list_staging_tables(self) -> list[str]:
         """Return the staging tables, including those that dead runs left."""
         return [name for name in self.tables() if _get_role(name) == "staging"]
 
@@ -115,7 +129,7 @@ class IndexData:
     def drop(self) -> None:
         """Drop the views, then the tables. A delayed statement cannot drop tables created later."""
         for view in (*(f"{self.view}_{end}" for end in views_beside()), self.view):
-            self._run_statement(f"DROP VIEW IF EXISTS {ident(self.database, view)}")
+            self._run_statement(f"DROP VIEW IF EXISTS {quote_identifier(self.database, view)}")
         for table, generation in self.tables().items():
             if _get_role(table) == "rows":
                 self._rename_and_drop(table, generation)
@@ -128,9 +142,9 @@ class IndexData:
         The RENAME also moves a temporary table; a delayed RENAME does not find that one, and fails.
         """
         ticket, used, away = (
-            ident(self.database, self._make_temporary_name(generation)) for _ in range(3)
+            quote_identifier(self.database, self._make_temporary_name(generation)) for _ in range(3)
         )
-        name = ident(self.database, table)
+        name = quote_identifier(self.database, table)
         self._run_statement(f"CREATE TABLE {ticket} AS {name}", SETTINGS)
         try:
             self._run_statement(f"RENAME TABLE {ticket} TO {used}, {name} TO {away}")
@@ -141,7 +155,7 @@ class IndexData:
 
     def _make_temporary_name(self, generation: int) -> str:
         """Return a table name that nobody else knows; leftovers are cleaned up like staging."""
-        return f"{table_name(self.view, 'staging', generation)}_{new_attempt('nobody')}"
+        return f"{format_table_name(self.view, 'staging', generation)}_{make_attempt_id('nobody')}"
 
     def drop_before(self, generation: int) -> None:
         """Drop the tables of earlier generations; queries that still read them run to the end."""
@@ -151,7 +165,7 @@ class IndexData:
 
     def tables(self) -> dict[str, int]:
         """Return the index's existing tables, staging first, with their generations."""
-        heads = [table_name(self.view, role, 0) for role in ("staging", "rows")]
+        heads = [format_table_name(self.view, role, 0) for role in ("staging", "rows")]
         query = (
             "SELECT name FROM system.tables WHERE database = {database:String} "
             "AND arrayExists(head -> startsWith(name, head), {heads:Array(String)})"
@@ -164,14 +178,22 @@ class IndexData:
         }
 
     def _drop_table(self, table: str, how: str = "") -> None:
-        self._run_statement(f"DROP TABLE IF EXISTS {ident(self.database, table)} {how}".rstrip())
+        self._run_statement(
+            f"DROP TABLE IF EXISTS {quote_identifier(self.database, table)} {how}".rstrip()
+        )
 
     def _list_partitions(
         self, table: str, column: str | None, tenants: Collection[str]
     ) -> list[str]:
-        where = f"WHERE toString({ident(column)}) IN {{tenants:Array(String)}}" if column else ""
-        query = f"SELECT DISTINCT _partition_id FROM {ident(self.database, table)} {where}"
-        found = (self._query_names(query, tenants=some) for some in portions(sorted(tenants)))
+        where = (
+            f"WHERE toString({quote_identifier(column)}) IN {{tenants:Array(String)}}"
+            if column
+            else ""
+        )
+        query = (
+            f"SELECT DISTINCT _partition_id FROM {quote_identifier(self.database, table)} {where}"
+        )
+        found = (self._query_names(query, tenants=some) for some in split_names(sorted(tenants)))
         return sorted({name for names in found for name in names})
 
     def _list_columns(self, table: str) -> list[str]:
@@ -204,12 +226,12 @@ def _get_role(table: str) -> str:
 
 def read_generation(view: str, select: str) -> int:
     """Return the generation of the rows that a view's SELECT reads."""
-    head = re.escape(table_name(view, "rows", 0))
+    head = re.escape(format_table_name(view, "rows", 0))
     found = re.search(rf"\b{head}(?:_([1-9][0-9]*))?\b", select)
     return int(found[1] or 0) if found else 0
 
 
-def unsettled_views(endpoint: Endpoint, database: str) -> frozenset[str]:
+def find_unsettled_views(endpoint: Endpoint, database: str) -> frozenset[str]:
     """Return the views to look after.
 
     Another version of this package made them, or there are tables of a generation not served.

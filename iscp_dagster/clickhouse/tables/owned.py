@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.tables.ddl import OWNER, IndexTable, table_name
+from iscp_dagster.clickhouse.tables.ddl import OWNER, IndexTable, format_table_name
 from iscp_dagster.clickhouse.tables.generations import is_table_of
 from iscp_dagster.model.errors import SchemaError
 
@@ -42,10 +42,10 @@ class Existing:
         return {}
 
 
-def namesakes(endpoint: Endpoint, shape: IndexTable) -> dict[str, Existing]:
+def find_existing_tables(endpoint: Endpoint, shape: IndexTable) -> dict[str, Existing]:
     """Return what exists under names of the index's views and tables, in any generation."""
     views = list(shape.views)
-    heads = [table_name(shape.view, role, 0) for role in ("rows", "staging")]
+    heads = [format_table_name(shape.view, role, 0) for role in ("rows", "staging")]
     parameters = {
         "database": shape.database,
         "views": views,
@@ -60,7 +60,7 @@ def namesakes(endpoint: Endpoint, shape: IndexTable) -> dict[str, Existing]:
     return {row["name"]: _build_existing(row) for row in named}
 
 
-def stored_definition(endpoint: Endpoint, shape: IndexTable) -> dict[str, Any]:
+def read_definition(endpoint: Endpoint, shape: IndexTable) -> dict[str, Any]:
     """Return the definition that the index's table was made from; empty without a table."""
     query = (
         "SELECT comment FROM system.tables "

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 from deltalake import Schema
 
-from iscp_dagster.clickhouse.types.types import clickhouse_type
+from iscp_dagster.clickhouse.types.types import to_clickhouse_type
 from iscp_dagster.model.declared.schema import parse_schema
 from iscp_dagster.model.errors import SchemaError
 
@@ -33,7 +33,7 @@ def widen_types(rows: pa.Table) -> pa.Table:
         raise SchemaError(f"The frame has a value that cannot be kept: {error}.") from error
 
 
-def column_types(rows: pa.Table, held: Mapping[str, str]) -> dict[str, str]:
+def derive_column_types(rows: pa.Table, held: Mapping[str, str]) -> dict[str, str]:
     """The ClickHouse types of the columns; one that has no value has that which the table holds.
 
     Raises SchemaError for a type that ClickHouse has not, or where none is known.
@@ -47,7 +47,7 @@ def column_types(rows: pa.Table, held: Mapping[str, str]) -> dict[str, str]:
     except Exception as error:
         raise SchemaError(f"The frame has a column of an unknown type: {error}.") from error
     found = {
-        each.name: clickhouse_type(each.type, nullable=each.nullable, at=each.name)
+        each.name: to_clickhouse_type(each.type, nullable=each.nullable, at=each.name)
         for each in fields
     }
     found |= {name: _get_held_type(name, held.get(name, ""), rows.num_rows) for name in void}

@@ -18,13 +18,13 @@ from iscp_dagster.model.declared.schema import Array, DeltaType, Map, Primitive,
 _ODD = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
 
 
-def json_texts(values: pa.Array, type_: DeltaType) -> pa.Array:
+def to_json_texts(values: pa.Array, type_: DeltaType) -> pa.Array:
     """Return each value as JSON text; null stays null.
 
     Raises Misfit for texts not in UTF-8, and for dates and times that Python has not.
     """
     try:
-        texts = [None if v is None else json_text(v, type_) for v in values.to_pylist()]
+        texts = [None if v is None else to_json_text(v, type_) for v in values.to_pylist()]
     except UnicodeDecodeError as error:
         raise Misfit("JSON text holds no text that is not UTF-8") from error
     except (ValueError, OverflowError) as error:
@@ -32,19 +32,19 @@ def json_texts(values: pa.Array, type_: DeltaType) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
-def json_texts_or_null(values: pa.Array, type_: DeltaType) -> pa.Array:
+def to_json_texts_or_null(values: pa.Array, type_: DeltaType) -> pa.Array:
     """Return what `json_texts` does, and null for each value for which that raises."""
     try:
-        return json_texts(values, type_)
+        return to_json_texts(values, type_)
     except Misfit:
         if len(values) == 1:
             return pa.array([None], pa.string())
         half = len(values) // 2
         parts = (values.slice(0, half), values.slice(half))
-        return pa.concat_arrays([json_texts_or_null(each, type_) for each in parts])
+        return pa.concat_arrays([to_json_texts_or_null(each, type_) for each in parts])
 
 
-def json_text(value: Any, type_: DeltaType) -> str:
+def to_json_text(value: Any, type_: DeltaType) -> str:
     """Write a value as Arrow gives it to Python. Nulls are `null`, at any depth.
 
     A map is an object, or an array of pairs if its keys have parts. Bytes are base64, times ISO
@@ -53,12 +53,12 @@ def json_text(value: Any, type_: DeltaType) -> str:
     if value is None:
         return "null"
     if isinstance(type_, Array):
-        return _format_array(json_text(part, type_.element) for part in value)
+        return _format_array(to_json_text(part, type_.element) for part in value)
     if isinstance(type_, Struct):
-        return _format_object((f.name, json_text(value[f.name], f.type)) for f in type_.fields)
+        return _format_object((f.name, to_json_text(value[f.name], f.type)) for f in type_.fields)
     if not isinstance(type_, Map):
         return _format_leaf(value, type_)
-    pairs = [(json_text(k, type_.key), json_text(v, type_.value)) for k, v in value]
+    pairs = [(to_json_text(k, type_.key), to_json_text(v, type_.value)) for k, v in value]
     if isinstance(type_.key, Array | Map | Struct):
         return _format_array(map(_format_array, pairs))
     return _format_object((_strip_quotes(key), text) for key, text in pairs)

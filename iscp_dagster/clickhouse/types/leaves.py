@@ -39,7 +39,7 @@ class Misfit(Exception):  # noqa: N818 - not in the tree of errors; the catcher 
     """A value that the type does not hold."""
 
 
-def one_per_key(values: pa.Array) -> pa.Array:
+def unify_floats(values: pa.Array) -> pa.Array:
     """Write floats that Spark holds equal as one: 0.0 for -0.0, one NaN for all of them.
 
     ClickHouse orders them as equal, but hashes and looks them up apart.
@@ -75,7 +75,7 @@ def boolean(values: pa.Array, _: ChType) -> pa.Array:
     return values.cast(pa.bool_())
 
 
-def floating(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_floats(values: pa.Array, type_: ChType) -> pa.Array:
     """Convert numbers that the type holds exactly."""
     made = values.cast(FLOATS[type_.name])
     if pa.types.is_floating(values.type) and made.type != values.type:
@@ -102,13 +102,13 @@ def text(values: pa.Array, _: ChType) -> pa.Array:
     return values if pa.types.is_decimal(values.type) else values.cast(pa.string())
 
 
-def fixed_bytes(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_fixed_bytes(values: pa.Array, type_: ChType) -> pa.Array:
     values = values.cast(pa.binary())
     _check_all(pc.equal(pc.binary_length(values), type_.numbers[0]))
     return values
 
 
-def member(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_enum_members(values: pa.Array, type_: ChType) -> pa.Array:
     """Check that the values are names of the Enum's members."""
     names = pa.array([name.encode() for name in type_.names], pa.binary())
     known = values.cast(pa.binary())
@@ -121,13 +121,13 @@ def uuid(values: pa.Array, _: ChType) -> pa.Array:
     return pc.ascii_lower(_check_pattern(values, UUID))
 
 
-def lowered_uuids(values: pa.Array) -> pa.Array:
+def lower_uuids(values: pa.Array) -> pa.Array:
     """Write UUIDs as ClickHouse writes them; leave other texts unchanged."""
     known = pc.match_substring_regex(values.cast(pa.binary()), UUID)
     return pc.if_else(known, pc.ascii_lower(values), values)
 
 
-def ipv4(values: pa.Array, _: ChType) -> pa.Array:
+def fit_ipv4(values: pa.Array, _: ChType) -> pa.Array:
     return _check_pattern(values, IPV4)
 
 
@@ -143,7 +143,7 @@ def date(values: pa.Array, type_: ChType) -> pa.Array:
     return values
 
 
-def moment(values: pa.Array, type_: ChType) -> pa.Array:
+def fit_timestamps(values: pa.Array, type_: ChType) -> pa.Array:
     """Convert microseconds within the type's range and precision."""
     micros = values.cast(pa.int64())
     if type_.name == "String":

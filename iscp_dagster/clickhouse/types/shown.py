@@ -12,12 +12,12 @@ LONGEST = 200
 """Most characters of a row or value in a message."""
 
 
-def row_shown(row: pa.Table) -> str:
+def format_row(row: pa.Table) -> str:
     """Show the first row's columns by name."""
     return _shorten_text({name: _to_printable(row[name][0]) for name in row.schema.names})
 
 
-def value_shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Show one of Arrow's scalars."""
     return _shorten_text(_to_printable(value))
 

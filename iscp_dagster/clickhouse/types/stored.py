@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from iscp_dagster.clickhouse.types.cells import CELLS, Cell, cell_of, family
+from iscp_dagster.clickhouse.types.cells import CELLS, Cell, find_cell, get_family
 from iscp_dagster.clickhouse.types.nulls import EMPTY, FLAG, JSON, has_parts
-from iscp_dagster.clickhouse.types.types import clickhouse_type
-from iscp_dagster.clickhouse.types.typetext import ChType, TypeTextError, of, parsed
+from iscp_dagster.clickhouse.types.types import to_clickhouse_type
+from iscp_dagster.clickhouse.types.typetext import ChType, TypeTextError, of, parse_type
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaType, Map, Primitive, Struct
 from iscp_dagster.model.errors import SchemaError
 
@@ -43,7 +43,7 @@ class Stored:
     @property
     def takes_nulls(self) -> bool:
         """Whether ClickHouse can tell a null here from a value."""
-        return takes_nulls(self.type)
+        return can_hold_null(self.type)
 
     @property
     def is_text(self) -> bool:
@@ -65,8 +65,8 @@ class Stored:
         """How values of a type without parts are kept; Dynamic and Variant keep the default."""
         bare = self.type.bare
         if bare.name in OPEN:
-            bare = default_type(self.source)
-        cell = cell_of(self.source, bare)
+            bare = get_default_type(self.source)
+        cell = find_cell(self.source, bare)
         if cell is None:
             raise SchemaError(f"{self.source} is not kept as {bare}.")
         return cell, bare
@@ -81,7 +81,7 @@ class Stored:
         )
 
 
-def stored_column(
+def resolve_stored_type(
     type_: DeltaType,
     asked: str | None,
     *,
@@ -99,10 +99,10 @@ def stored_column(
     if nulls == JSON and has_parts(type_):
         return _make_json_type(type_, asked, nullable=nullable, at=at)
     if asked is None:
-        default = clickhouse_type(type_, nullable=nullable, at=at)
-        return Stored(source=type_, type=parsed(default), nulls=nulls)
+        default = to_clickhouse_type(type_, nullable=nullable, at=at)
+        return Stored(source=type_, type=parse_type(default), nulls=nulls)
     try:
-        made = _resolve_override(type_, parsed(asked), nullable=nullable, ordered=ordered)
+        made = _resolve_override(type_, parse_type(asked), nullable=nullable, ordered=ordered)
     except (_TypeRefused, TypeTextError) as error:
         raise SchemaError(
             f"Column {at!r} is {type_} and cannot be kept as {asked!r}: {error}. "
@@ -118,16 +118,16 @@ def _make_json_type(type_: DeltaType, asked: str | None, *, nullable: bool, at: 
             f"Column {at!r} is to be kept as {asked!r} by types={{...}} and as JSON text by "
             f"nulls='json'; leave out one of them, or give nulls={{{at!r}: 'empty'}} for it."
         )
-    text = parsed("String")
+    text = parse_type("String")
     return Stored(source=type_, type=of("Nullable", text) if nullable else text, nulls=JSON)
 
 
-def default_type(type_: DeltaType) -> ChType:
+def get_default_type(type_: DeltaType) -> ChType:
     """Return a type's default, without Nullable."""
-    return parsed(clickhouse_type(type_, nullable=False, at=str(type_)))
+    return parse_type(to_clickhouse_type(type_, nullable=False, at=str(type_)))
 
 
-def takes_nulls(type_: ChType) -> bool:
+def can_hold_null(type_: ChType) -> bool:
     inner = type_.parts[0] if type_.name == "LowCardinality" else type_
     return inner.name in {"Nullable", *OPEN}
 
@@ -145,7 +145,7 @@ def _describe_allowed_types(type_: DeltaType) -> str:
         return "Map(K, V)"
     if isinstance(type_, Struct):
         return "Tuple(...) of its fields in order, and Point for two doubles"
-    cells = CELLS.get(family(type_) or "", ())
+    cells = CELLS.get(get_family(type_) or "", ())
     if not cells:
         return ""
     shown = [cell.shown.replace("`", "") for cell in cells]
@@ -157,7 +157,7 @@ class _TypeRefused(Exception):  # noqa: N818 - never leaves this module
 
 
 def _resolve_override(type_: DeltaType, asked: ChType, *, nullable: bool, ordered: bool) -> ChType:
-    if ordered and (asked.bare.name in UNORDERED or takes_nulls(asked)):
+    if ordered and (asked.bare.name in UNORDERED or can_hold_null(asked)):
         raise _TypeRefused("a key needs an ordered type without nulls")
     return _add_nullable(type_, asked, nullable=nullable, top=True)
 
@@ -194,7 +194,7 @@ def _add_leaf_nullable(type_: DeltaType, asked: ChType, *, nullable: bool, top: 
         return of("LowCardinality", inner)
     if asked.name in OPEN:
         return _check_open_type(type_, asked)
-    cell = cell_of(type_, asked)
+    cell = find_cell(type_, asked)
     if cell is None:
         raise _TypeRefused(f"{asked} does not hold it")
     _check_arguments(type_, asked, top=top)
@@ -202,7 +202,7 @@ def _add_leaf_nullable(type_: DeltaType, asked: ChType, *, nullable: bool, top: 
 
 
 def _check_open_type(type_: DeltaType, asked: ChType) -> ChType:
-    default = default_type(type_)
+    default = get_default_type(type_)
     if asked.name == "Variant" and default not in asked.parts:
         raise _TypeRefused(f"{default} is not among its members")
     return asked

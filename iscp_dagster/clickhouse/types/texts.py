@@ -27,11 +27,11 @@ MAPPED, EMBEDDED = b"\0" * 10 + b"\xff\xff", b"\0" * 12
 """Prefixes of IPv6 addresses whose end is written as IPv4."""
 
 
-def ipv6(values: pa.Array, _: ChType) -> pa.Array:
+def fit_ipv6(values: pa.Array, _: ChType) -> pa.Array:
     return _check_each(values, is_ipv6)
 
 
-def json_object(values: pa.Array, _: ChType) -> pa.Array:
+def fit_json_objects(values: pa.Array, _: ChType) -> pa.Array:
     """Check that the texts are objects that the type JSON holds; see `is_json`."""
     return _check_each(values, is_json)
 
@@ -42,10 +42,10 @@ def is_ipv6(text: str) -> bool:
         packed = IPv6Address(text).packed
     except ValueError:
         return False
-    return "%" not in text and text == ipv6_text(packed)
+    return "%" not in text and text == format_ipv6(packed)
 
 
-def ipv6_text(packed: bytes) -> str:
+def format_ipv6(packed: bytes) -> str:
     """Write the address as ClickHouse and inet_ntop do."""
     embedded = packed[:12] == EMBEDDED and packed[12:14] != b"\0\0"
     if packed[:12] == MAPPED or embedded:
@@ -73,17 +73,17 @@ def is_json(text: str) -> bool:
         return False
 
 
-def canonical(rows: pa.Table, columns: Collection[str]) -> pa.Table:
+def normalize_json_columns(rows: pa.Table, columns: Collection[str]) -> pa.Table:
     """Rewrite the JSON in these columns in its canonical form."""
     for at, name in enumerate(rows.schema.names):
         if name in columns:
-            texts = [each and canonical_json(each) for each in rows[name].to_pylist()]
+            texts = [each and normalize_json(each) for each in rows[name].to_pylist()]
             field = rows.schema.field(at)
             rows = rows.set_column(at, field, pa.array(texts, field.type))
     return rows
 
 
-def canonical_json(text: str) -> str:
+def normalize_json(text: str) -> str:
     """Return the same text for the same value: members sorted, whole numbers as integers.
 
     Text that is not JSON stays unchanged.

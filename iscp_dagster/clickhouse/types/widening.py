@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from iscp_dagster.clickhouse.types.typetext import GEO, ChType, TypeTextError, of, parsed
+from iscp_dagster.clickhouse.types.typetext import GEO, ChType, TypeTextError, of, parse_type
 
 INTEGER = re.compile(r"(U?)Int(\d+)")
 LINES = (("BFloat16", "Float32", "Float64"), ("Date", "Date32"))
@@ -19,24 +19,24 @@ WITHOUT_NULLS = frozenset({"Array", "Map", "Tuple", "Nested", "JSON", "Dynamic",
 """Types that Nullable does not take; a field without a value is empty there."""
 
 
-def same_type(held: str, wanted: str) -> bool:
+def is_same_type(held: str, wanted: str) -> bool:
     """Whether the two texts name one type; the server may write a type differently."""
-    return held == wanted or _parse_known_type(held) == parsed(wanted)
+    return held == wanted or _parse_known_type(held) == parse_type(wanted)
 
 
-def widens(held: str, wanted: str) -> bool:
+def can_widen(held: str, wanted: str) -> bool:
     """Whether ClickHouse's type `wanted` holds every value of `held`, so that rows can stay."""
     before = _parse_known_type(held)
-    return before is not None and _can_hold(before, parsed(wanted))
+    return before is not None and _can_hold(before, parse_type(wanted))
 
 
-def keeping_fields(held: str | None, wanted: str) -> str:
+def keep_old_fields(held: str | None, wanted: str) -> str:
     """Return `wanted` with the fields that only `held` has in its tuples, after its own.
 
     A field that the source renamed or dropped stays, as a column would, so that whoever still reads
     an earlier version finds it. Map keys stay as they are wanted: another field is another key.
     """
-    before, after = held and _parse_known_type(held), parsed(wanted)
+    before, after = held and _parse_known_type(held), parse_type(wanted)
     kept = _merge_types(before, after) if before else after
     # Unchanged, it is written as it was.
     return wanted if kept == after else str(kept)
@@ -171,6 +171,6 @@ def _is_nullable(type_: ChType) -> bool:
 def _parse_known_type(written: str) -> ChType | None:
     """Parse a type of the server's; None for one that no declaration can name."""
     try:
-        return parsed(written)
+        return parse_type(written)
     except TypeTextError:
         return None

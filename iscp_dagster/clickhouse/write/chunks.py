@@ -28,7 +28,7 @@ MOST_CHUNKS = 1_000
 snapshot."""
 
 
-def chunks_per_task(tasks: int) -> int:
+def compute_chunks_per_task(tasks: int) -> int:
     """Return the most chunks of changes that each of so many tasks writes.
 
     All of them together write no more than the fewest tasks may: ClickHouse remembers the tokens
@@ -37,7 +37,7 @@ def chunks_per_task(tasks: int) -> int:
     return MOST_CHUNKS * FEWEST_TASKS // max(tasks, FEWEST_TASKS)
 
 
-def chunks(
+def cut_chunks(
     batches: Iterable[pa.RecordBatch], rows: int = ROWS_PER_CHUNK, *, apart: str | None = None
 ) -> Iterator[pa.Table]:
     """Cut the stream of `batches` every `rows` rows, wherever its batches end.
@@ -48,7 +48,7 @@ def chunks(
     """
     if apart is not None:
         for _, some in groupby(_split_runs(batches, apart), key=itemgetter(0)):
-            yield from chunks((each for _, each in some), rows)
+            yield from cut_chunks((each for _, each in some), rows)
         return
     held: list[pa.RecordBatch] = []
     count = 0
@@ -76,13 +76,13 @@ def _split_runs(
             start = end
 
 
-def pieces(chunk: pa.Table, size: int = BYTES_PER_CHUNK) -> Iterator[tuple[int, pa.Table]]:
+def cut_pieces(chunk: pa.Table, size: int = BYTES_PER_CHUNK) -> Iterator[tuple[int, pa.Table]]:
     """Cut the chunk into pieces of at most `size` bytes, each with its first row's number.
 
     A larger row goes alone. The same rows give the same pieces, as only the values' bytes count.
     Each consumer cuts for itself: a replay may be for one of them, and read fewer or more columns.
     """
-    ends = np.concatenate([[0], np.cumsum(weights(chunk))])
+    ends = np.concatenate([[0], np.cumsum(compute_row_sizes(chunk))])
     start = 0
     while start < chunk.num_rows:
         last = int(np.searchsorted(ends, ends[start] + size, side="right")) - 1
@@ -91,7 +91,7 @@ def pieces(chunk: pa.Table, size: int = BYTES_PER_CHUNK) -> Iterator[tuple[int, 
         start = end
 
 
-def weights(rows: pa.Table) -> Numbers:
+def compute_row_sizes(rows: pa.Table) -> Numbers:
     """Return the bytes of each row's values, whatever batches they come in."""
     return _add_columns([_compute_column_sizes(column) for column in rows.columns], rows.num_rows)
 
@@ -100,17 +100,17 @@ def _compute_column_sizes(column: pa.ChunkedArray) -> Numbers:
     return np.concatenate([np.zeros(0, np.int64), *map(_compute_value_sizes, column.chunks)])
 
 
-def combined(rows: pa.Table) -> pa.Table:
+def combine_batches(rows: pa.Table) -> pa.Table:
     """Combine the rows into one batch if they fit, else return them unchanged."""
     return rows if rows.nbytes > BYTES_AT_ONCE else rows.combine_chunks()
 
 
-def batches_of(rows: pa.Table) -> Iterator[pa.Table]:
+def cut_batches(rows: pa.Table) -> Iterator[pa.Table]:
     """Cut rows that are too large for one batch; the same rows give the same cuts."""
     if rows.nbytes * 2 <= BYTES_AT_ONCE:
         yield rows
         return
-    yield from (some for _, some in pieces(rows, BYTES_AT_ONCE))
+    yield from (some for _, some in cut_pieces(rows, BYTES_AT_ONCE))
 
 
 def _compute_value_sizes(values: pa.Array) -> Numbers:
@@ -159,7 +159,7 @@ def _get_width(type_: pa.DataType) -> int:
     return 0 if pa.types.is_null(type_) else type_.bit_width // 8
 
 
-def sized_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def cut_sized_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Cut the stream into chunks near 32 MiB, estimated by its first batch, to make fewer parts.
 
     The cuts depend on the batches, so these chunks are for staging only.
@@ -169,10 +169,10 @@ def sized_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     if first is None:
         return
     row = max(first.nbytes // max(first.num_rows, 1), BYTES_PER_CHUNK // MOST_ROWS_PER_CHUNK)
-    yield from chunks(chain([first], stream), max(BYTES_PER_CHUNK // row, 1))
+    yield from cut_chunks(chain([first], stream), max(BYTES_PER_CHUNK // row, 1))
 
 
-def digest(table: pa.Table) -> str:
+def hash_rows(table: pa.Table) -> str:
     """Hash the rows' values, regardless of how the chunk's batches were cut."""
     sink = _HashSink()
     with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), table.schema) as writer:

@@ -9,9 +9,9 @@ import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.types.leaves import Misfit
 from iscp_dagster.clickhouse.types.nulls import REFUSE, has_parts
-from iscp_dagster.clickhouse.types.shown import row_shown, value_shown
+from iscp_dagster.clickhouse.types.shown import format_row, format_value
 from iscp_dagster.clickhouse.types.stored import Stored
-from iscp_dagster.clickhouse.types.wire import NO_NULL, blank, misfits, sent
+from iscp_dagster.clickhouse.types.wire import NO_NULL, encode_column, find_misfits, make_filler
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.model.declared.schema import DELETED, SYSTEM_COLUMNS, TIMESTAMP
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
@@ -30,12 +30,12 @@ def fitted(target: Target, chunk: pa.Table) -> pa.Table:
     return rows if target.index is None else target.index.fitted(target, rows)
 
 
-def fitting_keys(target: Target, rows: pa.Table) -> pa.Table:
+def fit_keys(target: Target, rows: pa.Table) -> pa.Table:
     """Return the identity columns as `target` stores them; drop rows whose key it cannot hold."""
     keys = _drop_unheld_keys(target, rows.select(list(target.identity)))
     for column in target.identity:
         if column in target.stored:
-            keys = _replace_column(keys, column, sent(keys[column], target.stored[column]))
+            keys = _replace_column(keys, column, encode_column(keys[column], target.stored[column]))
     return keys
 
 
@@ -45,20 +45,20 @@ def _fit_column(target: Target, chunk: pa.Table, column: str) -> pa.ChunkedArray
     if kept is None:
         return values
     try:
-        return sent(values, kept)
+        return encode_column(values, kept)
     except Misfit:
         gone = pc.cast(chunk[DELETED], pa.bool_()).to_pylist()
         wrong = [False] * len(values)
-        for row, why in misfits(values, kept):
+        for row, why in find_misfits(values, kept):
             if not gone[row]:
                 raise _make_misfit_error(target, chunk.slice(row, 1), column, why) from None
             wrong[row] = True
-        return sent(_fill_misfits(values, wrong, kept), kept)
+        return encode_column(_fill_misfits(values, wrong, kept), kept)
 
 
 def _fill_misfits(values: pa.ChunkedArray, wrong: list[bool], kept: Stored) -> pa.ChunkedArray:
     """Put blanks in the wrong rows; the others keep their place."""
-    filler = pa.array([blank(kept)], values.type)
+    filler = pa.array([make_filler(kept)], values.type)
     pieces = [*values.chunks, filler]
     places = [len(values) if each else row for row, each in enumerate(wrong)]
     return pa.chunked_array(pieces).take(pa.array(places, pa.int64()))
@@ -78,7 +78,7 @@ def _drop_unheld_keys(target: Target, rows: pa.Table, among: list[bool] | None =
         row
         for column in target.identity
         if column in target.stored
-        for row, _ in misfits(rows[column], target.stored[column])
+        for row, _ in find_misfits(rows[column], target.stored[column])
         if among is None or among[row]
     }
     if not strange:
@@ -87,19 +87,19 @@ def _drop_unheld_keys(target: Target, rows: pa.Table, among: list[bool] | None =
 
 
 def _make_misfit_error(target: Target, row: pa.Table, column: str, why: str) -> SchemaError:
-    value, key = row[column][0], row_shown(row.select(list(target.keys)))
+    value, key = row[column][0], format_row(row.select(list(target.keys)))
     culprit = f"{target.name}: column {column!r} is"
     kept = target.stored[column]
     if kept.nulls == REFUSE and has_parts(kept.source) and why.endswith(NO_NULL):
         return SchemaError(
-            f"{culprit} {value_shown(value) if value.is_valid else 'null'} in row {key}, but "
+            f"{culprit} {format_value(value) if value.is_valid else 'null'} in row {key}, but "
             "ClickHouse has no null arrays, maps or tuples, and nulls='refuse' is set for it. Fill "
             "it in the source and repair the job, or give nulls='empty', 'flag' or 'json' and "
             f"rebuild the index (`iscp job rebuild {target.name} --tenant '*'`)."
         )
     without = "" if column in target.identity else ", or leave it out with exclude=[...]"
     return SchemaError(
-        f"{culprit} {value_shown(value)} in row {key}, but {why}. Correct it in the source, keep "
+        f"{culprit} {format_value(value)} in row {key}, but {why}. Correct it in the source, keep "
         f"the column as another type with types={{...}}{without}."
     )
 
@@ -119,12 +119,12 @@ def refuse_nulls(name: str, chunk: pa.Table, column: str, keys: Sequence[str]) -
     if chunk[column].null_count:
         row = chunk.filter(pc.is_null(chunk[column])).slice(0, 1).select(list(keys))
         raise KeyColumnError(
-            f"{name}: key column {column!r} is null in row {row_shown(row)}; "
+            f"{name}: key column {column!r} is null in row {format_row(row)}; "
             "every row needs its key. Fill it in the source, or declare another key."
         )
 
 
-def stamped(rows: pa.Table, stamp: tuple[int, int]) -> pa.Table:
+def add_system_columns(rows: pa.Table, stamp: tuple[int, int]) -> pa.Table:
     """Add the system columns to a snapshot's rows, so that Spark need not send them."""
     values = (
         pa.scalar(stamp[0], pa.int64()),
@@ -136,7 +136,7 @@ def stamped(rows: pa.Table, stamp: tuple[int, int]) -> pa.Table:
     return rows
 
 
-def without_gone_nulls(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
+def drop_null_key_deletes(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Drop deletes whose key is null: no index ever held their rows."""
     for column in keys:
         if rows[column].null_count:

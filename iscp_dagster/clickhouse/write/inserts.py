@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
 
-from iscp_dagster.clickhouse.connect.barrier import shown
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, shared_client
+from iscp_dagster.clickhouse.connect.barrier import fence_settings
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, get_shared_client
 from iscp_dagster.clickhouse.connect.failures import TooManyPartsError
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.model.errors import FeedGoneError, FenceError, IscpError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def insert(
         with _get_insert_lock(endpoint.server), endpoint.errors(f"insert into {database}.{table}"):
             client = endpoint.client()
             settings = _read_insert_settings(endpoint) | endpoint.insert_settings
-            settings |= shown(database, table, epoch)
+            settings |= fence_settings(database, table, epoch)
             settings["insert_deduplication_token"] = token
             told = _send_rows(client, database, table, rows, settings)
         # The count includes rows that a token drops, and those of materialized views.
@@ -98,7 +98,7 @@ def insert(
                 f"confirms {told.written_rows}; the chunk is sent again."
             )
 
-    patiently(attempt, sleep)
+    call_with_retries(attempt, sleep)
     return sent > 1
 
 
@@ -111,7 +111,10 @@ def _send_rows(
     with pa.ipc.new_file(file, rows.schema) as writer:
         writer.write_table(rows)
     # The client puts the statement before bytes, and into the URL beside anything else.
-    data, into = file.getvalue().to_pybytes(), f"{ident(database)}.{ident(table)}"
+    data, into = (
+        file.getvalue().to_pybytes(),
+        f"{quote_identifier(database)}.{quote_identifier(table)}",
+    )
     return client.raw_insert(into, rows.schema.names, data, settings, "Arrow")
 
 
@@ -123,13 +126,13 @@ def _read_insert_settings(endpoint: Endpoint) -> dict[str, Any]:
     return {name: value for name, value in EXACTLY.items() if known or name != _SINCE_26}
 
 
-def patiently(ask: Callable[[], T], sleep: Callable[[float], None]) -> T:
+def call_with_retries(ask: Callable[[], T], sleep: Callable[[float], None]) -> T:
     """Ask ClickHouse; after a temporary error ask a few times more, with a new client."""
     return Retrying(
         retry=retry_if_exception(_is_temporary),
         stop=_should_give_up,
         wait=wait_exponential(FIRST_WAIT),
-        before_sleep=lambda _: shared_client.cache_clear(),
+        before_sleep=lambda _: get_shared_client.cache_clear(),
         sleep=sleep,
         reraise=True,
     )(ask)

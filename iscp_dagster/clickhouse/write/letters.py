@@ -22,12 +22,12 @@ import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.connect.engines import last_rows
+from iscp_dagster.clickhouse.connect.engines import render_replacing_engine
 from iscp_dagster.clickhouse.connect.gate import Gate
-from iscp_dagster.clickhouse.connect.portions import portions
-from iscp_dagster.clickhouse.connect.quoting import ident
-from iscp_dagster.clickhouse.types.shown import row_shown
-from iscp_dagster.clickhouse.write.chunks import digest
+from iscp_dagster.clickhouse.connect.portions import split_names
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
+from iscp_dagster.clickhouse.types.shown import format_row
+from iscp_dagster.clickhouse.write.chunks import hash_rows
 from iscp_dagster.clickhouse.write.inserts import insert
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.model.batch import Range
@@ -119,17 +119,19 @@ class DeadLetters:
 
     def ensure(self) -> None:
         """Create the table if it is missing, with a barrier."""
-        barrier = Barrier.first(self.clock()).sql(_OWNER)
-        columns = ",\n    ".join(f"{ident(name)} {type_}" for name, type_ in _COLUMNS.items())
-        self._run_statement(f"CREATE DATABASE IF NOT EXISTS {ident(self.database)}")
+        barrier = Barrier.create_initial(self.clock()).sql(_OWNER)
+        columns = ",\n    ".join(
+            f"{quote_identifier(name)} {type_}" for name, type_ in _COLUMNS.items()
+        )
+        self._run_statement(f"CREATE DATABASE IF NOT EXISTS {quote_identifier(self.database)}")
         self._run_statement(
             f"CREATE TABLE IF NOT EXISTS {self._quoted_name} (\n    {columns},\n    {barrier}\n) "
-            f"ENGINE = {last_rows('at')} ORDER BY (index, tenant, version, id)"
+            f"ENGINE = {render_replacing_engine('at')} ORDER BY (index, tenant, version, id)"
         )
 
-    def epoch(self) -> int:
+    def read_epoch(self) -> int:
         """Return the epoch that a letter must show; see `Gate.epoch`."""
-        return self._barrier.epoch()
+        return self._barrier.read_epoch()
 
     def shut_out(self, index: str, tenants: Collection[str]) -> int:
         """Reject these tenants' letters that show an earlier epoch; return the new epoch."""
@@ -155,12 +157,14 @@ class DeadLetters:
         rows = []
         for each in refusals:
             text = as_json(each.row, target)
-            tenant = tenant_of(each.row, target)
+            tenant = get_tenant(each.row, target)
             registration = registrations[tenant]
             seen[text] += 1
             rows.append(
                 {
-                    "id": letter_id(target, each.row, [registration, text, *place, seen[text]]),
+                    "id": make_letter_id(
+                        target, each.row, [registration, text, *place, seen[text]]
+                    ),
                     "index": target.name,
                     "tenant": tenant,
                     "job_id": registration,
@@ -239,7 +243,7 @@ class DeadLetters:
     ) -> list[DeadLetter]:
         """Return the letters, sorted by index and tenant; `ids` may be prefixes."""
         where, parameters = _build_filter(index, tenant, ids)
-        columns = ", ".join(map(ident, _SHOWN))
+        columns = ", ".join(map(quote_identifier, _SHOWN))
         order = "ORDER BY index, tenant, version, id"
         query = f"SELECT {columns} FROM {self._quoted_name} FINAL {where} {order}"
         if not self._has_table():
@@ -272,7 +276,7 @@ class DeadLetters:
         if not self._has_table():
             return
         epoch = self.shut_out(index, tenants)
-        for some in portions(sorted(tenants)):
+        for some in split_names(sorted(tenants)):
             which = "index = {index:String} AND tenant IN {tenants:Array(String)}"
             self._delete_where(which, epoch, index=index, tenants=some)
 
@@ -292,7 +296,7 @@ class DeadLetters:
     def _delete_for_jobs(
         self, which: str, target: Target, registrations: Mapping[str, int], *, version: int
     ) -> None:
-        for some in portions(sorted(registrations)):
+        for some in split_names(sorted(registrations)):
             self._delete_where(
                 f"index = {{index:String}} AND tenant IN {{tenants:Array(String)}} AND {which}",
                 target.epochs.letters,
@@ -338,22 +342,22 @@ class DeadLetters:
 
     @property
     def _quoted_name(self) -> str:
-        return ident(self.database, TABLE)
+        return quote_identifier(self.database, TABLE)
 
 
 def _format_owner(index: str, tenant: str) -> str:
     return f"{index} {tenant}"
 
 
-def tenant_of(row: pa.Table, target: Target) -> str:
+def get_tenant(row: pa.Table, target: Target) -> str:
     if target.tenant is None:
         return DEFAULT_TENANT
     return str(pc.cast(row[target.tenant], pa.string())[0].as_py())
 
 
-def key_of(row: pa.Table, target: Target) -> str | None:
+def hash_key(row: pa.Table, target: Target) -> str | None:
     """Hash the columns that identify the row in its index; None without a key."""
-    return digest(row.select(list(target.identity))) if target.keys else None
+    return hash_rows(row.select(list(target.identity))) if target.keys else None
 
 
 def as_json(row: pa.Table, target: Target) -> str:
@@ -362,7 +366,7 @@ def as_json(row: pa.Table, target: Target) -> str:
     try:
         (values,) = own.to_pylist()
     except UnicodeDecodeError:
-        values = {name: row_shown(own.select([name])) for name in target.columns}
+        values = {name: format_row(own.select([name])) for name in target.columns}
     return json.dumps(values, default=_to_text, ensure_ascii=False)
 
 
@@ -373,10 +377,10 @@ def as_arrow(row: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-def letter_id(target: Target, row: pa.Table, parts: Sequence[Any]) -> str:
+def make_letter_id(target: Target, row: pa.Table, parts: Sequence[Any]) -> str:
     """Return an id that stays the same for the row; `parts` tell it from other rows."""
     version = row[VERSION][0].as_py()
-    told = [target.name, tenant_of(row, target), version, *parts]
+    told = [target.name, get_tenant(row, target), version, *parts]
     return _hash_parts(told)
 
 

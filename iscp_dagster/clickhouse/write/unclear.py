@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.connect.external import external
-from iscp_dagster.clickhouse.connect.quoting import ident
-from iscp_dagster.clickhouse.write.fitting import fitting_keys
+from iscp_dagster.clickhouse.connect.external import build_external_data
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
+from iscp_dagster.clickhouse.write.fitting import fit_keys
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.errors import FeedGoneError
@@ -65,7 +65,7 @@ def _find_served_keys(
     endpoint: Endpoint, target: Target, fresh: pa.Table, since: int
 ) -> list[dict[str, Any]]:
     """Return at most one of the keys that `target` served at version `since`."""
-    keys = fitting_keys(target, fresh.select(list(target.identity)).drop_null())
+    keys = fit_keys(target, fresh.select(list(target.identity)).drop_null())
     if not keys.num_rows:
         return []
     with endpoint.errors(f"look for keys in {target.database}.{target.table}"):
@@ -79,12 +79,12 @@ def _find_served_keys(
 
 
 def _render_query(target: Target) -> str:
-    version, _, deleted = map(ident, SYSTEM_COLUMNS)
+    version, _, deleted = map(quote_identifier, SYSTEM_COLUMNS)
     live = f"argMax({deleted}, {version}) = 0" if target.index is None else target.index.live()
-    key = ", ".join(map(ident, target.identity))
+    key = ", ".join(map(quote_identifier, target.identity))
     numbered = ", ".join(f"c{n}" for n, _ in enumerate(target.identity))
     return (
-        f"SELECT {key} FROM {ident(target.database, target.table)} "
+        f"SELECT {key} FROM {quote_identifier(target.database, target.table)} "
         f"WHERE ({key}) IN (SELECT {numbered} FROM {_TABLE}) AND {version} <= {{version:UInt64}} "
         f"GROUP BY {key} HAVING {live} LIMIT 1"
     )
@@ -92,7 +92,7 @@ def _render_query(target: Target) -> str:
 
 def _build_key_table(target: Target, keys: pa.Table) -> Any:
     numbered = keys.rename_columns([f"c{n}" for n, _ in enumerate(target.identity)])
-    return external(_TABLE, numbered, target.identity.values())
+    return build_external_data(_TABLE, numbered, target.identity.values())
 
 
 def refuse_replaced(chunk: pa.Table) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from iscp_dagster.clickhouse.connect.endpoint import endpoints, urls_of
+from iscp_dagster.clickhouse.connect.endpoint import parse_endpoints, split_urls
 from iscp_dagster.local.services import credentials
 from iscp_dagster.local.services.settings import (
     CLICKHOUSE,
@@ -89,9 +89,9 @@ def _get_clickhouse_url(environ: Mapping[str, str]) -> str | None:
         environ.get(variables.CLICKHOUSE_URL, ""),
         environ.get(variables.CLICKHOUSE_URLS, ""),
     )
-    if urls_of(urls):
-        endpoints(url, urls)
-        return urls_of(urls)[0]
+    if split_urls(urls):
+        parse_endpoints(url, urls)
+        return split_urls(urls)[0]
     return url or None
 
 

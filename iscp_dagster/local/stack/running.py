@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from iscp_dagster.clickhouse.connect.endpoint import urls_of
+from iscp_dagster.clickhouse.connect.endpoint import split_urls
 from iscp_dagster.local.services import clickhouse_server, dagster_server, logs, spark_server, state
 from iscp_dagster.local.services.lock import HomeLocks
 from iscp_dagster.local.services.service import Service
@@ -117,7 +117,7 @@ class _StateWriter:
             log_url=without_password(settings.log),
             lake=os.environ.get(LAKE, str(settings.lake)),
             clickhouse_urls=" ".join(
-                map(without_password, urls_of(settings.clickhouse_urls or ""))
+                map(without_password, split_urls(settings.clickhouse_urls or ""))
             ),
         )
         self._write_state()

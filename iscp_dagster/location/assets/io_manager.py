@@ -10,7 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.location.assets.iterations import InStep
 from iscp_dagster.location.assets.metadata import told_metadata
@@ -97,9 +97,13 @@ class ClickHouseIOManager(dg.IOManager):
             return table.load(context.asset_partition_keys if chosen else None)
         column = str(metadata[TENANT_COLUMN])
         database, name = table_of(context.asset_key, metadata)
-        where = f" WHERE toString({ident(column)}) IN {{tenants:Array(String)}}" if column else ""
+        where = (
+            f" WHERE toString({quote_identifier(column)}) IN {{tenants:Array(String)}}"
+            if column
+            else ""
+        )
         endpoint = self._deployment().endpoints[int(metadata.get(SHARD, 0))]
-        view = ident(endpoint.holds(database), name)
+        view = quote_identifier(endpoint.resolve_database(database), name)
         with endpoint.errors(f"read {view}"):
             parameters = {"tenants": list(context.asset_partition_keys)} if column else {}
             client = endpoint.client()
@@ -150,7 +154,7 @@ class Outcomes:
 
 def clickhouse_schema(store: IndexStore) -> dg.TableSchema:
     """The index's columns with their ClickHouse types."""
-    types = store.shape.column_types()
+    types = store.shape.get_column_types()
     return dg.TableSchema(
         [
             dg.TableColumn(name=f.name, type=types[f.name], description=f.comment or None)

@@ -6,7 +6,7 @@ from dagster import ConfigurableIOManagerFactory, ConfigurableResource, Resource
 from pydantic import Field
 
 from iscp_dagster.api.wiring import wired
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, parse_endpoints
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
@@ -35,7 +35,7 @@ class ClickHouse(ConfigurableResource[Endpoint]):
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The parsed addresses, by shard. Raises ConfigError for a malformed one."""
-        return endpoints(
+        return parse_endpoints(
             self.url,
             self.urls,
             connect_timeout=self.connect_timeout,

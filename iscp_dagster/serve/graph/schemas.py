@@ -16,7 +16,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.changes import CALCULATED
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.clickhouse.tables.owned import stored_definition
+from iscp_dagster.clickhouse.tables.owned import read_definition
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.declared.schema import DeltaField, Primitive, parse_schema
 from iscp_dagster.model.declared.tables import SourceTable
@@ -133,8 +133,8 @@ def calculated(served: Served) -> Sequence[DeltaField]:
         source=served.source,
         index=served.index,
         fields=(),
-        generation=data.served() or 0,
+        generation=data.find_served_generation() or 0,
         database=place.database,
     )
-    held = stored_definition(place.endpoint, shape).get(CALCULATED) or []
+    held = read_definition(place.endpoint, shape).get(CALCULATED) or []
     return parse_schema(json.dumps({"type": "struct", "fields": held}))

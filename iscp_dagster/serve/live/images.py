@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
-from iscp_dagster.clickhouse.connect.quoting import ident, text
-from iscp_dagster.clickhouse.tables.ddl import table_name
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
+from iscp_dagster.clickhouse.tables.ddl import format_table_name
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.clickhouse.types.typetext import FLOATS, ChType, parsed
+from iscp_dagster.clickhouse.types.typetext import FLOATS, ChType, parse_type
 from iscp_dagster.events.changes import Change, Stamped
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.declared.images import ChangeKind
@@ -199,19 +199,21 @@ class Images:
 
     @property
     def _table_sql(self) -> str:
-        return ident(self.database, table_name(self.view, "rows", self.generation))
+        return quote_identifier(
+            self.database, format_table_name(self.view, "rows", self.generation)
+        )
 
     @property
     def _tenant_sql(self) -> str:
-        return f"toString({ident(self.tenant)})" if self.tenant else text(self.lone)
+        return f"toString({quote_identifier(self.tenant)})" if self.tenant else text(self.lone)
 
     @property
     def _keys_sql(self) -> str:
-        return ", ".join(map(ident, self.keys))
+        return ", ".join(map(quote_identifier, self.keys))
 
     @property
     def _order_sql(self) -> str:
-        return ", ".join(map(ident, self._identity))
+        return ", ".join(map(quote_identifier, self._identity))
 
     @property
     def _identity(self) -> list[str]:
@@ -225,14 +227,14 @@ class Images:
 
     def _render_key_column(self, name: str) -> str:
         """One column as a text; what may be bytes is in base64, and times are in UTC."""
-        quoted, type_ = ident(name), parsed(self.types[name])
+        quoted, type_ = quote_identifier(name), parse_type(self.types[name])
         if type_.name in BINARY:
             return f"base64Encode(toString({quoted}))"
         return f"toString({f'toTimeZone({quoted}, {text(_UTC)})' if _is_time(type_) else quoted})"
 
     def _render_key_value(self, name: str, value: str) -> str:
         """What `_key_column` made a text of."""
-        type_ = parsed(self.types[name])
+        type_ = parse_type(self.types[name])
         if type_.name in BINARY:
             value = f"base64Decode({value})"
         kept = f"{type_.name}({', '.join([*map(str, type_.numbers), text(_UTC)])})"
@@ -240,8 +242,8 @@ class Images:
 
     def _render_sides(self, name: str, value: str) -> list[tuple[str, str]]:
         """What is compared, one after the other, to have the column's order; NaN comes last."""
-        sides = ident(name), self._render_key_value(name, value)
-        if parsed(self.types[name]).name not in FLOATS:
+        sides = quote_identifier(name), self._render_key_value(name, value)
+        if parse_type(self.types[name]).name not in FLOATS:
             return [sides]
         doubles = [f"toFloat64({each})" for each in sides]
         nans, others = (
@@ -261,7 +263,10 @@ class Images:
             "_row": self._key_sql,
             "_micros": "toUnixTimestamp64Micro(`_timestamp`)",
         }
-        system = [f"{computed.get(name, ident(name))} AS {ident(name)}" for name in _SYSTEM_COLUMNS]
+        system = [
+            f"{computed.get(name, quote_identifier(name))} AS {quote_identifier(name)}"
+            for name in _SYSTEM_COLUMNS
+        ]
         return ", ".join([*(each.selected for each in self.columns), *system])
 
     def _render_tenant_filter(self, tenants: Collection[str], bound: Parameters) -> str:
@@ -269,7 +274,9 @@ class Images:
             return "1" if self.lone in tenants else "0"
         type_ = self.types[self.tenant]
         named = bound.bind("Array(String)", _to_array(sorted(tenants)))
-        return f"{ident(self.tenant)} IN (SELECT CAST(arrayJoin({named}), {text(type_)}))"
+        return (
+            f"{quote_identifier(self.tenant)} IN (SELECT CAST(arrayJoin({named}), {text(type_)}))"
+        )
 
     def _render_key_comparison(self, operator: str, row: tuple[str, ...], bound: Parameters) -> str:
         """Compare keys in their order; ClickHouse does not look up tuples in its primary index."""
@@ -392,7 +399,7 @@ def _to_array(values: Sequence[str] | Sequence[int]) -> Any:
 
 
 def _build_system_column(name: str) -> Column:
-    found = column(name, parsed(_SYSTEM_COLUMNS[name]))
+    found = column(name, parse_type(_SYSTEM_COLUMNS[name]))
     if found is None:
         raise KeyError(name)
     return found

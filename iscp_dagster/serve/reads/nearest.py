@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.kinds.lengths import LARGEST
 from iscp_dagster.clickhouse.kinds.searching import Neighbourhood
-from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.columns import Column
@@ -94,9 +94,9 @@ def _read_neighbours(asking: Asking, asked: Near, limit: int, place: Place) -> l
         arguments.append(f"tenant = {parameters.bind(type_, asked.tenant or '')}")
     ends = asked.neighbourhood
     end = ends.nearest if where == EVERYTHING else ends.distances
-    view = ident(place.database, f"{served.view}_{end}")
+    view = quote_identifier(place.database, f"{served.view}_{end}")
     keys = [Order(column=column).sql for column in served.identity if column.compares]
-    order = ", ".join((ident(distance.name), *keys))
+    order = ", ".join((quote_identifier(distance.name), *keys))
     query = (
         f"SELECT {select_list(columns)} FROM {view}({', '.join(arguments)}) "
         f"WHERE {condition(where, parameters)} ORDER BY {order} LIMIT {limit}"
@@ -108,4 +108,4 @@ def distance_of(served: Served) -> Column:
     """Return the column in which the view of nearest neighbours has the distance."""
     taken = any(each.name == "distance" for each in (*served.columns, *served.hidden))
     name = "_distance" if taken else "distance"
-    return Column(name=name, field=name, type=parsed("Float64"), scalar=scalars.FLOAT64)
+    return Column(name=name, field=name, type=parse_type("Float64"), scalar=scalars.FLOAT64)

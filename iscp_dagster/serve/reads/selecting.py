@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.model.declared.schema import VERSION
 from iscp_dagster.serve.access import Viewer
 from iscp_dagster.serve.columns import Column
@@ -75,12 +75,12 @@ def _read_shard(
 
 def _render_source(served: Served, place: Place, viewer: Viewer, parameters: Parameters) -> str:
     """Return what the rows are read from; of changes, the last image of each key."""
-    view = ident(place.database, served.view)
+    view = quote_identifier(place.database, served.view)
     if not served.index.of_images:
         return view
-    keys = ", ".join(ident(each.name) for each in served.identity)
+    keys = ", ".join(quote_identifier(each.name) for each in served.identity)
     seen = tenancy.condition(served, viewer, parameters)
-    last = f"ORDER BY {ident(VERSION)} DESC, `_image` DESC LIMIT 1 BY {keys}"
+    last = f"ORDER BY {quote_identifier(VERSION)} DESC, `_image` DESC LIMIT 1 BY {keys}"
     return f"(SELECT * FROM (SELECT * FROM {view} WHERE {seen} {last}) WHERE `_image` = 1)"
 
 

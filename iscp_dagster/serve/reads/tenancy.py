@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.access import Viewer
@@ -27,9 +27,13 @@ def condition(served: Served, viewer: Viewer, parameters: Parameters) -> str:
     column = served.tenant
     if column is None:
         return "0"
-    held, type_, names = f"toString({ident(column.name)})", "String", sorted(viewer.tenants)
+    held, type_, names = (
+        f"toString({quote_identifier(column.name)})",
+        "String",
+        sorted(viewer.tenants),
+    )
     if column.scalar in _TYPED:
-        held, type_ = ident(column.name), str(column.type.bare)
+        held, type_ = quote_identifier(column.name), str(column.type.bare)
         names = [each for each in names if fits(column, each)]
     bound = ", ".join(parameters.bind(type_, each) for each in names)
     return f"{held} IN ({bound})" if bound else "0"

@@ -14,9 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iscp_dagster.clickhouse.write.chunks import batches_of
+from iscp_dagster.clickhouse.write.chunks import cut_batches
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
-from iscp_dagster.clickhouse.write.tenantwise import among, named, parted
+from iscp_dagster.clickhouse.write.tenantwise import (
+    filter_tenants,
+    get_row_tenants,
+    split_by_tenant,
+)
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.consumers.protocol import Consumer, DataType
 from iscp_dagster.model.declared.schema import DELETED, SYSTEM_COLUMNS, TIMESTAMP, VERSION
@@ -162,7 +166,7 @@ class Retriever:
         if column is None or len(self.tenants) == 1:
             return dict.fromkeys(self.tenants, batch)
         rows = pa.Table.from_batches([batch])
-        parts = parted(rows, named(rows, column))
+        parts = split_by_tenant(rows, get_row_tenants(rows, column))
         return {each.tenant: each.rows.combine_chunks().to_batches()[0] for each in parts}
 
     def marked(self) -> pa.Table | None:
@@ -205,7 +209,7 @@ class Retriever:
         column = self.share.tenant_column
         if column is None or not (self.refused or self.share.others):
             return rows
-        return among(rows, column, self.tenants - self.refused.keys())
+        return filter_tenants(rows, column, self.tenants - self.refused.keys())
 
     def _read_rows(self) -> pa.Table | None:
         """The next of the consumer's rows, at most as many as a batch holds; None: no more."""
@@ -216,7 +220,7 @@ class Retriever:
                     return None
                 wanted = self._list_columns()
                 mine = chunk.select(list(self.share.get_scan_names(wanted))).rename_columns(wanted)
-                self._pending = list(batches_of(mine))
+                self._pending = list(cut_batches(mine))
             some = self._pending.pop(0)
             rows = self._filter_tenants(some if self.mine is None else self.mine(some))
             if rows.num_rows:
@@ -308,7 +312,7 @@ class Retriever:
         if column is None or len(self.tenants) == 1:
             self.bytes.update(dict.fromkeys(self.tenants, stamped.nbytes))
             return
-        for each in parted(stamped, named(rows, column)):
+        for each in split_by_tenant(stamped, get_row_tenants(rows, column)):
             self.bytes[each.tenant] += each.rows.nbytes
 
     def _count_rows(self, rows: pa.Table, chosen: pa.ChunkedArray, counter: Counter[str]) -> None:
@@ -317,7 +321,7 @@ class Retriever:
             found = pc.sum(chosen).as_py()
             counter.update({DEFAULT_TENANT: found} if found else {})
             return
-        tenants = named(rows, column).filter(chosen)
+        tenants = get_row_tenants(rows, column).filter(chosen)
         for each in pc.value_counts(tenants.combine_chunks()).to_pylist():
             counter[each["values"]] += each["counts"]
 

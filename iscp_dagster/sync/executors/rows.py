@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.types.stored import Stored
-from iscp_dagster.clickhouse.types.texts import canonical
-from iscp_dagster.clickhouse.types.wire import respelled, restored
+from iscp_dagster.clickhouse.types.texts import normalize_json_columns
+from iscp_dagster.clickhouse.types.wire import decode_rows, respell_column
 from iscp_dagster.clickhouse.write.placement import Placement
 from iscp_dagster.spark.columns import Mapped
 
@@ -56,7 +56,7 @@ def make_json_rewriter(json: tuple[str, ...]) -> Mapped:
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield from canonical(pa.table(batch), json).to_batches()
+            yield from normalize_json_columns(pa.table(batch), json).to_batches()
 
     return rows
 
@@ -73,7 +73,7 @@ def make_value_rewriter(stored: Mapping[str, Stored], flags: Mapping[str, str]) 
             nulls = {flag: table[name].is_null() for flag, name in flags.items()}
             for name, kept in stored.items():
                 at = table.schema.get_field_index(name)
-                table = table.set_column(at, name, respelled(table[name], kept))
+                table = table.set_column(at, name, respell_column(table[name], kept))
             for flag, column in nulls.items():
                 table = table.append_column(flag, column)
             yield from table.to_batches()
@@ -86,7 +86,7 @@ def make_shard_filter(placement: Placement) -> Mapped:
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield from placement.mine(pa.table(batch)).to_batches()
+            yield from placement.select_rows(pa.table(batch)).to_batches()
 
     return rows
 
@@ -101,6 +101,8 @@ def make_index_reader(read: IndexRead, spark_schema: Any) -> Mapped:
         for batch in batches:
             for slice_ in batch["id"].to_pylist():
                 for found in map(pa.table, read.read_slice(slice_)):
-                    yield from canonical(restored(found, schema), read.json).to_batches()
+                    yield from normalize_json_columns(
+                        decode_rows(found, schema), read.json
+                    ).to_batches()
 
     return rows

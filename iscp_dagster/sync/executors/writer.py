@@ -17,15 +17,15 @@ import pyarrow as pa
 from iscp_dagster.clickhouse.write.chunks import (
     MOST_CHUNKS,
     ROWS_PER_CHUNK,
-    chunks,
-    combined,
-    pieces,
-    sized_chunks,
+    combine_batches,
+    cut_chunks,
+    cut_pieces,
+    cut_sized_chunks,
 )
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
-from iscp_dagster.clickhouse.write.fitting import stamped, without_gone_nulls
-from iscp_dagster.clickhouse.write.inserts import patiently
-from iscp_dagster.clickhouse.write.tenantwise import among, halved, without
+from iscp_dagster.clickhouse.write.fitting import add_system_columns, drop_null_key_deletes
+from iscp_dagster.clickhouse.write.inserts import call_with_retries
+from iscp_dagster.clickhouse.write.tenantwise import bisect_tenants, exclude_tenants, filter_tenants
 from iscp_dagster.clickhouse.write.unclear import refuse_replaced, refuse_twins
 from iscp_dagster.model.errors import FeedGoneError, IscpError
 from iscp_dagster.spark.columns import Mapped
@@ -146,9 +146,9 @@ class Writer:
         """
         if self.tenant_column is None or self.stamp is not None:
             return self._prepare_chunk(workers, rows)
-        rows = without(rows, self.tenant_column, unclear)
+        rows = exclude_tenants(rows, self.tenant_column, unclear)
         check = partial(self._prepare_chunk, workers)
-        found, gone = halved(rows, self.tenant_column, check, FeedGoneError)
+        found, gone = bisect_tenants(rows, self.tenant_column, check, FeedGoneError)
         unclear.update(gone)
         return pa.concat_tables(found) if found else rows.slice(0, 0)
 
@@ -161,18 +161,18 @@ class Writer:
 
     def _normalize_rows(self, rows: pa.Table) -> pa.Table:
         if self.stamp is not None:
-            rows = stamped(rows, self.stamp)
+            rows = add_system_columns(rows, self.stamp)
         else:
             refuse_replaced(rows if self.exact is None else rows.select(list(self.exact)))
-        return combined(without_gone_nulls(rows, self.keys))
+        return combine_batches(drop_null_key_deletes(rows, self.keys))
 
     def _cut_chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         rows = self.rows_per_chunk
         if rows is None:
-            yield from sized_chunks(batches)
+            yield from cut_sized_chunks(batches)
             return
         numbers = Counter[Any]()
-        for chunk in chunks(batches, rows, apart=self.apart):
+        for chunk in cut_chunks(batches, rows, apart=self.apart):
             whose = None if self.apart is None else chunk[self.apart][0].as_py()
             numbers[whose] += 1
             if numbers[whose] > self.most_chunks:
@@ -194,7 +194,7 @@ class Writer:
         for asked in filter(None, [whole, *shards]):
             try:
                 for share, rows in self._assign_checks(asked, chunk):
-                    patiently(partial(self._check_twins, share, rows), self.sleep)
+                    call_with_retries(partial(self._check_twins, share, rows), self.sleep)
             except FeedGoneError:
                 raise
             except IscpError as error:
@@ -212,7 +212,7 @@ class Writer:
             mine = left & share.tenants
             if mine:
                 column = share.tenant_column if share.others or mine != share.tenants else None
-                yield share, chunk if column is None else among(chunk, column, mine)
+                yield share, chunk if column is None else filter_tenants(chunk, column, mine)
             left -= mine
 
     def _check_twins(self, share: Share, chunk: pa.Table) -> None:
@@ -228,7 +228,7 @@ def _get_consumer(share: Share) -> IndexConsumer:
 
 def _start_thread(share: Share, task: int) -> Worker:
     consumer = _get_consumer(share)
-    mine = consumer.mine if consumer.placement else None
+    mine = consumer.select_rows if consumer.placement else None
     return Worker(lambda: consumer, Retriever(share=share, task=task, mine=mine))
 
 
@@ -293,7 +293,7 @@ def writing(writer: Writer, rows: Mapped = as_they_are, *, relayed: tuple[str, .
 
 def _pack_rows(chunk: pa.Table) -> Iterator[pa.RecordBatch]:
     for start in range(0, chunk.num_rows, ROWS_PER_RELAY):
-        for _, some in pieces(chunk.slice(start, ROWS_PER_RELAY)):
+        for _, some in cut_pieces(chunk.slice(start, ROWS_PER_RELAY)):
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, some.schema) as stream:
                 stream.write_table(some)

@@ -14,13 +14,13 @@ import pyarrow as pa
 
 from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.clickhouse.types.nulls import REFUSE, has_parts, null_rule
+from iscp_dagster.clickhouse.types.nulls import REFUSE, get_null_rule, has_parts
 from iscp_dagster.clickhouse.write.chunks import (
     FEWEST_TASKS,
     MOST_CHUNKS,
     MOST_TASKS,
     ROWS_PER_CHUNK,
-    chunks_per_task,
+    compute_chunks_per_task,
 )
 from iscp_dagster.delta import feedscan, filescan
 from iscp_dagster.delta import reader as delta_reader
@@ -97,7 +97,7 @@ def get_max_chunks(reading: Reading) -> int:
     if reading.transitions is not None:
         # A tenant's images are in one task, and what is not read as changes is a gap.
         return MOST_CHUNKS
-    return chunks_per_task(int(reading.layout.get(PARTITIONS, 1)))
+    return compute_chunks_per_task(int(reading.layout.get(PARTITIONS, 1)))
 
 
 def build_of(reading: Reading) -> str:
@@ -212,7 +212,7 @@ class Reader:
         with suppress(IscpError):
             index = index_of(self.source, info)
             own = added.name in index.types or added.name in index.needed_columns
-            return not own and null_rule(self.source, index, added.name) != REFUSE
+            return not own and get_null_rule(self.source, index, added.name) != REFUSE
         return True
 
     def _find_readded(self, range_: Range) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.clickhouse.tables.staging import new_attempt
+from iscp_dagster.clickhouse.tables.staging import make_attempt_id
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.filescan import NotPlainError
@@ -63,7 +63,7 @@ def clear(scanned: ByJob) -> None:
         if each.store is not None and each.reading.staged:
             # The next run drops what is left, or the hourly maintenance does.
             with suppress(IscpError):
-                each.store.unstage()
+                each.store.drop_staging_table()
 
 
 def scan_group(reader: Reader, trial: Trial) -> Scanned | ScanFailed:
@@ -267,7 +267,7 @@ def _prepare_store(
     stopped |= sink.lost()
     if stopped.keys() >= share.tenants:
         raise next(iter(stopped.values()))
-    return replace(store, attempt=new_attempt(sink.run_id)), stopped
+    return replace(store, attempt=make_attempt_id(sink.run_id)), stopped
 
 
 def _attach_consumer(share: Share, store: IndexStore) -> Share:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.indexes import index_of
-from iscp_dagster.clickhouse.tables.generations import unsettled_views
+from iscp_dagster.clickhouse.tables.generations import find_unsettled_views
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.sharding import suffix
@@ -33,11 +33,11 @@ def serve_when_built(deployment: Deployment, name: JobID, store: IndexStore) -> 
     and may be interrupted.
     """
     data, mine = store.data, store.shape.generation
-    served = data.served() if mine else None
+    served = data.find_served_generation() if mine else None
     if served is None or served > mine:
         return False
     left = [table for table, its in data.tables().items() if its < mine]
-    if not left or data.shows(
+    if not left or data.has_rows(
         served, store.shape.source.tenant, deployment.log.find_unbuilt_tenants(name)
     ):
         return False
@@ -65,7 +65,7 @@ def find_unserved(deployment: Deployment, jobs: Collection[Job]) -> frozenset[Jo
 
 def _get_generation(deployment: Deployment, info: ConsumerInfo) -> int | None:
     data = deployment.data(info)
-    return None if data is None else data.served()
+    return None if data is None else data.find_served_generation()
 
 
 def serve_all(deployment: Deployment, sources: Sequence[SourceTable]) -> Served:
@@ -77,12 +77,12 @@ def serve_all(deployment: Deployment, sources: Sequence[SourceTable]) -> Served:
     found = Served()
     for endpoint, database in _list_databases(deployment, sources):
         try:
-            waiting = unsettled_views(endpoint, database)
+            waiting = find_unsettled_views(endpoint, database)
         except Exception as error:  # noqa: BLE001 - whatever a database raises stops it alone
             found.problems.append(f"{database}: {error}")
             continue
         for source in sources:
-            if endpoint.holds(source.database) == database:
+            if endpoint.resolve_database(source.database) == database:
                 for name in _list_job_names(deployment, source, endpoint, sorted(waiting)):
                     _serve_latest(deployment, source, name, found)
     return found
@@ -93,7 +93,7 @@ def _list_databases(
 ) -> Iterator[tuple[Endpoint, str]]:
     """Every database, on every endpoint, that holds indexes of the sources."""
     for endpoint in deployment.endpoints:
-        for database in sorted({endpoint.holds(source.database) for source in sources}):
+        for database in sorted({endpoint.resolve_database(source.database) for source in sources}):
             yield endpoint, database
 
 

@@ -31,7 +31,7 @@ from tables import (
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.clickhouse.tables.staging import new_attempt
+from iscp_dagster.clickhouse.tables.staging import make_attempt_id
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
@@ -815,7 +815,7 @@ def test_an_heir_that_follows_changes_clears_what_a_zombie_staged(deployment):
     table.sql("UPDATE {t} SET name = 'changed' WHERE id = 1")
     dying = table.iteration("a")
     outcomes = one_by_one(deployment, table.source, dying, run_id="dead")
-    store = replace(next(outcomes).store, attempt=new_attempt("dead"))
+    store = replace(next(outcomes).store, attempt=make_attempt_id("dead"))
     outcomes.close()
     store.stage()
     deployment.log.recover({"dead"})

@@ -16,7 +16,7 @@ from tables import Table, deployment_at
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.api.jobs import EVERY, Jobs
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, parse_endpoints
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.delta.plans import ReadKind
@@ -149,7 +149,7 @@ def test_snapshot_and_changes_are_each_on_their_shard(spark_table):
 
 def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tmp_path):
     names = [f"shards_{uuid4().hex[:8]}_{shard}" for shard in (0, 1)]
-    shards = endpoints("", " ".join(f"{clickhouse_url}/?database={name}" for name in names))
+    shards = parse_endpoints("", " ".join(f"{clickhouse_url}/?database={name}" for name in names))
     deployment = deployment_at(
         clickhouse_url, spark_remote, tmp_path, endpoint=shards[0], shards=shards
     )

@@ -12,7 +12,7 @@ from tables import Table, deployment_at, ledger_of, one_by_one, publish_one
 
 from iscp_dagster import Mirror
 from iscp_dagster.batches.keepermap import KeeperMapStates
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.model.batch import Case, Phase
 from iscp_dagster.model.errors import BatchError, FenceError, UnavailableError
@@ -30,7 +30,7 @@ def states(keeper, tmp_path):
     states = KeeperMapStates(keeper.endpoint, database=database, path=f"/{database}")
     states.ensure()
     yield states
-    keeper.endpoint.client().command(f"DROP DATABASE {ident(database)}")
+    keeper.endpoint.client().command(f"DROP DATABASE {quote_identifier(database)}")
 
 
 @pytest.fixture

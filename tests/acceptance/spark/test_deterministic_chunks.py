@@ -6,7 +6,7 @@ from nearspark import NearSpark
 from tables import Table
 
 from iscp_dagster import Mirror
-from iscp_dagster.clickhouse.write.chunks import chunks, digest
+from iscp_dagster.clickhouse.write.chunks import cut_chunks, hash_rows
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.model.batch import Range
 from iscp_dagster.sync.reading.reader import Reader
@@ -39,10 +39,10 @@ def chunked(table, *others):
         from pyspark import TaskContext
 
         task = TaskContext.get().partitionId()
-        cuts = chunks(batches, 7, apart="tenant" if append else None)
+        cuts = cut_chunks(batches, 7, apart="tenant" if append else None)
         mine = [chunk for chunk in cuts if chunk["tenant"][0].as_py() == "a"]
         for number, chunk in enumerate(mine):
-            found = {"task": [task], "number": [number], "digest": [digest(chunk)]}
+            found = {"task": [task], "number": [number], "digest": [hash_rows(chunk)]}
             yield pa.RecordBatch.from_pydict(found)
 
     reader = Reader(

@@ -198,9 +198,9 @@ class Rows:
     def search(self):
         """Check that a word finds the new row, and that the row is nearest to its vector."""
         word, tenant = self.names.others[0], self.names.tenants[0]
-        mine = f"{clickhouse.ident(self.names.tenant)} = {clickhouse.text(tenant)}"
-        found = f"{mine} AND hasAllTokens({clickhouse.ident(word)}, '9')"
-        key = clickhouse.ident(self.names.keys[0])
+        mine = f"{clickhouse.quote_identifier(self.names.tenant)} = {clickhouse.text(tenant)}"
+        found = f"{mine} AND hasAllTokens({clickhouse.quote_identifier(word)}, '9')"
+        key = clickhouse.quote_identifier(self.names.keys[0])
         new = (KEY.format(9),)
         assert new in self.table.query(f"SELECT {key} FROM {{text}} WHERE {found}")
         nearest = self.table.view(self.table.source.index("vector"), "_nearest")

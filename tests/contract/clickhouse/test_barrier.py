@@ -21,7 +21,7 @@ from iscp_dagster.clickhouse.connect.failures import (
     OvertakenError,
 )
 from iscp_dagster.clickhouse.connect.gate import EVERYWHERE, RACES, Gate
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.write.inserts import insert
 
 pytestmark = pytest.mark.slow
@@ -44,8 +44,8 @@ def make(endpoint):
     def build(*, column=COLUMN, first=FIRST, **named):
         table = f"t{next(NUMBERS)}"
         endpoint.client().command(
-            f"CREATE TABLE barred.{table} ({ident(COLUMN)} String, n Int64, {first.sql(column)}) "
-            f"ENGINE = MergeTree PARTITION BY {ident(COLUMN)} ORDER BY n"
+            f"CREATE TABLE barred.{table} ({quote_identifier(COLUMN)} String, n Int64, {first.sql(column)}) "
+            f"ENGINE = MergeTree PARTITION BY {quote_identifier(COLUMN)} ORDER BY n"
         )
         return Gate(endpoint=endpoint, database="barred", table=table, column=column, **named)
 
@@ -125,7 +125,7 @@ def test_those_that_race_are_all_heard(make):
 @pytest.mark.parametrize("found", [0, 2])
 def test_a_table_whose_barrier_somebody_changed_is_refused(make, found):
     gate = make()
-    name = ident("barred", gate.table)
+    name = quote_identifier("barred", gate.table)
     change = "ADD CONSTRAINT iscp_barrier_9 CHECK 1" if found else f"DROP CONSTRAINT {FIRST.name}"
     gate.endpoint.client().command(f"ALTER TABLE {name} {change}")
     for look in (gate.epoch, lambda: gate.shut_out({"a"})):
@@ -137,10 +137,10 @@ def test_of_too_many_those_taken_over_long_ago_are_not_told_apart(monkeypatch):
     monkeypatch.setattr(barrier, "MOST_TENANTS", 3)
     found = Barrier(epoch=10, floor=10)
     for name in "abcde":
-        found = found.raised({name})
+        found = found.raise_epochs({name})
     assert (found.epoch, found.floor, found.tenants) == (15, 12, {"c": 13, "d": 14, "e": 15})
     monkeypatch.setattr(barrier, "MOST_BYTES", 10)
-    found = found.raised({"long" * 10})
+    found = found.raise_epochs({"long" * 10})
     assert (found.floor, found.tenants) == (16, {})
 
 

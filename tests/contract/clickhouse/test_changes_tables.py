@@ -11,7 +11,7 @@ from shipping import built, check_staged, put_in_place, write
 
 from iscp_dagster import Changes, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.tables.owned import stored_definition
+from iscp_dagster.clickhouse.tables.owned import read_definition
 from iscp_dagster.model.declared.images import IMAGE_FIELDS
 from iscp_dagster.model.declared.schema import Decimal, DeltaField, Primitive
 from iscp_dagster.model.errors import FeedGoneError, SchemaError
@@ -163,7 +163,7 @@ def test_a_key_that_is_inserted_while_it_is_in_the_view_is_found(make):
 
 def test_types_of_calculated_columns_are_kept_with_the_table(make):
     store = make()
-    definition = stored_definition(store.endpoint, store.shape)
+    definition = read_definition(store.endpoint, store.shape)
     assert [each["type"] for each in definition["calculated"]] == ["decimal(10,2)"]
     assert definition["view"] == VIEW
     json.dumps(definition)

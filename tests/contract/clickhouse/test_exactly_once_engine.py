@@ -20,7 +20,7 @@ from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import OvertakenError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.clickhouse.tables.staging import new_attempt
+from iscp_dagster.clickhouse.tables.staging import make_attempt_id
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.joblog.iterations import Iteration
@@ -135,7 +135,7 @@ class OneJob:
         run = f"run-{next(self.runs)}"
         (claim,) = self.log.begin(self.iteration(START, self.written), run, {})
         sink = Sink(log=self.log, claims=[claim])
-        store = replace(self.store, attempt=new_attempt(run))
+        store = replace(self.store, attempt=make_attempt_id(run))
         store = store.take_over(sink.list_written_tenants(), sink.list_live_runs)
         store.stage()
         count = self.written * ROWS - len(self.gone)

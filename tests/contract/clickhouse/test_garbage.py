@@ -44,7 +44,7 @@ class TwoTenants:
         self.sql(f"CREATE DATABASE {self.database}")
         self.sql(
             f"CREATE TABLE {self.database}.t_mirror__rows "
-            f"(tenant String, id Int64, {Barrier.first(NOW).sql('tenant')}) "
+            f"(tenant String, id Int64, {Barrier.create_initial(NOW).sql('tenant')}) "
             "ENGINE = MergeTree PARTITION BY tenant ORDER BY id"
         )
         self.insert(*TENANTS)

@@ -15,7 +15,7 @@ from shipping import built, check_staged, put_in_place, shipped, write
 from iscp_dagster import Changes, FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError, LostRowsError
-from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
 from iscp_dagster.clickhouse.tables.ddl import VIRTUAL_COLUMNS, IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -126,7 +126,7 @@ def test_a_table_of_very_many_columns_is_made_widened_and_served(endpoint):
     store.ensure_views()
     store.stage()
     of(*FIELDS, *more, DeltaField(name="later", type=Primitive("long"))).ensure()
-    every = ", ".join(map(ident, [*names, "later"]))
+    every = ", ".join(map(quote_identifier, [*names, "later"]))
     assert len(every) > 256 << 10
     query = f"SELECT {every} FROM {store.shape.name(store.shape.view)}"
     assert store.endpoint.client().query(query).result_rows == []
@@ -527,7 +527,7 @@ def test_what_was_built_before_the_drop_of_a_tenant_lands_stays(store, clickhous
         write(store, rows([3]))
         assert len(proxy.land()) == 1
     assert [row[1] for row in served(store)] == [1, 2, 3]
-    assert data_of(store).stagings() == [store.staging]
+    assert data_of(store).list_staging_tables() == [store.staging]
 
 
 def test_an_index_that_was_built_before_the_drop_of_it_lands_stays(store, clickhouse_url):
@@ -551,7 +551,7 @@ def test_an_index_that_was_built_before_the_drop_of_it_lands_stays(store, clickh
     # A late DROP of a view loses no rows.
     store.ensure()
     assert [row[1] for row in served(store)] == [1, 2, 3]
-    assert data_of(store).stagings() == []
+    assert data_of(store).list_staging_tables() == []
 
 
 def test_a_server_that_is_not_there_is_named_without_its_password():
@@ -590,7 +590,7 @@ def test_what_another_index_or_somebody_else_owns_is_left_alone(make, endpoint):
 @settings(max_examples=60)
 @given(names=st.lists(st.text(min_size=1), min_size=1, unique=True))
 def test_any_name_is_one_column_and_any_text_one_literal(endpoint, names):
-    listed = ", ".join(f"{text(name)} AS {ident(name)}" for name in names)
+    listed = ", ".join(f"{text(name)} AS {quote_identifier(name)}" for name in names)
     found = endpoint.client().query(f"SELECT {listed}")
     assert list(found.column_names) == names
     assert found.result_rows == [tuple(names)]
@@ -603,7 +603,7 @@ def test_the_names_that_are_refused_are_virtual_columns(store, endpoint):
 
 
 def test_names_with_any_characters_are_only_names(make):
-    assert ident("x`; DROP TABLE y") == "`x\\`; DROP TABLE y`"
+    assert quote_identifier("x`; DROP TABLE y") == "`x\\`; DROP TABLE y`"
     store = make(Mirror())
     write(store, rows([1], tenant="it's \\ `odd`"), staged=True)
     check_staged(store, "it's \\ `odd`", version=1, rows=1)

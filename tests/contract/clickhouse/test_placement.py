@@ -13,7 +13,7 @@ from servers import Server, running_servers
 from shipping import count, shipped, write
 
 from iscp_dagster import Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.connect.external import external
+from iscp_dagster.clickhouse.connect.external import build_external_data
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -139,7 +139,7 @@ def distributed(client, placement, rows):
     client.command(f"SYSTEM STOP DISTRIBUTED SENDS {table}")
     client.command(
         f"INSERT INTO {table} SELECT * FROM sent",
-        external_data=external("sent", rows, [*types, "Int64"]),
+        external_data=build_external_data("sent", rows, [*types, "Int64"]),
         settings={"distributed_foreground_insert": 0, **settings},
     )
     paths = client.query(f"SELECT data_paths[1] FROM system.tables WHERE name = '{table}'")
@@ -182,11 +182,11 @@ def test_a_distributed_table_stands_over_the_views(distributing):
 
 
 def sent_as_kept(placement, rows):
-    from iscp_dagster.clickhouse.types.wire import sent
+    from iscp_dagster.clickhouse.types.wire import encode_column
 
     for name, kept in placement.stored.items():
         at = rows.schema.get_field_index(name)
-        rows = rows.set_column(at, name, sent(rows[name], kept))
+        rows = rows.set_column(at, name, encode_column(rows[name], kept))
     return rows
 
 

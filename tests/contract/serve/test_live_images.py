@@ -6,7 +6,7 @@ from imagetable import ImageTable
 from places import ROOT
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.serve.columns import column
 from iscp_dagster.serve.live import images as module
 from iscp_dagster.serve.live.images import Found, Images, Span, Standing
@@ -156,8 +156,8 @@ def test_no_key_is_lost_between_two_pages(clickhouse_url, type_, keys, shown):
         database="live_keys",
         view="t",
         columns=[
-            column("k", parsed(type_), binary=type_ == "String"),
-            column("said", parsed("String")),
+            column("k", parse_type(type_), binary=type_ == "String"),
+            column("said", parse_type("String")),
         ],
         keys=["k"],
         types={"tenant": "String", "k": type_},

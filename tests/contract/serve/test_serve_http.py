@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError
-from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.model.errors import IscpError, UnavailableError
 from iscp_dagster.serve.access import FunctionAccess
 from iscp_dagster.serve.columns import column
@@ -296,7 +296,7 @@ def test_a_look_that_fails_leaves_the_schema(shop, caplog):
     ],
 )
 def test_clickhouse_ends_what_costs_more_than_the_caps(clickhouse_url, source, limits, said):
-    shown = column("number", parsed("UInt64"))
+    shown = column("number", parse_type("UInt64"))
     condition = " WHERE sipHash64(number) = 1" if "seconds" in limits else ""
     with pytest.raises(IscpError) as failed:
         rows(

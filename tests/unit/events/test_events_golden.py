@@ -9,7 +9,7 @@ import pytest
 from places import GOLDEN
 
 from idempotent_receiver import Deduplicator, MemoryStore, Newest
-from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.events.changes import pair_images
 from iscp_dagster.events.hysteresis import Condition, Machine
 from iscp_dagster.events.ids import IdScheme
@@ -89,7 +89,7 @@ def test_the_way_of_a_trade_ends_in_the_bodies_of_the_table():
 def test_a_subscription_tells_what_the_table_says():
     """As `trades(where: {symbol: {_eq: "AAPL"}})`; the timestamp is beside the data."""
     rows = [row for n, line in enumerate(words("changes"), 1) for row in trade(line, n)]
-    columns = {"symbol": column("symbol", parsed("String"))}
+    columns = {"symbol": column("symbol", parse_type("String"))}
     wanted = Wanted(where=parse(columns, {"symbol": {"_eq": "AAPL"}}))
     told = [wanted.told(each, "") for each in pair_images(rows, keys=["trade_id"], tenant=None)]
     messages = [

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import GOLDEN
 
-from iscp_dagster.clickhouse.write.tokens import chunk_token
+from iscp_dagster.clickhouse.write.tokens import make_chunk_token
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.clock import new_id, utc_now
 from iscp_dagster.model.errors import ConfigError, TransitionError
@@ -194,24 +194,26 @@ RANGE = Range(from_=Moment(4, 100), to=Moment(8, 200))
 
 def test_tokens_never_change():
     # A token stored in ClickHouse by an earlier release must still be recognized.
-    assert chunk_token(7, ["acme"], RANGE, 0, 1, "c0ffee") == "fa9a11208da0be33055e8fd486313ccd"
-    assert chunk_token(7, {"ñ", "a"}, RANGE, 3, 0, "") == "0f070f505ebfc051719bda96d29cf28f"
+    assert (
+        make_chunk_token(7, ["acme"], RANGE, 0, 1, "c0ffee") == "fa9a11208da0be33055e8fd486313ccd"
+    )
+    assert make_chunk_token(7, {"ñ", "a"}, RANGE, 3, 0, "") == "0f070f505ebfc051719bda96d29cf28f"
 
 
 def test_a_token_depends_on_all_but_the_order_of_tenants_and_the_times():
-    token = chunk_token(7, ["a", "b"], RANGE, 0, 1, "x")
-    assert chunk_token(7, {"b", "a"}, RANGE, 0, 1, "x") == token
+    token = make_chunk_token(7, ["a", "b"], RANGE, 0, 1, "x")
+    assert make_chunk_token(7, {"b", "a"}, RANGE, 0, 1, "x") == token
     timeless = Range(from_=Moment(4), to=Moment(8))
-    assert chunk_token(7, ["a", "b"], timeless, 0, 1, "x") == token
+    assert make_chunk_token(7, ["a", "b"], timeless, 0, 1, "x") == token
     others = {
-        chunk_token(8, ["a", "b"], RANGE, 0, 1, "x"),
-        chunk_token(7, ["ab"], RANGE, 0, 1, "x"),
-        chunk_token(7, ["a,b"], RANGE, 0, 1, "x"),
-        chunk_token(7, ["a", "b"], Range(from_=Moment(4), to=Moment(9)), 0, 1, "x"),
-        chunk_token(7, ["a", "b"], Range(from_=Moment(3), to=Moment(8)), 0, 1, "x"),
-        chunk_token(7, ["a", "b"], RANGE, 1, 0, "x"),
-        chunk_token(7, ["a", "b"], RANGE, 0, 1, "y"),
-        chunk_token(7, ["a", "b"], RANGE, 0, 1, "x", "again"),
+        make_chunk_token(8, ["a", "b"], RANGE, 0, 1, "x"),
+        make_chunk_token(7, ["ab"], RANGE, 0, 1, "x"),
+        make_chunk_token(7, ["a,b"], RANGE, 0, 1, "x"),
+        make_chunk_token(7, ["a", "b"], Range(from_=Moment(4), to=Moment(9)), 0, 1, "x"),
+        make_chunk_token(7, ["a", "b"], Range(from_=Moment(3), to=Moment(8)), 0, 1, "x"),
+        make_chunk_token(7, ["a", "b"], RANGE, 1, 0, "x"),
+        make_chunk_token(7, ["a", "b"], RANGE, 0, 1, "y"),
+        make_chunk_token(7, ["a", "b"], RANGE, 0, 1, "x", "again"),
     }
     assert len(others | {token}) == 9
 

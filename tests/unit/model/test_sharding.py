@@ -10,7 +10,7 @@ import iscp_dagster
 from iscp_dagster import FullText, Mirror, Sharding, SourceTable, SpecUpdate, Vector
 from iscp_dagster.api.checks import check_view_free
 from iscp_dagster.api.environment import databases_of, deployment_of, endpoints_of, shards_of
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, parse_endpoints
 from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.location.assets.index_assets import index_assets
@@ -284,7 +284,7 @@ def test_servers_are_named_in_one_setting(between):
 )
 def test_settings_that_contradict_are_refused_without_a_password(url, urls, said):
     with pytest.raises(ConfigError, match=said) as refused:
-        endpoints(url, urls)
+        parse_endpoints(url, urls)
     assert "secret" not in str(refused.value)
 
 
@@ -292,8 +292,8 @@ TWO_DATABASES = "http://u:secret@one:1/?database=a http://one:1/?insert_quorum=2
 
 
 def test_a_database_each_makes_two_shards_of_one_server():
-    first, second = endpoints("http://one:1/?database=a", TWO_DATABASES)
-    assert [each.holds("shop") for each in (first, second)] == ["a", "b"]
+    first, second = parse_endpoints("http://one:1/?database=a", TWO_DATABASES)
+    assert [each.resolve_database("shop") for each in (first, second)] == ["a", "b"]
     assert (first.server, first.address) == ("http://one:1", "http://one:1/?database=a")
     assert (second.address, second.insert_quorum) == ("http://one:1/?database=b", "2")
     assert databases_of({"CLICKHOUSE_URLS": TWO_DATABASES}) == ("a", "b")
@@ -327,7 +327,7 @@ def test_tables_of_one_name_do_not_share_a_database_that_a_url_names():
     check_declared_once(sources)
     with pytest.raises(ConfigError, match=r"would both have the index view 'a\.t_mirror'"):
         check_declared_once(sources, ("a",))
-    shard = endpoints("http://one:1/?database=a")
+    shard = parse_endpoints("http://one:1/?database=a")
     within = replace(deployment(1), endpoint=shard[0], shards=shard)
     info = make_job_spec(sources[0], Mirror(name="mine")).detail.consumer
     check_view_free(within, sources, sources[0], info)

@@ -7,7 +7,7 @@ from history import FakeIndex, Listener, new_feed, settled, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.serve.columns import column
 from iscp_dagster.serve.live.errors import PositionExpiredError, PositionInvalidError
@@ -16,7 +16,7 @@ from iscp_dagster.serve.live.ring import Entry, Ring
 from iscp_dagster.serve.live.telling import DELETE, INSERT, PROGRESS, UPDATE, Wanted
 from iscp_dagster.serve.where import parse
 
-COLUMNS = {name: column(name, parsed("Int32")) for name in ("id", "value")}
+COLUMNS = {name: column(name, parse_type("Int32")) for name in ("id", "value")}
 
 
 def wanting(where, tenants=None):

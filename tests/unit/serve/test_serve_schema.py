@@ -10,7 +10,7 @@ from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.types.cells import CELLS
-from iscp_dagster.clickhouse.types.typetext import parsed
+from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.model.declared.tables import spread
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.serve import catalog as catalogs
@@ -40,8 +40,8 @@ def test_every_type_that_an_index_can_have_has_a_scalar():
     names = {name for cells in CELLS.values() for cell in cells for name in cell.names}
     structures = {"Map", "Tuple", "Nested", "Dynamic", "Variant"}
     assert names | structures <= set(_BY_NAME)
-    assert column("a", parsed("Array(Array(Nullable(Int64)))")).lists == 2
-    assert column("a", parsed("AggregateFunction(sum, Int8)")) is None
+    assert column("a", parse_type("Array(Array(Nullable(Int64)))")).lists == 2
+    assert column("a", parse_type("AggregateFunction(sum, Int8)")) is None
 
 
 @pytest.mark.parametrize(

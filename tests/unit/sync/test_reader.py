@@ -9,7 +9,7 @@ from nearspark import NearSpark
 from onetable import Clock, commit, in_memory, orders
 
 from iscp_dagster.clickhouse.tables.ddl import DEDUPLICATION_WINDOW
-from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, MOST_TASKS, chunks_per_task
+from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, MOST_TASKS, compute_chunks_per_task
 from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.model.batch import Range
@@ -104,5 +104,5 @@ def test_a_layout_that_does_not_say_is_read_alike_whatever_cores_spark_has(tmp_p
 
 @pytest.mark.parametrize("tasks", range(1, MOST_TASKS + 1))
 def test_all_tasks_together_write_no_more_chunks_than_clickhouse_remembers(tasks):
-    assert tasks * chunks_per_task(tasks) * 5 <= DEDUPLICATION_WINDOW
+    assert tasks * compute_chunks_per_task(tasks) * 5 <= DEDUPLICATION_WINDOW
     assert MOST_TASKS_OF_IMAGES * MOST_CHUNKS <= DEDUPLICATION_WINDOW

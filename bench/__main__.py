@@ -45,7 +45,7 @@ from bench import (
 from bench.report import Report
 from bench.setting import Setting
 from iscp_dagster.api.environment import deployment_of
-from iscp_dagster.local.stack.environment import with_stack
+from iscp_dagster.local.stack.environment import add_stack_variables
 
 WITH_STACK = ["snapshot", "tail", "detection", "shapes", "store"]
 OF_TESTS = {"store": "moto", "invocations": "psutil"}
@@ -121,7 +121,7 @@ def _by_itself(chosen: argparse.Namespace, part: str, folder: Path, report: Repo
 
 
 def _with_stack(chosen: argparse.Namespace, parts: Sequence[str], report: Report) -> None:
-    environ = with_stack(os.environ)
+    environ = add_stack_variables(os.environ)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=user_files(environ)) as folder:
         setting = Setting(environ, Path(folder), chosen.rows)
         if "snapshot" in parts:

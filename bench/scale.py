@@ -142,7 +142,7 @@ def _rows(
         log = deployment.delta_log(source)
         moment: Moment = log.latest()
         specs = make_job_specs(source, INDEXES)
-        for row in make_new_jobs(log.table_id(), tenants, specs):
+        for row in make_new_jobs(log.get_table_id(), tenants, specs):
             job = lifecycle.registered(row, registration=1, seq=0, now=now)
             values = to_row(job)
             yield {**values, "watermark": str(moment), "watermark_version": moment.version}

@@ -85,7 +85,7 @@ class Setting:
         """Run one iteration of all tenants and indexes; return the number of rows delivered."""
         deployment = self.deployment
         log = deployment.delta_log(source)
-        latest, table_id = log.latest(), log.table_id()
+        latest, table_id = log.latest(), log.get_table_id()
         tenants = log.tenants()
         deployment.log.register_many(
             make_new_jobs(table_id, tenants, make_job_specs(source, source.indexes))
@@ -119,7 +119,7 @@ class Setting:
     def peer_table(self) -> tuple[str, IndexTable]:
         """Make an empty table of the same shape for a peer; return its qualified name and shape."""
         source = self.source(Mirror())
-        fields = self.deployment.delta_log(source).facts().fields
+        fields = self.deployment.delta_log(source).get_facts().fields
         store = self.deployment.store(source, source.indexes[0], fields)
         store.ensure()
         return store.shape.name(store.shape.rows), store.shape

@@ -26,7 +26,7 @@ from iscp_dagster.model.variables import (
     SPARK_REMOTE,
     STATE_STORE,
 )
-from iscp_dagster.spark.session import private, shared
+from iscp_dagster.spark.session import create_private_session, shared
 from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.deployment import Deployment
 
@@ -127,7 +127,7 @@ def deployment_of(environ: Mapping[str, str]) -> Deployment:
         state_store=environ.get(STATE_STORE, "sql"),
         tolerate_state_mismatch=is_mismatch_tolerated(environ),
         shared=lambda: shared(remote),
-        private=lambda: private(remote),
+        private=lambda: create_private_session(remote),
         lake=environ[LAKE],
         bounds=bounds_of(environ),
         event_ids=IdScheme.from_environment(environ),

@@ -90,7 +90,7 @@ class Jobs:
         if connection is not None:
             return self.within(connection).register_job(tenant, job, spec)
         delta_log, spec = self.registrable(tenant, job, spec)
-        table_id = delta_log.table_id()
+        table_id = delta_log.get_table_id()
         check_sole(self.deployment, self.source(f"{job.db}.{job.table}"), table_id)
         rows = [
             NewJob(tenant=each, name=job, table_id=table_id, spec=spec)
@@ -407,7 +407,7 @@ class Jobs:
         source = self.source(f"{job.db}.{job.table}")
         delta_log = self.deployment.delta_log(source)
         with suppress(errors.SourceError, errors.UnavailableError):
-            columns = delta_log.facts().fields
+            columns = delta_log.get_facts().fields
             with about(job):
                 consumer = spec.detail.consumer
                 names = [field.name for field in columns]
@@ -474,7 +474,7 @@ class Jobs:
         if job.status.code != errors.TableGoneError.code:
             return False
         source = self.source(f"{job.name.db}.{job.name.table}")
-        return job.key.table_id != self.deployment.delta_log(source).table_id()
+        return job.key.table_id != self.deployment.delta_log(source).get_table_id()
 
     def _make_unknown_error(self, tenant: str, job: JobID) -> errors.NoSuchJobError:
         table = f"{job.db}.{job.table}"
@@ -508,9 +508,9 @@ def open_jobs(environ: Mapping[str, str]) -> Jobs:
     """
     from iscp_dagster.api.discovery import declared, place_of
     from iscp_dagster.api.environment import deployment_of
-    from iscp_dagster.local.stack.environment import with_stack
+    from iscp_dagster.local.stack.environment import add_stack_variables
 
-    found = with_stack(environ)
+    found = add_stack_variables(environ)
     deployment = deployment_of(found)
 
     def cancel(runs: Collection[str]) -> None:

@@ -102,7 +102,7 @@ class Wait:
         may have changed something. Raises WaitError, ConfigError.
         """
         deadline = self.monotonic() + timeout
-        table_id = self.delta_log.table_id()
+        table_id = self.delta_log.get_table_id()
         check_sole(self.deployment, self.source, table_id)
         goal = self.delta_log.latest().version if version is None else version
         if goal < 0:
@@ -264,7 +264,7 @@ class Wait:
 
     def _get_latest_version(self, table_id: str) -> int:
         latest = self.delta_log.latest().version
-        if self.delta_log.table_id() == table_id:
+        if self.delta_log.get_table_id() == table_id:
             return latest
         anew = self.source.on_replace == REBUILD
         raise errors.WaitError(
@@ -375,7 +375,7 @@ class Signs:
         """Whether there was a commit, or an event of the table's jobs, since the last call."""
         touched, moment = self.log.touched(self._bookmark), self.delta_log.latest()
         # Moments of one version are equal, also those of a table that took another's place.
-        latest = (moment.version, moment.micros, self.delta_log.table_id(moment.version))
+        latest = (moment.version, moment.micros, self.delta_log.get_table_id(moment.version))
         ours = any(table_id in self.table_ids for table_id, _ in touched.tenants)
         changed = latest != self._latest or ours or not touched.whole
         self._bookmark, self._latest = touched.upto, latest

@@ -18,15 +18,15 @@ from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import command, command_for, has_remedy, listed, mending_verb, titled
 from iscp_dagster.cli.parts.counting import count_nouns
 from iscp_dagster.clickhouse.connect.endpoint import split_urls
-from iscp_dagster.local.services.clickhouse_health import problem as clickhouse_problem
+from iscp_dagster.local.services.clickhouse_health import find_problem as clickhouse_problem
 from iscp_dagster.local.services.dagster_health import (
     DEAF_SECONDS,
     ERROR_FIELDS,
     SENSOR,
-    idle,
-    told,
+    find_idle_problem,
+    format_error,
 )
-from iscp_dagster.local.services.settings import without_password
+from iscp_dagster.local.services.settings import redact_address
 from iscp_dagster.local.services.spark_health import SparkHealth
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError, NoTableError, UnavailableError
@@ -93,11 +93,11 @@ def services(environ: Mapping[str, str]) -> Iterator[Finding]:
         environ.get(CLICKHOUSE_URL, "")
     )
     for url in urls:
-        yield _make_service_finding(f"clickhouse {without_password(url)}", clickhouse_problem(url))
+        yield _make_service_finding(f"clickhouse {redact_address(url)}", clickhouse_problem(url))
     remote = environ.get(SPARK_REMOTE, "")
     if remote:
-        problem = asyncio.run(SparkHealth(remote).problem(0.0))
-        yield _make_service_finding(f"spark {without_password(remote)}", problem)
+        problem = asyncio.run(SparkHealth(remote).find_problem(0.0))
+        yield _make_service_finding(f"spark {redact_address(remote)}", problem)
     missing = {CLICKHOUSE_URL: urls, SPARK_REMOTE: remote}
     for name, value in missing.items():
         if not value:
@@ -125,7 +125,7 @@ def dagster(url: str | None, now: float) -> Iterator[Finding]:
             then=f"set {DAGSTER_URL} to the address of its webserver",
         )
         return
-    name = f"dagster {without_password(url)}"
+    name = f"dagster {redact_address(url)}"
     try:
         answer = _query_dagster(url)
         entries = answer["workspaceOrError"]["locationEntries"]
@@ -137,7 +137,7 @@ def dagster(url: str | None, now: float) -> Iterator[Finding]:
     restart = "for the stack's, see `iscp logs daemon`; restart your own (`dagster-daemon run`)"
     yield _make_finding("daemon", _find_daemon_problem(beats, now), restart)
     yield from (_inspect_location(entry) for entry in entries)
-    look = f"see its ticks at {without_password(url).rstrip('/')}/automation"
+    look = f"see its ticks at {redact_address(url).rstrip('/')}/automation"
     yield _make_finding(
         f"sensor {SENSOR}", _find_sensor_problem(list(_list_sensors(entries)), now), look
     )
@@ -166,7 +166,7 @@ def _find_daemon_problem(beats: Collection[Any], now: float) -> str:
 def _inspect_location(entry: Any) -> Finding:
     loaded = entry["locationOrLoadError"]
     failed = loaded is not None and "message" in loaded
-    problem = told(loaded) if failed else "" if loaded else "is being loaded"
+    problem = format_error(loaded) if failed else "" if loaded else "is being loaded"
     then = "wait" if loaded is None else "correct the code, and reload the location"
     return _make_finding(f"code location {entry['name']}", problem, then)
 
@@ -190,8 +190,8 @@ def _find_tick_problem(sensor: Any, now: float) -> str:
     failed = [tick for tick in state["ticks"] if tick["status"] == "FAILURE"]
     if failed:
         error = failed[0]["error"]
-        return f"failed at its last tick{f': {told(error)}' if error else ''}"
-    return idle(sensor, 0.0, now) if state["ticks"] else "has not ticked yet"
+        return f"failed at its last tick{f': {format_error(error)}' if error else ''}"
+    return find_idle_problem(sensor, 0.0, now) if state["ticks"] else "has not ticked yet"
 
 
 def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:

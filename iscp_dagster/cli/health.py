@@ -26,10 +26,10 @@ def health(
     from iscp_dagster.cli.checkup import checkup
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
-    from iscp_dagster.local.stack.environment import with_stack
+    from iscp_dagster.local.stack.environment import add_stack_variables
 
     found = []
-    environ = with_stack(os.environ)
+    environ = add_stack_variables(os.environ)
     for each in checkup(environ, lambda: api.open_jobs(os.environ), max_lag):
         found.append(each)
         if not as_json:

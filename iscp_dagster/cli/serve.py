@@ -40,10 +40,10 @@ def serve(
     from iscp_dagster.model.imports import need
 
     need("serve", "`iscp serve`")
-    from iscp_dagster.local.stack.environment import with_stack
+    from iscp_dagster.local.stack.environment import add_stack_variables
     from iscp_dagster.serve.web import server
 
-    environ = with_stack(os.environ)
+    environ = add_stack_variables(os.environ)
     if print_schema:
         typer.echo(server.printed(environ))
         return

@@ -124,7 +124,7 @@ def status(
         raise typer.Exit(0 if control.show_secrets(as_json=as_json) else NOT_UP)
     if not control.status(as_json=as_json):
         raise typer.Exit(NOT_UP)
-    problems = control.problems() if check else []
+    problems = control.find_problems() if check else []
     for problem in problems:
         typer.echo(f"iscp: {problem}", err=True)
     raise typer.Exit(UNWELL if problems else 0)
@@ -147,7 +147,7 @@ def show_logs(
 ) -> None:
     """Show the latest lines of the services' logs."""
     from iscp_dagster.cli.parts.plain import plain
-    from iscp_dagster.local.services.settings import home_of
+    from iscp_dagster.local.services.settings import get_home
     from iscp_dagster.local.stack import tails
 
     def say(line: str) -> None:
@@ -155,7 +155,7 @@ def show_logs(
         typer.echo(plain(line, colours=True))
 
     try:
-        found = tails.files(home_of(os.environ) / "logs", service or [])
+        found = tails.find_log_files(get_home(os.environ) / "logs", service or [])
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
     tails.show(found, lines, say, follow=follow)
@@ -165,13 +165,13 @@ def env() -> None:
     """Print shell variables with the running stack's addresses: eval "$(iscp env)"."""
     import shlex
 
-    from iscp_dagster.local.services.settings import home_of
-    from iscp_dagster.local.services.state import running_stack
-    from iscp_dagster.local.stack.environment import addresses
+    from iscp_dagster.local.services.settings import get_home
+    from iscp_dagster.local.services.state import find_running_stack
+    from iscp_dagster.local.stack.environment import get_shell_variables
 
-    if running_stack(home_of(os.environ)) is None:
+    if find_running_stack(get_home(os.environ)) is None:
         raise UnavailableError("the stack is not up; start it with `iscp up`")
-    for name, value in addresses(os.environ).items():
+    for name, value in get_shell_variables(os.environ).items():
         typer.echo(f"export {name}={shlex.quote(value)}")
 
 
@@ -191,11 +191,11 @@ ROOM = 8 * 1024**3
 @tests.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def run_tests(ctx: typer.Context) -> None:
     """Run the project's tests, four files at a time; your own pytest arguments replace that."""
-    from iscp_dagster.local.services.settings import repository
+    from iscp_dagster.local.services.settings import get_repository
     from iscp_dagster.model.imports import need
 
     need("test", "`iscp test`")
-    os.chdir(repository())
+    os.chdir(get_repository())
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     # Without bytecode files, each of the tests' many processes would compile the package.

@@ -49,14 +49,14 @@ def verify(
     from iscp_dagster.cli.parts.known import check_tenant
     from iscp_dagster.cli.parts.plain import plain
     from iscp_dagster.cli.parts.progress import telling
-    from iscp_dagster.local.stack.environment import with_stack
+    from iscp_dagster.local.stack.environment import add_stack_variables
     from iscp_dagster.model.consumers.kinds import is_index
     from iscp_dagster.model.errors import IscpError
     from iscp_dagster.spark.session import disconnect
     from iscp_dagster.upkeep.comparison import compare_tables
 
     try:
-        environ = with_stack(os.environ)
+        environ = add_stack_variables(os.environ)
         deployment = deployment_of(environ)
         held = [job for job in deployment.log.jobs() if is_index(job.spec.detail.consumer)]
         wanted = chosen(index or [], declared(environ), {job.name for job in held})

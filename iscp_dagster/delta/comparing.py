@@ -14,7 +14,7 @@ from iscp_dagster.model.declared.schema import Array, DeltaType, Map, Primitive,
 FLOATS = frozenset({Primitive("float"), Primitive("double")})
 
 
-def comparable(column: Any, type_: DeltaType) -> Any:
+def to_comparable(column: Any, type_: DeltaType) -> Any:
     """The Spark column, with each map in it as the array of its entries; nulls stay null.
 
     Two values are equal where Spark holds their parts equal: 0.0 is -0.0, and NaN is NaN.
@@ -22,7 +22,7 @@ def comparable(column: Any, type_: DeltaType) -> Any:
     return _rewrite(column, type_, exact=False)
 
 
-def orderable(column: Any, type_: DeltaType) -> Any:
+def to_orderable(column: Any, type_: DeltaType) -> Any:
     """The same, in a total order: values without an order of their own differ in it.
 
     Floats and variants are there as texts, since Spark orders 0.0 and -0.0 as equal, and no

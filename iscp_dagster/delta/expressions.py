@@ -16,7 +16,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from iscp_dagster.delta.failures import spoken, translated
+from iscp_dagster.delta.failures import summarize_message, translate_error
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS, Condition, Stage, Transitions
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, DeltaField, parse_schema, schema_json
 from iscp_dagster.model.errors import ConfigError, UnavailableError
@@ -86,7 +86,7 @@ class _FaultError(Exception):
     """What is wrong with an expression, before it is said whose it is."""
 
 
-def analyzed(
+def analyze_expressions(
     spark: Any, owner: str, fields: Sequence[DeltaField], transitions: Transitions
 ) -> tuple[DeltaField, ...]:
     """The calculated columns of the view, with their types; nothing is read.
@@ -194,7 +194,7 @@ def _check_expression(spark: Any, held: Sequence[DeltaField], said: Said) -> Non
 
 def _to_unavailable(error: Exception) -> UnavailableError | None:
     """The error of a Spark that does not answer; None for any other."""
-    known = translated("Spark", error)
+    known = translate_error("Spark", error)
     return known if isinstance(known, UnavailableError) else None
 
 
@@ -207,7 +207,7 @@ def _describe_fault(error: Exception, held: Sequence[DeltaField]) -> str:
     for start, meaning in FAULTS.items():
         if condition.startswith(start):
             return meaning
-    words = spoken(str(error))
+    words = summarize_message(str(error))
     if OVER in words:
         return "is a window function, but each row is looked at alone"
     return f"is not Spark SQL that can be evaluated here: {words}"

@@ -90,7 +90,7 @@ PACKAGE = "iscp_dagster."
 
 
 @contextmanager
-def reading(location: str) -> Iterator[None]:
+def wrap_spark_errors(location: str) -> Iterator[None]:
     """Wrap every Spark action that reads `location`: turn its failures into this project's errors.
 
     FeedGoneError: read a snapshot instead (a newer one, if this was one). SourceError: a person
@@ -101,13 +101,13 @@ def reading(location: str) -> Iterator[None]:
     except IscpError:
         raise
     except Exception as error:
-        known = translated(location, error)
+        known = translate_error(location, error)
         if known is None:
             raise
         raise known from error
 
 
-def translated(location: str, error: Exception) -> IscpError | None:
+def translate_error(location: str, error: Exception) -> IscpError | None:
     """The project's error for one of Spark's; None for one that is not Spark's."""
     from pyspark.errors import PySparkException
 
@@ -159,7 +159,7 @@ def _is_stopping(text: str) -> bool:
 
 
 def _format_message(location: str, what: str, text: str) -> str:
-    return f"{location}: {what}: {spoken(text)}"
+    return f"{location}: {what}: {summarize_message(text)}"
 
 
 def _find_python_error(text: str) -> str:
@@ -184,7 +184,7 @@ def _list_error_classes(kind: type[IscpError]) -> dict[str, type[IscpError]]:
     return found
 
 
-def spoken(text: str) -> str:
+def summarize_message(text: str) -> str:
     """Spark's message on one line; of a failure in Python, Python's; in gRPC, its details."""
     raised, details = _find_python_error(text), DETAILS.search(text)
     words = f"in Python, {raised}" if raised else details["said"] if details else text

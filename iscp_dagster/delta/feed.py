@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from iscp_dagster.delta.log.columns import visible_columns, visible_type
+from iscp_dagster.delta.log.columns import format_visible_type, get_visible_columns
 from iscp_dagster.delta.log.commit import Commit
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
@@ -76,7 +76,7 @@ class Feed:
             self._breaks[after, upto] = _find_break(self.log, after, upto)
         return self._breaks[after, upto] or self._get_file_state(after, upto, tenants)
 
-    def first_drop(self, after: int, upto: int) -> int | None:
+    def find_first_drop(self, after: int, upto: int) -> int | None:
         """The first commit in (after, upto] that drops columns and does nothing else.
 
         None also where the log lacks a commit, or the columns before it.
@@ -95,7 +95,7 @@ class Feed:
             for version, path in self._opened.get(tenant, ())
             if after < version <= upto
         ]
-        if self.log.files.missing(opened) is None:
+        if self.log.files.find_missing(opened) is None:
             return WHOLE
         # One reason for all tenants, so that they are read together.
         return _build_unavailable(
@@ -108,7 +108,7 @@ class Feed:
             if version in self._loaded_versions:
                 continue
             self._loaded_versions.add(version)
-            for tenant, path in self.log.opened(version):
+            for tenant, path in self.log.list_opened_files(version):
                 self._opened.setdefault(tenant, []).append((version, path))
 
 
@@ -125,7 +125,7 @@ def _build_unavailable(reason: str) -> FeedState:
 
 def _find_break(log: DeltaLog, after: int, upto: int) -> FeedState | None:
     """Why nobody can read the range: commits are gone, the feed was off, or columns changed."""
-    found = list(log.commits(after, upto))
+    found = list(log.read_commits(after, upto))
     commits = [commit for commit in found if commit is not None]
     if len(commits) < len(found):
         return _build_unavailable(f"commit {after + 1 + found.index(None)} is no longer in the log")
@@ -135,16 +135,16 @@ def _find_break(log: DeltaLog, after: int, upto: int) -> FeedState | None:
 def _find_metadata_break(log: DeltaLog, after: int, commits: Sequence[Commit]) -> FeedState | None:
     """Why the range is broken: the feed was off, or columns changed other than by additions."""
     stated = [(each.version, each.metadata) for each in commits if each.metadata is not None]
-    if not stated and log.facts(commits[-1].version).metadata.feed_enabled:
+    if not stated and log.get_facts(commits[-1].version).metadata.feed_enabled:
         return None
     try:
-        start = log.facts(after)
+        start = log.get_facts(after)
     except SourceError:
         return _build_unavailable(f"the log no longer describes the table at version {after}")
     if commits[0].metadata is None and not start.metadata.feed_enabled:
         return _build_unavailable(f"the change data feed was off at version {after + 1}")
     before, partitioned = start.fields, sorted(start.metadata.partition_columns)
-    if commits[0].metadata is not None and only_drops(before, commits[0]):
+    if commits[0].metadata is not None and has_only_drops(before, commits[0]):
         # The feed is read from that commit on, with the columns that are left.
         before = table_columns(commits[0].metadata.schema)
     for version, metadata in stated:
@@ -162,27 +162,27 @@ def _find_metadata_break(log: DeltaLog, after: int, commits: Sequence[Commit]) -
 
 def _find_first_drop(log: DeltaLog, after: int, upto: int) -> int | None:
     before = None
-    for commit in log.commits(after, upto):
+    for commit in log.read_commits(after, upto):
         if commit is None:
             return None
         if commit.metadata is None:
             continue
         try:
-            before = before or log.facts(commit.version - 1).fields
+            before = before or log.get_facts(commit.version - 1).fields
         except SourceError:
             return None
-        if only_drops(before, commit):
+        if has_only_drops(before, commit):
             return commit.version
         before = table_columns(commit.metadata.schema)
     return None
 
 
-def only_drops(before: Collection[DeltaField], commit: Commit) -> bool:
+def has_only_drops(before: Collection[DeltaField], commit: Commit) -> bool:
     """Whether the commit drops some of the columns `before` it, and does nothing else."""
     if commit.metadata is None or commit.changed != {}:
         return False
     after = table_columns(commit.metadata.schema)
-    return visible_columns(after) < visible_columns(before)
+    return get_visible_columns(after) < get_visible_columns(before)
 
 
 def _find_schema_change(before: Collection[DeltaField], after: Collection[DeltaField]) -> str:
@@ -194,6 +194,6 @@ def _find_schema_change(before: Collection[DeltaField], after: Collection[DeltaF
             return f"column {each.name!r} was dropped"
         if other.name != each.name:
             return f"column {each.name!r} was renamed to {other.name!r}"
-        if visible_type(other.type) != visible_type(each.type):
+        if format_visible_type(other.type) != format_visible_type(each.type):
             return f"column {each.name!r} changed from {each.type} to {other.type}"
     return ""

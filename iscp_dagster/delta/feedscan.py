@@ -51,7 +51,7 @@ class FeedRows:
     files: filescan.Files
     parts: tuple[CommitFile, ...]
 
-    def whole(self) -> pa.Table:
+    def read_table(self) -> pa.Table:
         """All rows in memory, with their version, time and kind of change, in no order.
 
         Raises as `Files.read` does.
@@ -69,7 +69,7 @@ class FeedRows:
         import pyarrow as pa
 
         try:
-            rows = self.whole()
+            rows = self.read_table()
             rows.validate(full=True)
         except (filescan.NotPlainError, pa.ArrowInvalid):
             return None
@@ -84,7 +84,7 @@ class FeedRows:
         files = replace(
             self.files, fields=(*self.files.fields, *([_CHANGE_TYPE_FIELD] if said else []))
         )
-        rows = pa.Table.from_batches(files.read(part.slice_), schema=files.schema())
+        rows = pa.Table.from_batches(files.read(part.slice_), schema=files.build_schema())
         count = rows.num_rows
         if said:
             kinds = rows[checks.CHANGE_TYPE].combine_chunks()
@@ -120,7 +120,7 @@ class FeedScan(FeedRows):
 
     def _read_changes(self) -> pa.Table:
         """Raises as `Files.read` does, before any row is handed on."""
-        whole = self.whole()
+        whole = self.read_table()
         return _keep_latest(whole, self) if self.keyed else _sort_changes(whole, self)
 
 
@@ -166,8 +166,8 @@ def plan_rows(
     tenant: str | None,
 ) -> FeedRows | None:
     """How to read these columns of these files of the feed; None where Spark must read them."""
-    files = filescan.plain_files(location, facts, list(dict.fromkeys(columns)))
-    if files is None or any(filescan.lies_elsewhere(file.path) for _, file in feed):
+    files = filescan.plan_files(location, facts, list(dict.fromkeys(columns)))
+    if files is None or any(filescan.is_outside_table(file.path) for _, file in feed):
         return None
     partitioned = [f for f in files.fields if f.name in facts.metadata.partition_columns]
     parts = tuple(_build_commit_file(at, file, partitioned, tenant) for at, file in feed)

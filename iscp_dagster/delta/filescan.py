@@ -20,8 +20,8 @@ from urllib.parse import unquote
 from iscp_dagster.delta import arrow
 from iscp_dagster.delta.checks import TENANT_TYPES
 from iscp_dagster.delta.log.facts import VECTORS, DataFile, Places, TableFacts, Unheld
-from iscp_dagster.delta.log.files import STORES, local_path, opened, settings_of
-from iscp_dagster.delta.log.unreadable import STORE_FAILED, unreadable_data
+from iscp_dagster.delta.log.files import STORES, get_store_settings, open_store, to_local_path
+from iscp_dagster.delta.log.unreadable import STORE_FAILED, translate_data_error
 from iscp_dagster.model.declared.schema import Array, DeltaField, DeltaType, Map, Struct
 from iscp_dagster.model.errors import FeedGoneError, IscpError, SourceError
 
@@ -72,11 +72,11 @@ class Files:
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The store's options, as deltalake takes them."""
 
-    def schema(self) -> pa.Schema:
+    def build_schema(self) -> pa.Schema:
         """The schema of the batches read."""
         import pyarrow as pa
 
-        return pa.schema([(each.name, arrow.arrow_type(each.type)) for each in self.fields])
+        return pa.schema([(each.name, arrow.to_arrow_type(each.type)) for each in self.fields])
 
     @cached_property
     def plain(self) -> bool:
@@ -105,7 +105,7 @@ class Files:
             numbered = isinstance(error, OSError) and error.errno is not None
             if numbered or STORE_FAILED.search(str(error)):
                 # An error of the system or the store: for a broken file Arrow gives no errno.
-                raise unreadable_data(f"{self.location}/{slice_.path}", error) from error
+                raise translate_data_error(f"{self.location}/{slice_.path}", error) from error
             raise SourceError(
                 f"{self.location}: {slice_.path} cannot be read: {error}. Restore the file, or "
                 "RESTORE the table to a version without it."
@@ -116,17 +116,19 @@ class Files:
         import pyarrow as pa
         from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-        folder, name = local_path(self.location), unquote(slice_.path)
+        folder, name = to_local_path(self.location), unquote(slice_.path)
         if folder is not None:
             return name, SubTreeFileSystem(folder, LocalFileSystem())
-        store = opened(self.location, self.options, {name: slice_.bytes} if slice_.bytes else {})
+        store = open_store(
+            self.location, self.options, {name: slice_.bytes} if slice_.bytes else {}
+        )
         if slice_.parts > 1 or not 0 < slice_.bytes <= BYTES_AT_ONCE:
             return name, store
         with store.open_input_file(name) as file:
             return pa.BufferReader(file.read()), None
 
     def _scan_plain(self, piece: Any) -> Iterator[pa.RecordBatch]:
-        schema = self.schema()
+        schema = self.build_schema()
         yield from piece.scanner(schema=schema, columns=schema.names, **SCANNING).to_batches()
 
     def _scan_by_column(self, piece: Any, slice_: Slice) -> Iterator[pa.RecordBatch]:
@@ -134,7 +136,7 @@ class Files:
         import numpy as np
         import pyarrow as pa
 
-        schema, held = self.schema(), set(piece.physical_schema.names)
+        schema, held = self.build_schema(), set(piece.physical_schema.names)
         stored = [_get_stored_name(f) for f in self.fields if _get_stored_name(f) in held]
         deleted = np.frombuffer(slice_.deleted or b"", dtype=np.int64)
         begin = 0
@@ -154,11 +156,11 @@ class Files:
         import pyarrow as pa
 
         if field.name in slice_.partition:
-            value = pa.scalar(slice_.partition[field.name], arrow.arrow_type(field.type))
+            value = pa.scalar(slice_.partition[field.name], arrow.to_arrow_type(field.type))
             return pa.repeat(value, batch.num_rows)
         if _get_stored_name(field) in batch.schema.names:
             return arrow.fitted(batch.column(_get_stored_name(field)), field.type)
-        return pa.nulls(batch.num_rows, arrow.arrow_type(field.type))
+        return pa.nulls(batch.num_rows, arrow.to_arrow_type(field.type))
 
     def _check_plain(self, piece: Any, slice_: Slice) -> None:
         """Raises NotPlainError for a file that Spark would read differently.
@@ -198,8 +200,8 @@ def plan_tasks(
     location: str, facts: TableFacts, files: Sequence[DataFile], columns: Sequence[str], least: int
 ) -> FileScan | None:
     """The scan of `files` in at least `least` tasks; None where Spark must read the table."""
-    found = plain_files(location, facts, columns)
-    if found is None or any(lies_elsewhere(each.path) for each in files):
+    found = plan_files(location, facts, columns)
+    if found is None or any(is_outside_table(each.path) for each in files):
         return None
     known = set(facts.metadata.partition_columns).intersection(columns)
     if any(isinstance(each.partition.get(name), Unheld) for name in known for each in files):
@@ -209,13 +211,13 @@ def plan_tasks(
     return FileScan(files=found, tasks=_deal_slices(_slice_files(files, columns), least))
 
 
-def plain_files(location: str, facts: TableFacts, columns: Sequence[str]) -> Files | None:
+def plan_files(location: str, facts: TableFacts, columns: Sequence[str]) -> Files | None:
     """How to read the table's files; None where Spark must, also for stores not in `STORES`."""
-    folder, scheme = local_path(location), location.partition("://")[0]
+    folder, scheme = to_local_path(location), location.partition("://")[0]
     fields = tuple(next(f for f in facts.fields if f.name == name) for name in columns)
     if not (folder or scheme in STORES) or not is_plain(facts, fields):
         return None
-    options = {} if folder else settings_of(os.environ)
+    options = {} if folder else get_store_settings(os.environ)
     return Files(location=folder or location, fields=fields, options=options)
 
 
@@ -232,7 +234,7 @@ def is_plain(facts: TableFacts, fields: Sequence[DeltaField]) -> bool:
     )
 
 
-def lies_elsewhere(path: str) -> bool:
+def is_outside_table(path: str) -> bool:
     """Whether the file is outside the table's folder, as those of a shallow clone are."""
     return path.startswith("/") or ":" in path.partition("/")[0]
 

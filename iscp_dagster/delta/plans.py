@@ -24,7 +24,7 @@ class ReadPlan:
     reason: str
 
 
-def by_plan(
+def group_by_plan(
     tenants: frozenset[str], plan: Callable[[frozenset[str]], ReadPlan]
 ) -> Mapping[ReadPlan, frozenset[str]]:
     """Every answer of `plan`, with the tenants that it is for.

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from iscp_dagster.delta import checks
-from iscp_dagster.delta.comparing import orderable
-from iscp_dagster.delta.log.files import spark_path
+from iscp_dagster.delta.comparing import to_orderable
+from iscp_dagster.delta.log.files import to_spark_path
 from iscp_dagster.delta.variants import as_text, has_variant
 from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION, DeltaType, parse_schema
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.spark.columns import column, columns
+from iscp_dagster.spark.columns import columns, get_column
 
 UPSERTS = ("insert", "update_postimage")
 
@@ -68,7 +68,7 @@ def snapshot(spark: Any, selection: Selection, at: Moment) -> Any:
     """All rows as of version `at`, each with its version and time, `_deleted` false."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
-    return of_tenants(table_at(spark, selection, at), selection).select(
+    return filter_tenants(read_table_version(spark, selection, at), selection).select(
         *_select_output(selection),
         F.lit(at.version).cast("bigint").alias(VERSION),
         F.lit(at.micros).cast("bigint").alias(TIMESTAMP),
@@ -76,12 +76,12 @@ def snapshot(spark: Any, selection: Selection, at: Moment) -> Any:
     )
 
 
-def table_at(spark: Any, selection: Selection, at: Moment) -> Any:
+def read_table_version(spark: Any, selection: Selection, at: Moment) -> Any:
     """The table as of version `at`, of all tenants."""
     return (
         spark.read.format("delta")
         .option("versionAsOf", at.version)
-        .load(spark_path(selection.path))
+        .load(to_spark_path(selection.path))
     )
 
 
@@ -136,19 +136,22 @@ def _group_by_key(rows: Any, selection: Selection, partitions: int) -> tuple[Any
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.connect.window import Window
 
-    def spread(frame: Any, by: list[Any]) -> Any:
+    def distribute_rows(frame: Any, by: list[Any]) -> Any:
         return frame.coalesce(1) if partitions == 1 else frame.repartition(partitions, *by)
 
     identity, folded = columns(selection.identity), columns(selection.folded)
     if not folded:
-        return spread(rows, identity).withColumn(checks.FOLDED, F.lit(False)), identity
+        return distribute_rows(rows, identity).withColumn(checks.FOLDED, F.lit(False)), identity
     rows = rows.withColumn(checks.LOWER, F.array(*map(F.lower, folded)))
     exact = [name for name in selection.identity if name not in selection.folded]
     alike = [*columns(exact), F.col(checks.LOWER)]
     window, spelled = Window.partitionBy(*alike), F.array(*folded)
     several = F.min(spelled).over(window) != F.max(spelled).over(window)
     # Includes the columns that rows are spread by, or Spark would shuffle again.
-    return spread(rows, alike).withColumn(checks.FOLDED, several), [*identity, F.col(checks.LOWER)]
+    return distribute_rows(rows, alike).withColumn(checks.FOLDED, several), [
+        *identity,
+        F.col(checks.LOWER),
+    ]
 
 
 def _sort_changes(rows: Any, selection: Selection, partitions: int) -> Any:
@@ -159,7 +162,7 @@ def _sort_changes(rows: Any, selection: Selection, partitions: int) -> Any:
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     types = {field.name: field.type for field in parse_schema(rows.schema.json())}
-    ordered = [orderable(column(name), types[name]) for name in selection.ordering]
+    ordered = [to_orderable(get_column(name), types[name]) for name in selection.ordering]
     rows = rows.coalesce(1) if partitions == 1 else rows.repartition(partitions, *ordered)
     tenant = columns([selection.tenant_column] if selection.tenant_column else [])
     rows = rows.sortWithinPartitions(*tenant, VERSION, *ordered)
@@ -178,7 +181,9 @@ def _read_marked_feed(spark: Any, selection: Selection, after: Moment, upto: Mom
     # The order may need columns that are not in the output.
     wide = replace(selection, columns=[*selection.output, *selection.order])
     inserted = (F.col(checks.CHANGE_TYPE) == "insert").alias(checks.INSERT)
-    return feed(spark, selection, after, upto).select(*_select_output(wide), *stamps(), inserted)
+    return feed(spark, selection, after, upto).select(
+        *_select_output(wide), *list_stamp_columns(), inserted
+    )
 
 
 def feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
@@ -189,11 +194,11 @@ def feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
     spark.conf.set("spark.sql.datetime.java8API.enabled", "true")
     reader = spark.read.format("delta").option("readChangeFeed", "true")
     reader = reader.option("startingVersion", after.version + 1)
-    found = reader.option("endingVersion", upto.version).load(spark_path(selection.path))
-    return of_tenants(found, selection)
+    found = reader.option("endingVersion", upto.version).load(to_spark_path(selection.path))
+    return filter_tenants(found, selection)
 
 
-def stamps() -> list[Any]:
+def list_stamp_columns() -> list[Any]:
     """A feed's version, time, and whether the row is there after the commit."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
@@ -204,7 +209,7 @@ def stamps() -> list[Any]:
     ]
 
 
-def of_tenants(frame: Any, selection: Selection) -> Any:
+def filter_tenants(frame: Any, selection: Selection) -> Any:
     """Filter by typed literals, which prune partitions both of snapshots and of the feed."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
@@ -212,7 +217,7 @@ def of_tenants(frame: Any, selection: Selection) -> Any:
     if selection.tenant_column is None:
         wanted = tenants is None or DEFAULT_TENANT in tenants
         return frame if wanted else frame.filter(F.lit(False))
-    tenant = column(selection.tenant_column)
+    tenant = get_column(selection.tenant_column)
     if tenants is None:
         return frame.filter(tenant.isNotNull())
     if not tenants:
@@ -233,6 +238,6 @@ def _select_output(selection: Selection) -> list[Any]:
     """The output columns, with variants as JSON text."""
     types = {name: type_ for name, type_ in selection.types.items() if has_variant(type_)}
     return [
-        as_text(column(name), types[name]).alias(name) if name in types else column(name)
+        as_text(get_column(name), types[name]).alias(name) if name in types else get_column(name)
         for name in selection.output
     ]

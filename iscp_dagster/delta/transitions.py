@@ -21,8 +21,14 @@ from iscp_dagster.delta.checks import (
     UPSERT,
     is_reserved,
 )
-from iscp_dagster.delta.comparing import comparable
-from iscp_dagster.delta.reader import Selection, feed, of_tenants, stamps, table_at
+from iscp_dagster.delta.comparing import to_comparable
+from iscp_dagster.delta.reader import (
+    Selection,
+    feed,
+    filter_tenants,
+    list_stamp_columns,
+    read_table_version,
+)
 from iscp_dagster.delta.variants import as_text, has_variant
 from iscp_dagster.model.declared.images import (
     AFTER,
@@ -49,7 +55,7 @@ from iscp_dagster.model.declared.schema import (
     schema_json,
 )
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.spark.columns import column, columns
+from iscp_dagster.spark.columns import columns, get_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,7 +116,9 @@ class ViewRead:
         return [*self.based, *SYSTEM_COLUMNS, REPEATS, FRESH]
 
 
-def images(spark: Any, read: ViewRead, after: Moment, upto: Moment, *, partitions: int = 1) -> Any:
+def read_images(
+    spark: Any, read: ViewRead, after: Moment, upto: Moment, *, partitions: int = 1
+) -> Any:
     """The image rows of the changes of (after, upto].
 
     Adds `_repeats` and `_fresh`, as `reader.changes` does. `_repeats` is true where a commit has
@@ -120,11 +128,11 @@ def images(spark: Any, read: ViewRead, after: Moment, upto: Moment, *, partition
     """
     _set_utc(spark)
     rows = feed(spark, read.selection, after, upto)
-    rows = rows.select(*columns(read.selection.output), *stamps())
+    rows = rows.select(*columns(read.selection.output), *list_stamp_columns())
     return _derive_images(rows, read, partitions)
 
 
-def images_of(spark: Any, read: ViewRead, rows: pa.Table) -> Any:
+def build_images(spark: Any, read: ViewRead, rows: pa.Table) -> Any:
     """The image rows, as `images` gives them, of rows of the feed that were read already.
 
     They have the columns of the selection, `_version`, `_timestamp` and `_iscp_upsert`, and texts
@@ -162,12 +170,12 @@ def _derive_images(rows: Any, read: ViewRead, partitions: int) -> Any:
     return _rank_changes(_derive_changes(rows, read), read, tenant)
 
 
-def base(spark: Any, read: ViewRead, at: Moment) -> Any:
+def read_base(spark: Any, read: ViewRead, at: Moment) -> Any:
     """The view's rows as of version `at`, as BASE rows."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     _set_utc(spark)
-    rows = of_tenants(table_at(spark, read.selection, at), read.selection)
+    rows = filter_tenants(read_table_version(spark, read.selection, at), read.selection)
     rows = _select_view(rows.select(*columns(read.selection.output)), read)
     return rows.select(
         *columns(read.output),
@@ -187,7 +195,7 @@ def _set_utc(spark: Any) -> None:
     spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
-def viewed(rows: Any, transitions: Transitions) -> Any:
+def apply_view(rows: Any, transitions: Transitions) -> Any:
     """The rows that are in the view, with its calculated columns; NULL counts as not in it."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
@@ -203,10 +211,12 @@ def _select_view(rows: Any, read: ViewRead, *system: str) -> Any:
     """The view's rows with its columns, the conditions' and those of the `system`."""
     variants = {name: type_ for name, type_ in read.types.items() if has_variant(type_)}
     output = [
-        as_text(column(name), variants[name]).alias(name) if name in variants else column(name)
+        as_text(get_column(name), variants[name]).alias(name)
+        if name in variants
+        else get_column(name)
         for name in read.output
     ]
-    return viewed(rows, read.transitions).select(
+    return apply_view(rows, read.transitions).select(
         *output, *_build_conditions(read.transitions), *system
     )
 
@@ -214,13 +224,13 @@ def _select_view(rows: Any, read: ViewRead, *system: str) -> Any:
 def _build_conditions(transitions: Transitions) -> list[Any]:
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
-    def met(text: str) -> Any:
+    def is_met(text: str) -> Any:
         return F.coalesce(F.expr(text), F.lit(False))
 
     found = []
     for each in transitions.conditions:
-        unmatch = ~met(each.match) if each.unmatch is None else met(each.unmatch)
-        found += [met(each.match).alias(each.column(MATCH)), unmatch.alias(each.column(UNMATCH))]
+        unmatch = ~is_met(each.match) if each.unmatch is None else is_met(each.unmatch)
+        found += [is_met(each.match).alias(each.column(MATCH)), unmatch.alias(each.column(UNMATCH))]
     return found
 
 
@@ -231,7 +241,7 @@ def _derive_changes(rows: Any, read: ViewRead) -> Any:
 
     selection = read.selection
     others = [name for name in read.output if name not in selection.identity]
-    values = [comparable(column(name), read.types[name]) for name in others]
+    values = [to_comparable(get_column(name), read.types[name]) for name in others]
     numbered = (value.alias(f"c{n}") for n, value in enumerate(values))
     here = F.struct(F.col(VERSION).alias("v"), F.col(UPSERT).alias("up"), *numbered)
     window = Window.partitionBy(*columns(selection.identity)).orderBy(VERSION, UPSERT)

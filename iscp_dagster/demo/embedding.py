@@ -24,7 +24,7 @@ def _load_model() -> Any:
     return wordllama.WordLlama.load(cache_dir=folder, dim=DIMENSION, disable_download=True)
 
 
-def embedded(texts: list[str]) -> NDArray[np.float32]:
+def embed_texts(texts: list[str]) -> NDArray[np.float32]:
     """One vector of length 1 per text: shape (texts, 256). An empty text gives zeros."""
     import numpy as np
 

@@ -17,12 +17,12 @@ from iscp_dagster.api.discovery import declared
 from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.demo import alerts, searches
 from iscp_dagster.demo.dagster_api import DagsterApi
-from iscp_dagster.demo.load import installed
+from iscp_dagster.demo.load import list_installed
 from iscp_dagster.demo.receiver import Receiver
-from iscp_dagster.local.services.settings import home_of
-from iscp_dagster.local.services.state import running_stack
+from iscp_dagster.local.services.settings import get_home
+from iscp_dagster.local.services.state import find_running_stack
 from iscp_dagster.local.stack import control
-from iscp_dagster.local.stack.environment import with_stack
+from iscp_dagster.local.stack.environment import add_stack_variables
 from iscp_dagster.location.names import partitions_name, source_key
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError, SetupError
@@ -57,7 +57,7 @@ class Demo:
     tenants: Sequence[str]
     receiver: Receiver
 
-    def play(self) -> list[Verdict]:
+    def run_steps(self) -> list[Verdict]:
         """Run the whole demo, step by step, as a person would."""
         for tenant in self.tenants:
             self.dagster.add_partition(partitions_name(self.source), tenant)
@@ -162,12 +162,12 @@ The stack stays up. To go on:
 def run(*, keep: bool) -> int:
     """Run the demo; 0 when every index is in step and agrees with its source."""
     console = Console(highlight=False)
-    started_here = running_stack(home_of(os.environ)) is None
+    started_here = find_running_stack(get_home(os.environ)) is None
     try:
         control.up({}, (), detach=True)
-        environ = with_stack(os.environ)
+        environ = add_stack_variables(os.environ)
         deployment = deployment_of(environ)
-        with Receiver(alerts.port_of(environ), environ.get(WEBHOOK_SECRET, "")) as receiver:
+        with Receiver(alerts.get_port(environ), environ.get(WEBHOOK_SECRET, "")) as receiver:
             # What an earlier demo left for its receiver comes to this one.
             open_outbox(deployment).resume(alerts.RECEIVER)
             demo = Demo(
@@ -175,11 +175,11 @@ def run(*, keep: bool) -> int:
                 source=_find_table(declared(environ)),
                 dagster=DagsterApi(environ[DAGSTER_URL]),
                 console=console,
-                tenants=installed(),
+                tenants=list_installed(),
                 receiver=receiver,
             )
             began = time.monotonic()
-            verdicts = demo.play()
+            verdicts = demo.run_steps()
         _report_result(console, verdicts, time.monotonic() - began)
         if keep:
             control.status(as_json=False)

@@ -53,7 +53,7 @@ class Symbol:
         return f"{self.qualified_name}\n{self.doc}"[:LONGEST_TEXT].strip()
 
 
-def source_files(distribution: str) -> Iterator[SourceFile]:
+def list_source_files(distribution: str) -> Iterator[SourceFile]:
     """The importable modules of an installed distribution, tests left out."""
     for file in metadata.files(distribution) or ():
         parts = PurePosixPath(file).with_suffix("").parts
@@ -127,14 +127,14 @@ def _replace_surrogates(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def summarized(rows: Iterable[Symbol]) -> Iterator[Symbol]:
+def summarize_symbols(rows: Iterable[Symbol]) -> Iterator[Symbol]:
     """The public symbols, each with the first paragraph of its documentation."""
     for row in rows:
         if not row.private:
             yield Symbol(**{**vars(row), "doc": row.doc.partition("\n\n")[0]})
 
 
-def noted(rows: Iterable[Symbol], deprecated: str) -> Iterator[Symbol]:
+def mark_deprecated(rows: Iterable[Symbol], deprecated: str) -> Iterator[Symbol]:
     """The symbols; the documentation of the named one says that it is deprecated."""
     for row in rows:
         if row.qualified_name == deprecated:

@@ -43,7 +43,7 @@ def compute_effective_jobs(delta_log: DeltaLog, jobs: Collection[Job], upto: Mom
 
 def _move_watermark(delta_log: DeltaLog, job: Job, end: Moment, upto: Moment) -> Job:
     at = job.watermark
-    change = delta_log.first_change(job.key.tenant, at.version, upto.version)
+    change = delta_log.find_first_change(job.key.tenant, at.version, upto.version)
     idle = upto if change is None else _get_moment_before(delta_log, at, change)
     return replace(job, watermark=min(idle, end))
 
@@ -59,9 +59,9 @@ def _compute_ends(
     changed: int | None = START.version
     # Lowest first: the index that the log builds for it serves the others.
     for at in sorted(watermarks):
-        if delta_log.tells(at.version, upto.version):
+        if delta_log.can_tell_tenants(at.version, upto.version):
             if changed is not None and changed <= at.version:
-                changed = delta_log.first_column_change(at.version, upto.version)
+                changed = delta_log.find_first_column_change(at.version, upto.version)
             ends[at] = upto if changed is None else _get_moment_before(delta_log, at, changed)
     return ends
 
@@ -84,4 +84,4 @@ def _can_move(job: Job, upto: Moment) -> bool:
 
 
 def _get_moment_before(delta_log: DeltaLog, watermark: Moment, change: int) -> Moment:
-    return watermark if change - 1 <= watermark.version else delta_log.moment(change - 1)
+    return watermark if change - 1 <= watermark.version else delta_log.get_moment(change - 1)

@@ -90,13 +90,13 @@ def bounded(
     written = delta_log.written(after, upto, iteration.tenants)
     last = deployment.bounds.of(chosen).last(after, upto, written or ())
     # A drop at the start of the range does no harm.
-    dropped = feed.first_drop(after + 1, last)
+    dropped = feed.find_first_drop(after + 1, last)
     if dropped is not None:
         # Rows written before the drop have values in those columns; a snapshot would not.
         last = dropped - 1
     if last >= upto or not feed.state(after, last, iteration.tenants).available:
         return iteration
-    return replace(iteration, to=delta_log.moment(last))
+    return replace(iteration, to=delta_log.get_moment(last))
 
 
 def joined(due: Sequence[Due], delta_log: DeltaLog) -> list[Due]:
@@ -189,10 +189,10 @@ def _read_sizes(
     """Bytes per tenant: of the changes, or of the snapshot if that is or may be read instead."""
     after, upto = start.version, to.version
     tail = after >= 0 and feed_state(delta_log, after, upto, tenants).available
-    known = dict(delta_log.bytes_written(after, upto)) if tail else {}
+    known = dict(delta_log.get_bytes_written(after, upto)) if tail else {}
     if known:
         return known
-    return {tenant: size.bytes for tenant, size in delta_log.tenant_sizes(upto).items()}
+    return {tenant: size.bytes for tenant, size in delta_log.get_tenant_sizes(upto).items()}
 
 
 def _merge_due(members: Sequence[Due], start: Moment) -> Due:

@@ -30,8 +30,8 @@ def find_latest_moments(log: SqlLog, delta_log: DeltaLog, table_id: str) -> Mapp
     for name, version in versions.items():
         # The log of a table that was restored may lack the version.
         with suppress(IscpError):
-            if version > START.version and delta_log.has(delta_log.moment(version)):
-                found[name] = delta_log.moment(version)
+            if version > START.version and delta_log.has(delta_log.get_moment(version)):
+                found[name] = delta_log.get_moment(version)
     return found
 
 

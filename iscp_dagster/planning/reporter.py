@@ -96,7 +96,7 @@ class Reporter:
 
     def _build_news(self, source: SourceTable, told: Told) -> News:
         delta_log, upto = self.runner.get_delta_log(source), told.upto.version
-        last = None if told.after is None else delta_log.last_changes(told.after.version, upto)
+        last = None if told.after is None else delta_log.find_last_changes(told.after.version, upto)
         versions = {tenant: (last or {}).get(tenant, upto) for tenant in told.tenants}
         return News(source=source, versions=versions)
 
@@ -107,7 +107,7 @@ class Reporter:
         beginning is the whole table, also if its jobs are stranded: their indexes are behind.
         """
         delta_log = self.runner.get_delta_log(source)
-        log, table_id = self.runner.deployment.log, delta_log.table_id()
+        log, table_id = self.runner.deployment.log, delta_log.get_table_id()
 
         def changed(range_: Untold) -> Collection[str]:
             upto = range_.upto.version
@@ -129,4 +129,4 @@ def _extend_pending(pending: list[Untold], seen: LogMark | None, mark: LogMark) 
 
 
 def _is_newer(mark: LogMark, seen: LogMark) -> bool:
-    return seen.same_table(mark) and seen.moment.version < mark.moment.version
+    return seen.is_same_table(mark) and seen.moment.version < mark.moment.version

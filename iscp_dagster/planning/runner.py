@@ -16,7 +16,7 @@ from datetime import datetime
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.mark import LogMark
-from iscp_dagster.delta.log.unreadable import calm
+from iscp_dagster.delta.log.unreadable import catch_panics
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.protocol import Touched
 from iscp_dagster.model.declared.tables import SourceTable
@@ -146,7 +146,7 @@ class Runner:
     def catch_problems(self, source: SourceTable, problems: list[Problem]) -> Iterator[None]:
         """Let whatever the table raises, expected or not, stop only it; its watch starts over."""
         try:
-            with calm():
+            with catch_panics():
                 yield
         except Exception as error:  # noqa: BLE001 - nobody can tell what a table may raise
             self.watches.pop(source.name, None)
@@ -261,7 +261,7 @@ class Runner:
 def _group_by_table(happened: Touched) -> Touches:
     """The tenants by table id, shortened as in marks."""
     ids = {table_id for table_id, _ in happened.tenants}
-    shortened = {table_id: LogMark.shortened(table_id) for table_id in ids}
+    shortened = {table_id: LogMark.hash_table_id(table_id) for table_id in ids}
     found: dict[str, set[str]] = {}
     for table_id, tenant in happened.tenants:
         found.setdefault(shortened[table_id], set()).add(tenant)
@@ -272,7 +272,7 @@ def _has_new_commit(watch: Watch) -> bool:
     if watch.mark is None or not watch.delta_log.files.local:
         return False
     try:
-        return not watch.delta_log.ends_at(watch.mark)
+        return not watch.delta_log.is_latest(watch.mark)
     except IscpError:
         return True
 

@@ -9,7 +9,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, TableGoneError
 from iscp_dagster.model.jobs import TENANT_BYTES
 from iscp_dagster.planning.problems import Problem, make_problem
-from iscp_dagster.spark.quoting import ident
+from iscp_dagster.spark.quoting import quote_identifier
 from iscp_dagster.sync.deployment import Deployment
 
 
@@ -18,9 +18,9 @@ def find_problems(deployment: Deployment, source: SourceTable) -> list[Problem]:
     found = list_mistakes(source)
     try:
         delta_log = deployment.delta_log(source)
-        check_sole(deployment, source, delta_log.table_id())
-        found += find_tenantless_rows(source, delta_log.location, delta_log.unnamed())
-        found += find_stranded_jobs(deployment, source, delta_log.table_id())
+        check_sole(deployment, source, delta_log.get_table_id())
+        found += find_tenantless_rows(source, delta_log.location, delta_log.get_unnamed_size())
+        found += find_stranded_jobs(deployment, source, delta_log.get_table_id())
     except Exception as error:  # noqa: BLE001 - nobody can tell what a table may raise
         found.append(make_problem(source, error))
     return found
@@ -62,8 +62,8 @@ def find_tenantless_rows(
     if held is None or source.tenant is None:
         return []
     number = "Rows" if held.rows is None else f"{held.rows:,} row{'' if held.rows == 1 else 's'}"
-    tenant = ident(source.tenant)
-    where = f"delta.{ident(location)} WHERE coalesce(CAST({tenant} AS STRING), '') = ''"
+    tenant = quote_identifier(source.tenant)
+    where = f"delta.{quote_identifier(location)} WHERE coalesce(CAST({tenant} AS STRING), '') = ''"
     message = (
         f"{number} without a tenant: column {source.tenant!r} is null or empty (Spark stores both "
         "as null), or has a NUL character or more than "

@@ -86,7 +86,7 @@ class Watch:
         mark = self.mark if spared and self.mark else self.delta_log.poll(seen)
         self.found = None
         self.problems = table_problems.list_mistakes(self.source)
-        taken_up = any(touched.get(LogMark.shortened(each)) for each in self.earlier)
+        taken_up = any(touched.get(LogMark.hash_table_id(each)) for each in self.earlier)
         # What is remembered holds only if the cursor agrees with it.
         if (
             taken_up
@@ -106,7 +106,7 @@ class Watch:
             self.source, self.delta_log.location, self.unnamed
         )
         if self.earlier:
-            table_id = self.delta_log.table_id(mark.moment.version)
+            table_id = self.delta_log.get_table_id(mark.moment.version)
             self.problems += table_problems.find_stranded_jobs(
                 self.deployment, self.source, table_id
             )
@@ -116,7 +116,7 @@ class Watch:
         """The iterations due, each of one tenant; removes tenants that rest from `open`."""
         if not self.open or self.mark is None:
             return
-        table_id = self.delta_log.table_id(self.mark.moment.version)
+        table_id = self.delta_log.get_table_id(self.mark.moment.version)
         held = self.deployment.log.jobs(table_id=table_id, tenants=self.open)
         placed = compute_effective_jobs(self.delta_log, held, self.mark.moment)
         as_held = {job.key: job for job in held}
@@ -151,15 +151,15 @@ class Watch:
         to, latest = iteration.to.version, self.mark.moment
         if not iteration.range.initial or to >= latest.version:
             return iteration
-        changed = self.delta_log.first_column_change(to, latest.version) is not None
+        changed = self.delta_log.find_first_column_change(to, latest.version) is not None
         return replace(iteration, to=latest) if changed else iteration
 
     def _examine_table(self, mark: LogMark, standing: Mapping[JobID, JobSpec]) -> None:
         """Start over: find the tenants, register their jobs, open what may be due."""
         self.terms = compute_terms(self.source, standing)
-        table_id = self.delta_log.table_id(mark.moment.version)
+        table_id = self.delta_log.get_table_id(mark.moment.version)
         tenants = self.delta_log.tenants(mark.moment.version)
-        self.unnamed = self.delta_log.unnamed(mark.moment.version)
+        self.unnamed = self.delta_log.get_unnamed_size(mark.moment.version)
         table_problems.check_sole(self.deployment, self.source, table_id)
         self._handle_earlier_jobs(table_id)
         there = self.deployment.log.registered(table_id)
@@ -179,12 +179,12 @@ class Watch:
         self, before: LogMark, mark: LogMark, standing: Mapping[JobID, JobSpec]
     ) -> None:
         """Take in the commits since; each is read once, whatever the number of tenants."""
-        table_id = self.delta_log.table_id(mark.moment.version)
+        table_id = self.delta_log.get_table_id(mark.moment.version)
         changed, after, upto = None, before.moment.version, mark.moment.version
         if after < upto:
             changed = self._find_changed_tenants(after, upto)
-        if after >= upto or self.delta_log.changed_unnamed(after, upto):
-            self.unnamed = self.delta_log.unnamed(upto)
+        if after >= upto or self.delta_log.has_unnamed_changes(after, upto):
+            self.unnamed = self.delta_log.get_unnamed_size(upto)
         found = sorted(self.delta_log.tenants() if changed is None else changed)
         table_problems.check_sole(self.deployment, self.source, table_id, found)
         names = [name.job for name in list_table_specs(self.source, standing)]
@@ -204,10 +204,10 @@ class Watch:
         if (
             self.oldest_written is None
             or self.oldest_written >= upto
-            or self.delta_log.holds(self.oldest_written + 1)
+            or self.delta_log.has_commit(self.oldest_written + 1)
         ):
             return
-        log, table_id = self.deployment.log, self.delta_log.table_id(upto)
+        log, table_id = self.deployment.log, self.delta_log.get_table_id(upto)
         behind = log.tenants(table_id, behind=upto)
         jobs = log.jobs(table_id=table_id, tenants=behind)
         flush_jobs(log, jobs, compute_effective_jobs(self.delta_log, jobs, mark.moment))
@@ -216,7 +216,7 @@ class Watch:
 
     def _find_changed_tenants(self, after: int, upto: int) -> set[str] | None:
         """The tenants whose rows read otherwise since `after`; None: maybe those of all do."""
-        if self.delta_log.first_column_change(after, upto) is not None:
+        if self.delta_log.find_first_column_change(after, upto) is not None:
             return None
         return self.delta_log.changed_tenants(after, upto)
 
@@ -224,7 +224,7 @@ class Watch:
         """Whether what is remembered from `before` holds: the table's log has only grown since."""
         if before == mark:
             return True
-        return before.same_table(mark) and self.delta_log.goes_on_from(before)
+        return before.is_same_table(mark) and self.delta_log.can_continue_from(before)
 
     def _rebuild_lost_jobs(self, table_id: str) -> None:
         """Rebuild jobs whose watermark is no longer in the log, which was restored or replaced."""
@@ -238,7 +238,7 @@ class Watch:
 
     def _list_all_tenants(self, tenants: Collection[str]) -> set[str]:
         """These tenants, and those with jobs, which may have no rows any more."""
-        return {*tenants, *self.deployment.log.tenants(self.delta_log.table_id())}
+        return {*tenants, *self.deployment.log.tenants(self.delta_log.get_table_id())}
 
     def _register_jobs(
         self,

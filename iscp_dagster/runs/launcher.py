@@ -81,7 +81,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         except OSError as error:
             return self._warn_once(socket, error, run)
         # The process that ends the run may not have this one's environment.
-        self._instance.add_run_tags(run.run_id, place.tags(run.run_id))
+        self._instance.add_run_tags(run.run_id, place.build_tags(run.run_id))
         try:
             ask(socket, what=START, run=run.run_id, arguments=dg.serialize_value(arguments))
         except (ConnectionRefusedError, FileNotFoundError) as error:

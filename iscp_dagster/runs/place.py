@@ -47,7 +47,7 @@ class Place:
         name, _, socket = rest.partition(" ")
         return cls(socket=socket, name=name) if run_id == run.run_id else None
 
-    def tags(self, run_id: str) -> dict[str, str]:
+    def build_tags(self, run_id: str) -> dict[str, str]:
         """The tag of a run that the server here is to start."""
         return {SERVER_TAG: f"{run_id} {self.name} {self.socket}"}
 

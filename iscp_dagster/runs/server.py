@@ -188,7 +188,7 @@ class RunServer:
 
     def _fork_work(self, work: Callable[[], None]) -> int:
         callers = [caller.connection for caller in self._callers.values()]
-        return forked(work, self._listener, *callers)
+        return fork_process(work, self._listener, *callers)
 
     def _handle_child_exit(self, *_: object) -> None:
         with _block_signals():
@@ -232,7 +232,7 @@ def _exit_server(*_: object) -> NoReturn:
     raise SystemExit
 
 
-def forked(work: Callable[[], None], *inherited: socket.socket) -> int:
+def fork_process(work: Callable[[], None], *inherited: socket.socket) -> int:
     """Fork a process that does the work without these sockets; on Linux it dies with this one."""
     parent = os.getpid()
     pid = _fork_quietly()
@@ -333,12 +333,12 @@ def main(path: str) -> None:
 
     remember()
 
-    def left(run: DagsterRun) -> bool:
+    def is_left_behind(run: DagsterRun) -> bool:
         place = Place.of(run)
         return place is not None and place.name == name
 
     # In its own process: reading a storage may start threads, and this process must not have any.
-    os.waitpid(forked(lambda: end_runs(left)), 0)
+    os.waitpid(fork_process(lambda: end_runs(is_left_behind)), 0)
     RunServer(_open_socket(path)).serve()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from iscp_dagster.spark.quoting import ident
+from iscp_dagster.spark.quoting import quote_identifier
 
 Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What `mapInArrow` takes."""
@@ -16,19 +16,19 @@ Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _PLAIN = re.compile(r"\w+", re.ASCII)
 
 
-def column(*path: str) -> Any:
+def get_column(*path: str) -> Any:
     """The column of that name; for a nested field, give the path of names."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
-    return F.col(ident(*path))
+    return F.col(quote_identifier(*path))
 
 
 def columns(names: Sequence[str]) -> list[Any]:
     """The columns of these names."""
-    return [column(name) for name in names]
+    return [get_column(name) for name in names]
 
 
-def spark_schema(schema: pa.Schema) -> Any:
+def to_spark_schema(schema: pa.Schema) -> Any:
     """The Spark schema for an Arrow one; the server would have to parse a schema given as text."""
     from pyspark.sql.pandas.types import from_arrow_schema
 

@@ -55,12 +55,12 @@ class Remote:
         )
 
 
-def with_token(address: str, token: str) -> str:
+def add_token(address: str, token: str) -> str:
     """The address with the token added; unchanged if the token is empty."""
     return f"{address.rstrip('/')}/;token={token}" if token else address
 
 
-def shown(address: str) -> str:
+def redact_address(address: str) -> str:
     """The scheme, host and port of an address: what follows or precedes them may be secret."""
     place = _PLACE_END.split(address.removeprefix(SCHEME))[0]
     return SCHEME + place.rpartition("@")[2]
@@ -76,7 +76,7 @@ def _split_address(address: str) -> tuple[ParseResult, int]:
     placed = parts.hostname and port and ";" not in parts.netloc
     if not (address.startswith(SCHEME) and placed and parts.path in {"", "/"}):
         raise ConfigError(
-            f"SPARK_REMOTE ({shown(address)}) is malformed; write it as "
+            f"SPARK_REMOTE ({redact_address(address)}) is malformed; write it as "
             "sc://host:port[/;name=value;…], and a `/` within a value as %2F."
         )
     return parts, port
@@ -87,7 +87,7 @@ def _parse_parameters(address: str, text: str) -> dict[str, str]:
     for number, pair in enumerate(given, 1):
         if len(pair) != 2:  # noqa: PLR2004
             raise ConfigError(
-                f"Parameter {number} of SPARK_REMOTE ({shown(address)}) is not name=value; "
+                f"Parameter {number} of SPARK_REMOTE ({redact_address(address)}) is not name=value; "
                 "write a `=` within a value as %3D."
             )
     return {name: unquote(value) for name, value in given}

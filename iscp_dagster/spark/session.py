@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from iscp_dagster.model.errors import IscpError, UnavailableError
-from iscp_dagster.spark.remote import Remote, shown
-from iscp_dagster.spark.shared_name import shared_name
+from iscp_dagster.spark.remote import Remote, redact_address
+from iscp_dagster.spark.shared_name import compute_session_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,7 +64,7 @@ def shared(remote: str, settings: Settings | None = None) -> SparkSession:
         return _joined[name]
 
 
-def private(remote: str, settings: Settings | None = None) -> SparkSession:
+def create_private_session(remote: str, settings: Settings | None = None) -> SparkSession:
     """A new session, for code that sets, names or caches things freely; the caller stops it.
 
     Raises as `shared`.
@@ -83,7 +83,7 @@ def count_cores(session: SparkSession) -> int:
 
 
 @lru_cache(maxsize=8)
-def speculates(session: SparkSession) -> bool:
+def has_speculation(session: SparkSession) -> bool:
     """Whether Spark may run a task twice in parallel and end one of the two."""
     return str(session.conf.get("spark.speculation", "false")).lower() == "true"
 
@@ -100,7 +100,7 @@ def _join_session(remote: str, settings: Settings) -> SparkSession:
     if f"{NAMED}=" in remote:
         return _disable_release(_open_session(remote, settings))
     for generation in _iter_generations():
-        address = _add_session_name(remote, shared_name(settings, generation))
+        address = _add_session_name(remote, compute_session_name(settings, generation))
         try:
             return _disable_release(_open_session(address, settings))
         except Exception as error:
@@ -190,7 +190,7 @@ def _translate_errors(remote: str) -> Iterator[None]:
         status = getattr(error, "getGrpcStatusCode", None)
         refused = status is not None and status().name == UNAUTHENTICATED
         problem = REFUSED if refused else SILENT
-        raise UnavailableError(f"Spark at {shown(remote)} {problem}") from error
+        raise UnavailableError(f"Spark at {redact_address(remote)} {problem}") from error
 
 
 def _check_reachable(remote: str) -> None:

@@ -20,7 +20,7 @@ from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.owned import read_definition
 from iscp_dagster.clickhouse.types.nulls import check_table_nulls
-from iscp_dagster.delta.expressions import analyzed
+from iscp_dagster.delta.expressions import analyze_expressions
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.events.ids import DEFAULT_IDS, IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -157,7 +157,7 @@ class Deployment:
             return ()
         asked = tuple(schema), transitions
         if asked not in self.analyzed:
-            self.analyzed[asked] = analyzed(self.spark(), owner, schema, transitions)
+            self.analyzed[asked] = analyze_expressions(self.spark(), owner, schema, transitions)
         return self.analyzed[asked]
 
     def data(self, info: ConsumerInfo) -> IndexData | None:

@@ -90,7 +90,7 @@ def _find_stranded_jobs(
     deployment: Deployment, source: SourceTable, tenant: str | None, names: list[str] | None
 ) -> list[Job]:
     """The jobs of those indexes whose rows are of an earlier table of that name."""
-    earlier = find_earlier_ids(deployment, source, deployment.delta_log(source).table_id())
+    earlier = find_earlier_ids(deployment, source, deployment.delta_log(source).get_table_id())
     return [
         job
         for table_id in sorted(earlier)

@@ -215,7 +215,7 @@ def _open_store(
     consumer = specs[0].detail.consumer if specs else None
     if consumer is None or not is_index(consumer):
         raise ConfigError(f"Index {letter.index!r} of dead letter {letter.id} no longer exists.")
-    schema = deployment.delta_log(source).facts().fields
+    schema = deployment.delta_log(source).get_facts().fields
     store = deployment.store(source, index_of(source, consumer), schema, consumer.generation)
     store.ensure()
     return store

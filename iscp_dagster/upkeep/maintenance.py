@@ -188,7 +188,7 @@ def _find_table_ids(
 ) -> set[str]:
     """The table's id; where it cannot be read, every id that it may be."""
     try:
-        return {deployment.delta_log(source).table_id()}
+        return {deployment.delta_log(source).get_table_id()}
     except Exception:  # noqa: BLE001 - whatever a table raises stops it alone
         return {job.key.table_id for job in dropped}
 
@@ -220,7 +220,7 @@ def prune_history(deployment: Deployment, kept: timedelta = HISTORY) -> int:
 
 def _flush_table(deployment: Deployment, source: SourceTable) -> int:
     delta_log = deployment.delta_log(source)
-    latest, table_id = delta_log.latest(), delta_log.table_id()
+    latest, table_id = delta_log.latest(), delta_log.get_table_id()
     if not all(map(delta_log.has, deployment.log.list_watermarks(table_id))):
         return 0  # the table's log was restored: the next look rebuilds those jobs
     tenants = deployment.log.tenants(table_id, behind=latest.version)

@@ -63,7 +63,7 @@ def read_positions(
     """
     delta_log = deployment.delta_log(source)
     latest = delta_log.latest()
-    table_id = delta_log.table_id(latest.version)
+    table_id = delta_log.get_table_id(latest.version)
     check_sole(deployment, source, table_id)
     jobs = deployment.log.jobs(table_id=table_id, tenants=tenants)
     chosen = [job for job in jobs if indexes is None or job.key.job_name in indexes]

@@ -19,10 +19,10 @@ from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.types.stored import Stored
 from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.clickhouse.types.wire import needs_respelling, selected
-from iscp_dagster.delta.comparing import comparable
-from iscp_dagster.delta.failures import reading
+from iscp_dagster.delta.comparing import to_comparable
+from iscp_dagster.delta.failures import wrap_spark_errors
 from iscp_dagster.delta.reader import Selection, snapshot
-from iscp_dagster.delta.transitions import ViewRead, base
+from iscp_dagster.delta.transitions import ViewRead, read_base
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, Primitive, parse_schema
@@ -32,7 +32,7 @@ from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.planning.problems import as_ours
-from iscp_dagster.spark.columns import as_nullable, column, columns, map_in_arrow
+from iscp_dagster.spark.columns import as_nullable, columns, get_column, map_in_arrow
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors.rows import (
     IndexRead,
@@ -280,7 +280,10 @@ def _read_verdicts(
     at: Moment,
     tenants: frozenset[str],
 ) -> Iterator[Verdict]:
-    index, schema = index_of(source, info), deployment.delta_log(source).facts(at.version).fields
+    index, schema = (
+        index_of(source, info),
+        deployment.delta_log(source).get_facts(at.version).fields,
+    )
     store = deployment.store(source, index, schema, info.generation)
     selection = Selection(
         path=deployment.path(source),
@@ -291,7 +294,7 @@ def _read_verdicts(
         tenants=tenants,
     )
     compared = _compare_by_key if source.keys else _compare_by_count
-    with reading(selection.path):
+    with wrap_spark_errors(selection.path):
         held = _convert_source_rows(store, _read_source_rows(deployment, store, selection, at))
         served = _read_index_rows(deployment.spark(), store, at, tenants, held.schema)
         found = compared(held, served, source, selection).collect()
@@ -328,14 +331,14 @@ def _read_source_rows(
     transitions = shape.index.transitions
     if transitions is None:
         return snapshot(deployment.spark(), selection, at).drop(*SYSTEM_COLUMNS)
-    schema = deployment.delta_log(shape.source).facts(at.version).fields
+    schema = deployment.delta_log(shape.source).get_facts(at.version).fields
     read = ViewRead.of(
         selection,
         schema,
         transitions,
         [each for each in shape.fields if each.name in transitions.calculated],
     )
-    return base(deployment.spark(), read, at).select(*columns(read.output))
+    return read_base(deployment.spark(), read, at).select(*columns(read.output))
 
 
 def _get_stored_columns(store: IndexStore) -> dict[str, Stored]:
@@ -439,7 +442,7 @@ def _compare_by_count(held: Any, served: Any, source: SourceTable, selection: Se
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     del selection
-    tenant = column(source.tenant).cast("string") if source.tenant else F.lit(DEFAULT_TENANT)
+    tenant = get_column(source.tenant).cast("string") if source.tenant else F.lit(DEFAULT_TENANT)
 
     def count_rows(frame: Any, name: str) -> Any:
         row = F.struct(*_select_comparable(held))
@@ -472,6 +475,6 @@ def _select_keys(identity: Sequence[str]) -> list[Any]:
 def _select_comparable(held: Any) -> list[Any]:
     """The columns of the source's rows, and so of the index's, as Spark compares them."""
     return [
-        comparable(column(field.name), field.type).alias(field.name)
+        to_comparable(get_column(field.name), field.type).alias(field.name)
         for field in parse_schema(held.schema.json())
     ]

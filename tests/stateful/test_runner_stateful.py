@@ -262,7 +262,7 @@ class RunnerMachine(RuleBasedStateMachine):
         mine = JobSpec(detail=IterationDetail(consumer=consumer))
         spec = make_job_specs(self.source, self.source.indexes).get(job(name), mine)
         live = self.deployment.log.jobs(tenant=tenant, name=job(name))
-        table_id = self.deployment.delta_log(self.source).table_id()
+        table_id = self.deployment.delta_log(self.source).get_table_id()
         assert self.deployment.log.register(tenant, job(name), table_id, spec) == (not live)
         key = JobKey(tenant=tenant, table_id=table_id, job_name=name)
         self.fired["registered again"] += self.gone.pop(key, None) is not None

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder, Schema, write_deltalake
 
-from iscp_dagster.delta.arrow import arrow_type
+from iscp_dagster.delta.arrow import to_arrow_type
 from iscp_dagster.delta.checks import CHANGE_TYPE, FRESH, REPEATS
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.reader import UPSERTS, Selection
@@ -186,7 +186,7 @@ def changes(
     log = DeltaLog(selection.path, selection.tenant_column)
     rows: Table = []
     for version in range(after.version + 1, upto.version + 1):
-        stamps = {VERSION: version, TIMESTAMP: log.moment(version).micros}
+        stamps = {VERSION: version, TIMESTAMP: log.get_moment(version).micros}
         rows += [row | stamps for row in _changed(selection, version)]
     found = _latest(rows, selection) if selection.keys else _added(rows, selection)
     identity = selection.identity if selection.keys else selection.output
@@ -267,7 +267,7 @@ def _of_tenants(rows: Table, selection: Selection) -> Table:
 
 
 def _frame(partitions: Sequence[Table], selection: Selection, extra: Sequence[str] = ()) -> Frame:
-    types = {f.name: f.type for f in DeltaLog(selection.path, None).facts().fields}
+    types = {f.name: f.type for f in DeltaLog(selection.path, None).get_facts().fields}
     types |= selection.types
     schema = pa.schema(
         [
@@ -290,7 +290,7 @@ def _arrow_of(type_: DeltaType) -> pa.DataType:
     """Return the Arrow type in which Spark passes a column."""
     if isinstance(type_, Map):
         return pa.map_(_arrow_of(type_.key), _arrow_of(type_.value))
-    return arrow_type(type_)
+    return to_arrow_type(type_)
 
 
 def joined(held: Frame, served: Frame, source: SourceTable, selection: Selection) -> Any:

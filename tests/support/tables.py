@@ -27,7 +27,7 @@ from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.planning.joining import split_iteration
 from iscp_dagster.planning.runner import Look, Runner
 from iscp_dagster.spark import quoting
-from iscp_dagster.spark.session import private, shared
+from iscp_dagster.spark.session import create_private_session, shared
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import Interpreter
 from iscp_dagster.sync.iteration.commands import Command, Event, Give, Place, Served
@@ -99,7 +99,7 @@ def deployment_at(
         "endpoint": Endpoint.parse(clickhouse_url),
         "log": log,
         "spark": lambda: shared(spark) if isinstance(spark, str) else spark,
-        "private_spark": lambda: private(spark) if isinstance(spark, str) else spark,
+        "private_spark": lambda: create_private_session(spark) if isinstance(spark, str) else spark,
         "lake": str(folder / "lake"),
     }
     return Deployment(**(services | changes))
@@ -225,7 +225,11 @@ class Table:
         return table
 
     def create(self, columns: str = COLUMNS, properties: str = FEED) -> None:
-        by = f"PARTITIONED BY ({quoting.ident(self.source.tenant)})" if self.source.tenant else ""
+        by = (
+            f"PARTITIONED BY ({quoting.quote_identifier(self.source.tenant)})"
+            if self.source.tenant
+            else ""
+        )
         self.sql(f"CREATE TABLE {{t}} ({columns}) USING delta {by} TBLPROPERTIES ({properties})")
 
     @property
@@ -249,7 +253,9 @@ class Table:
         return replace(self, source=replace(self.source, indexes=indexes))
 
     def jobs(self) -> list[Job]:
-        return self.deployment.log.jobs(table_id=self.deployment.delta_log(self.source).table_id())
+        return self.deployment.log.jobs(
+            table_id=self.deployment.delta_log(self.source).get_table_id()
+        )
 
     def materialize(self, *tenants: str, run_id: str = "by hand") -> list[Delivery | Failed]:
         """Materialize as a person does: repair, and go from every watermark to the last commit."""
@@ -304,7 +310,7 @@ class Table:
     def iteration(self, *tenants: str, to: int | None = None) -> Iteration:
         """Return one iteration of these tenants' jobs (of one watermark); register new jobs."""
         log = self.deployment.delta_log(self.source)
-        table_id = log.table_id()
+        table_id = log.get_table_id()
         self.deployment.log.register_many(
             make_new_jobs(table_id, tenants, make_job_specs(self.source, self.source.consumers))
         )
@@ -314,7 +320,7 @@ class Table:
             tenants=frozenset(tenants),
             jobs=tuple(job.key for job in jobs),
             from_=jobs[0].watermark,
-            to=log.latest() if to is None else log.moment(to),
+            to=log.latest() if to is None else log.get_moment(to),
         )
 
     def query(self, sql: str, **parameters: Any) -> list[tuple[Any, ...]]:

@@ -162,9 +162,9 @@ def _change_invocation(id_: str, verb: str, how: str, *, as_json: bool) -> None:
 
 def _open_client() -> Client:
     from iscp_dagster.api.invocations import open_invocations_client
-    from iscp_dagster.local.stack.environment import with_stack
+    from iscp_dagster.local.stack.environment import add_stack_variables
 
-    return open_invocations_client(with_stack(os.environ))
+    return open_invocations_client(add_stack_variables(os.environ))
 
 
 def _parse_value(value: str | None) -> bytes | None:

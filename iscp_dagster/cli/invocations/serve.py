@@ -79,10 +79,10 @@ def serve(
     from durable_invocations.runtime.settings import Settings
     from iscp_dagster.jobservices import server
     from iscp_dagster.jobservices.app import services_app
-    from iscp_dagster.local.stack.environment import with_stack
+    from iscp_dagster.local.stack.environment import add_stack_variables
     from iscp_dagster.serve.web.server import log_to_stderr
 
-    environ = with_stack(os.environ)
+    environ = add_stack_variables(os.environ)
     log_to_stderr()
     policy = RetryPolicy(
         initial=retry_initial,

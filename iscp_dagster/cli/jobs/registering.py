@@ -10,7 +10,7 @@ from typing import Any
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import EVERY, command, titled, whose
 from iscp_dagster.cli.jobs.specs import Wish
-from iscp_dagster.delta.log.tenants import tenants_in
+from iscp_dagster.delta.log.tenants import find_tenants
 from iscp_dagster.model.specs import JobSpec
 
 
@@ -75,7 +75,7 @@ def _format_value(value: Any) -> str:
 
 def _note_missing_rows(jobs: Jobs, wish: Wish) -> str:
     delta_log = jobs.deployment.delta_log(jobs.source(f"{wish.job.db}.{wish.job.table}"))
-    tenants = tenants_in(delta_log)
+    tenants = find_tenants(delta_log)
     if wish.tenant == EVERY or tenants is None or wish.tenant in tenants:
         return ""
     return f"the table holds no rows of {whose(wish.tenant)} yet"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from iscp_dagster.api.names import EVERY, check_table, no_such, parsed
-from iscp_dagster.delta.log.tenants import tenants_in
+from iscp_dagster.delta.log.tenants import find_tenants
 
 if TYPE_CHECKING:
     from iscp_dagster.api.jobs import Jobs
@@ -61,7 +61,7 @@ def check_tenant(
     if any(tenant in its for its in known.values()):
         return
     for source in sources:
-        its = tenants_in(deployment.delta_log(source)) or ()
+        its = find_tenants(deployment.delta_log(source)) or ()
         known.setdefault(source.name, set()).update(its)
     every = set().union(*known.values())
     if tenant not in every:

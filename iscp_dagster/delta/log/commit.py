@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
 
-from iscp_dagster.delta.log.vectors import vector_file
+from iscp_dagster.delta.log.vectors import get_vector_path
 from iscp_dagster.model.errors import SourceError
 
 FEED_PROPERTY = "delta.enableChangeDataFeed"
@@ -33,7 +33,7 @@ class Volume(NamedTuple):
     bytes: int
     rows: int
 
-    def plus(self, other: Volume) -> Volume:
+    def add(self, other: Volume) -> Volume:
         return Volume(self.bytes + other.bytes, self.rows + other.rows)
 
 
@@ -153,7 +153,7 @@ def _list_probes(actions: Iterable[dict[str, Any]]) -> Iterator[Probe]:
     for action in actions:
         place = _get_partition(action)
         yield Probe(action["path"], place)
-        vector = vector_file(action)
+        vector = get_vector_path(action)
         if vector is not None:
             yield Probe(vector, place)
 
@@ -177,7 +177,7 @@ def _sum_volumes(
         place = _get_partition(action)
         if place is None:
             return None
-        totals[place] = _measure_volume(kind, action).plus(totals.get(place, Volume(0, 0)))
+        totals[place] = _measure_volume(kind, action).add(totals.get(place, Volume(0, 0)))
     return totals
 
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from iscp_dagster.delta.log.commit import Commit, Metadata
 from iscp_dagster.delta.log.opening import open_table
-from iscp_dagster.delta.log.unreadable import asking
+from iscp_dagster.delta.log.unreadable import wrap_store_errors
 from iscp_dagster.model.declared.schema import DeltaField, table_columns
 from iscp_dagster.model.jobs import is_name
 
@@ -45,7 +45,7 @@ class TableFacts:
             reader_features=self.reader_features if features is None else features,
         )
 
-    def physical(self, column: str) -> str:
+    def get_physical_name(self, column: str) -> str:
         """The column's name in the log's actions; its own name without column mapping."""
         return next((each.physical for each in self.fields if each.name == column), column)
 
@@ -114,7 +114,7 @@ class DeltaFacts:
 
     def at(self, version: int | None = None) -> TableFacts:
         """The table as of `version` (None: the latest). Raises SourceError when it is not there."""
-        with asking(self.location):
+        with wrap_store_errors(self.location):
             table = self._open_table(version)
             metadata, protocol = table.metadata(), table.protocol()
             schema = table.schema().to_json()
@@ -132,13 +132,15 @@ class DeltaFacts:
 
     def tenants(self, column: str, version: int | None = None) -> set[str | None]:
         """The tenants of the snapshot, see `tenant_name`."""
-        with asking(self.location):
+        with wrap_store_errors(self.location):
             partitions = self._open_table(version).partitions()
-        return {tenant_name(each[column]) for each in partitions}
+        return {parse_tenant(each[column]) for each in partitions}
 
-    def data_files(self, version: int | None = None, *, vectors: bool = False) -> list[DataFile]:
+    def list_data_files(
+        self, version: int | None = None, *, vectors: bool = False
+    ) -> list[DataFile]:
         """All files of the snapshot, with the contents of their deletion vectors if `vectors`."""
-        with asking(self.location):
+        with wrap_store_errors(self.location):
             table = self._open_table(version)
             actions = table.get_add_actions(flatten=False)
             deleted = _read_deleted_rows(table) if vectors else None
@@ -156,10 +158,12 @@ class DeltaFacts:
             )
         ]
 
-    def sizes(self, column: str | None, version: int | None = None) -> dict[str | None, TenantSize]:
+    def get_tenant_sizes(
+        self, column: str | None, version: int | None = None
+    ) -> dict[str | None, TenantSize]:
         """Per tenant (one entry None without a tenant column): files, bytes, stored rows."""
         grouped: dict[str | None, list[DataFile]] = defaultdict(list)
-        for each in self.data_files(version):
+        for each in self.list_data_files(version):
             grouped[each.tenant(column)].append(each)
         return {tenant: _sum_sizes(files) for tenant, files in grouped.items()}
 
@@ -234,7 +238,7 @@ def _read_deleted_rows(table: Any) -> dict[str, Places] | None:
     return found
 
 
-def tenant_name(value: str | None) -> str | None:
+def parse_tenant(value: str | None) -> str | None:
     """The tenant that a partition value names.
 
     None for null (also stored for the empty string) and for a text that is no name (`is_name`).
@@ -244,7 +248,9 @@ def tenant_name(value: str | None) -> str | None:
 
 def _parse_typed_tenant(value: Any) -> str | None:
     text = str(value)
-    return None if value is None else tenant_name(text.lower() if isinstance(value, bool) else text)
+    return (
+        None if value is None else parse_tenant(text.lower() if isinstance(value, bool) else text)
+    )
 
 
 def _sum_sizes(files: list[DataFile]) -> TenantSize:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from iscp_dagster.delta.log.files import LOG_FOLDER, PATIENCE, local_path, log_files
-from iscp_dagster.delta.log.unreadable import reason, unreadable
+from iscp_dagster.delta.log.files import LOG_FOLDER, PATIENCE, log_files, to_local_path
+from iscp_dagster.delta.log.unreadable import reason, translate_store_error
 from iscp_dagster.model.errors import IscpError, SourceError, UnavailableError
 
 ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
@@ -39,7 +39,7 @@ def _open_delta_table(location: str, options: Mapping[str, str], version: int | 
     from deltalake import DeltaTable
 
     storage = {**PATIENCE, **options}
-    return DeltaTable(table_url(location), version=version, storage_options=storage)
+    return DeltaTable(to_table_url(location), version=version, storage_options=storage)
 
 
 def _open_past_hint(location: str, options: Mapping[str, str], version: int | None) -> Any:
@@ -55,7 +55,7 @@ def _open_past_hint(location: str, options: Mapping[str, str], version: int | No
         else:
             table.load_as_version(version)
     except Exception as error:
-        known = unreadable(location, error)
+        known = translate_store_error(location, error)
         if isinstance(known, UnavailableError):
             raise known from error
         named = "a checkpoint" if hinted is None else f"checkpoint {hinted}"
@@ -77,7 +77,7 @@ def _read_hint(location: str, options: Mapping[str, str]) -> int | None:
 
 
 def _translate_error(location: str, version: int | None, error: Exception) -> IscpError:
-    known = unreadable(location, error)
+    known = translate_store_error(location, error)
     if isinstance(known, UnavailableError):
         return known
     if _SAYS_MANAGED in str(error):
@@ -94,13 +94,13 @@ def _translate_error(location: str, version: int | None, error: Exception) -> Is
     )
 
 
-def table_url(location: str) -> str:
+def to_table_url(location: str) -> str:
     """The URL for deltalake; for a local path a file URL, where `#` and `?` have no meaning.
 
     Raises SourceError for a path with `%41` or the like: in a local one deltalake decodes it twice,
     and in another store's URL, which it decodes, Spark does not.
     """
-    folder = local_path(location)
+    folder = to_local_path(location)
     if folder is None and ESCAPE.search(location):
         raise SourceError(
             f"The path {location} holds a percent escape, which is a character for deltalake and "

@@ -11,7 +11,7 @@ UUID_LENGTH = 20
 GROUP = 5
 
 
-def vector_file(action: Mapping[str, Any]) -> str | None:
+def get_vector_path(action: Mapping[str, Any]) -> str | None:
     """The file's path, relative to the table or absolute; None without one (inline, no vector)."""
     descriptor = action.get("deletionVector") or {}
     where = descriptor.get("pathOrInlineDv", "")

@@ -11,7 +11,7 @@ _BUSY = "202"
 """ClickHouse's code for too many simultaneous queries: it answers, so it is only busy."""
 
 
-def problem(url: str, seconds: float = _SECONDS) -> str:
+def find_problem(url: str, seconds: float = _SECONDS) -> str:
     """The problem in one line that shows no password; empty when there is none."""
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection

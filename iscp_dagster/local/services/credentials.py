@@ -36,7 +36,7 @@ class Secrets:
     """Signs what is delivered to receivers that know it, such as those on this machine."""
 
 
-def ensured(home: Path) -> Secrets:
+def ensure_secrets(home: Path) -> Secrets:
     """The secrets of a home. Makes those that are missing, and writes a netrc for curl.
 
     Raises SetupError for a file that other users may read.

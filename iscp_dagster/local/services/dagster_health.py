@@ -45,7 +45,7 @@ class CodeHealth:
     def __init__(self, socket: str) -> None:
         self._rpc = Rpc(f"unix:{socket}")
 
-    async def problem(self, _since: float) -> str:
+    async def find_problem(self, _since: float) -> str:
         """The problem in one line; empty when there is none."""
         try:
             await asyncio.to_thread(self._rpc.call, "/api.DagsterApi/Ping", b"", _PING_SECONDS)
@@ -53,8 +53,8 @@ class CodeHealth:
             return f"does not answer: {_format_details(error)}"
         return ""
 
-    async def answers(self, since: float) -> bool:
-        return not await self.problem(since)
+    async def is_answering(self, since: float) -> bool:
+        return not await self.find_problem(since)
 
     async def reload(self) -> None:
         """Replace the process that holds the code; runs of the old one go on."""
@@ -72,7 +72,7 @@ class RunsHealth:
     def __init__(self, socket: str) -> None:
         self._socket = socket
 
-    async def problem(self, _since: float) -> str:
+    async def find_problem(self, _since: float) -> str:
         """The problem in one line; empty when there is none."""
         try:
             await asyncio.to_thread(ask, self._socket, what=PING)
@@ -80,8 +80,8 @@ class RunsHealth:
             return f"does not answer: {error}"
         return ""
 
-    async def answers(self, since: float) -> bool:
-        return not await self.problem(since)
+    async def is_answering(self, since: float) -> bool:
+        return not await self.find_problem(since)
 
 
 class DagsterHealth:
@@ -101,7 +101,7 @@ class DagsterHealth:
         ]
         return found
 
-    async def shows_code(self, _since: float) -> bool:
+    async def is_code_loaded(self, _since: float) -> bool:
         """Whether the webserver answers and has reached every location, even if code is broken."""
         try:
             entries = await self._list_locations()
@@ -111,7 +111,7 @@ class DagsterHealth:
             entry["loadStatus"] == "LOADED" and not _is_unreachable(entry) for entry in entries
         )
 
-    async def web_problem(self, since: float) -> str:
+    async def find_web_problem(self, since: float) -> str:
         """The webserver's problem; empty also when the code server is at fault."""
         try:
             lost = [
@@ -119,7 +119,7 @@ class DagsterHealth:
             ]
         except Unanswered as error:
             return f"does not answer: {error}"
-        if not lost or await self._code.problem(since):
+        if not lost or await self._code.find_problem(since):
             return ""
         return f"does not reach code location {', '.join(lost)}"
 
@@ -130,13 +130,14 @@ class DagsterHealth:
         except Unanswered:
             return ""
         return "; ".join(
-            f"code location {entry['name']} did not load: " + told(entry["locationOrLoadError"])
+            f"code location {entry['name']} did not load: "
+            + format_error(entry["locationOrLoadError"])
             for entry in entries
             if not _is_unreachable(entry)
             and (entry["locationOrLoadError"] or {}).get("__typename") == "PythonError"
         )
 
-    async def daemon_lives(self, since: float) -> bool:
+    async def is_daemon_alive(self, since: float) -> bool:
         """Whether the daemon wrote a heartbeat after `since`, in seconds since 1970."""
         try:
             return max(await self._list_heartbeats(), default=0.0) > since
@@ -151,7 +152,7 @@ class DagsterHealth:
             if each["required"]
         ]
 
-    async def daemon_problem(self, since: float) -> str:
+    async def find_daemon_problem(self, since: float) -> str:
         """The problem of the daemon that started at `since`.
 
         Empty also when the webserver does not answer, or when the code server is at fault.
@@ -161,17 +162,17 @@ class DagsterHealth:
             sensor = (await self._query_dagster(_SENSOR))["sensorOrError"]
         except Unanswered:
             return ""
-        if await self._code.problem(since):
+        if await self._code.find_problem(since):
             return ""
         now = time.time()
         if now - max(beats) > DEAF_SECONDS:
             return f"wrote its last heartbeat {now - max(beats):.0f} seconds ago"
         if now - min(beats) > HANGING_SECONDS:
             return f"has a thread whose last heartbeat was {now - min(beats):.0f} seconds ago"
-        return idle(sensor, since, now)
+        return find_idle_problem(sensor, since, now)
 
 
-def idle(sensor: Any, since: float, now: float) -> str:
+def find_idle_problem(sensor: Any, since: float, now: float) -> str:
     """The problem if the sensor should have ticked by now; the daemon started at `since`."""
     state = sensor.get("sensorState")
     if state is None or state["status"] != "RUNNING":
@@ -182,7 +183,7 @@ def idle(sensor: Any, since: float, now: float) -> str:
     return f"has not ticked sensor {SENSOR} for {now - last:.0f} s" if now - last > patience else ""
 
 
-def told(error: Any) -> str:
+def format_error(error: Any) -> str:
     """A Dagster error in one line: the error below Dagster's own, and its root cause."""
     causes = [link["error"]["message"] for link in error.get("errorChain", [])]
     lines = [" ".join(text.split()) for text in causes or [error["message"]]]

@@ -26,9 +26,9 @@ from iscp_dagster.local.services.settings import (
     HOST,
     RUNS,
     StackSettings,
-    child_environment,
-    declaring_folder,
-    repository,
+    build_child_environment,
+    get_module_folder,
+    get_repository,
 )
 from iscp_dagster.model.variables import DAGSTER_HOME
 from iscp_dagster.runs.ending import ENDING_VARIABLE
@@ -67,8 +67,8 @@ def services(settings: StackSettings) -> list[Service]:
             CODE,
             (*python, __name__, socket),
             extra={ENDING_VARIABLE: str(_get_ending_path(settings))},
-            probe=code.answers,
-            check=code.problem,
+            probe=code.is_answering,
+            check=code.find_problem,
             mend=code.reload,
         ),
         _build_service(
@@ -76,8 +76,8 @@ def services(settings: StackSettings) -> list[Service]:
             RUNS,
             (*python, "iscp_dagster.runs.server", runs),
             after=CODE,
-            probe=forks.answers,
-            check=forks.problem,
+            probe=forks.is_answering,
+            check=forks.find_problem,
         ),
         _build_service(
             settings,
@@ -85,8 +85,8 @@ def services(settings: StackSettings) -> list[Service]:
             (*python, "dagster._daemon", "run", "-w", workspace),
             extra=launching,
             after=CODE,
-            probe=health.daemon_lives,
-            check=health.daemon_problem,
+            probe=health.is_daemon_alive,
+            check=health.find_daemon_problem,
             pace=4,
         ),
         _build_service(
@@ -98,8 +98,8 @@ def services(settings: StackSettings) -> list[Service]:
             ),
             address=settings.dagster,
             after=CODE,
-            probe=health.shows_code,
-            check=health.web_problem,
+            probe=health.is_code_loaded,
+            check=health.find_web_problem,
             pace=2,
             note=health.note,
         ),
@@ -119,8 +119,8 @@ def _build_service(
             "name": name,
             "command": command,
             "address": "",
-            "environment": child_environment(settings) | dict(extra),
-            "folder": declaring_folder(),
+            "environment": build_child_environment(settings) | dict(extra),
+            "folder": get_module_folder(),
             "log": settings.logs / f"{name}.log",
             "start_seconds": 300.0,
             # Its runs must be canceled: they would fail if other services ended first.
@@ -134,7 +134,7 @@ def prepare(settings: StackSettings) -> None:
     """Make Dagster's home, with the repository's dagster.yaml and a storage if that names none."""
     settings.dagster_home.mkdir(parents=True, exist_ok=True)
     _get_ending_path(settings).unlink(missing_ok=True)
-    text = (repository() / "dagster.yaml").read_text(encoding="utf-8")
+    text = (get_repository() / "dagster.yaml").read_text(encoding="utf-8")
     if not _has_storage(text):
         text += _STORAGE.format(folder=json.dumps(str(settings.dagster_home)))
     (settings.dagster_home / "dagster.yaml").write_text(text, encoding="utf-8")
@@ -147,7 +147,7 @@ def _has_storage(dagster_yaml: str) -> bool:
     return not storages.isdisjoint(yaml.safe_load(dagster_yaml) or ())
 
 
-def announce_end(settings: StackSettings) -> None:
+def signal_end(settings: StackSettings) -> None:
     """Make waiting sensor ticks return now; the daemon ends only after them."""
     if settings.dagster_home.exists():
         _get_ending_path(settings).touch()
@@ -171,7 +171,7 @@ def _write_workspace(settings: StackSettings, socket: str) -> str:
     """Copy the repository's workspace.yaml with our location at the socket; return the path."""
     import yaml
 
-    named = yaml.safe_load((repository() / "workspace.yaml").read_text(encoding="utf-8"))
+    named = yaml.safe_load((get_repository() / "workspace.yaml").read_text(encoding="utf-8"))
     others = [
         entry
         for entry in named["load_from"]

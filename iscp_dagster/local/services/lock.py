@@ -24,18 +24,18 @@ class HomeLocks:
         self._supervisor = home / "supervisor.lock"
         self._processes = home / "processes.lock"
 
-    def supervised(self) -> bool:
+    def is_supervised(self) -> bool:
         """Whether a supervisor runs."""
         return not _is_free(self._supervisor)
 
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Whether no process of the stack is left."""
         return _is_free(self._processes)
 
     def wait_gone(self, seconds: float) -> bool:
         """Wait until no process of the stack is left; False when some still is."""
         deadline = time.monotonic() + seconds
-        while not self.gone():
+        while not self.is_gone():
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL)

@@ -73,7 +73,7 @@ class Rpc:
             self._channel = None
 
 
-def field(number: int, value: bytes | str | int) -> bytes:
+def encode_field(number: int, value: bytes | str | int) -> bytes:
     """One field of a protobuf message: text, bytes, another message, or a natural number."""
     if isinstance(value, int):
         return _encode_varint(number << 3) + _encode_varint(value)

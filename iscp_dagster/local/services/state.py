@@ -56,7 +56,7 @@ class StackState:
     lake: str = ""
     clickhouse_urls: str = ""
 
-    def service(self, name: str) -> ServiceState:
+    def get_service(self, name: str) -> ServiceState:
         """The named service; KeyError when the stack has none of that name."""
         for service in self.services:
             if service.name == name:
@@ -94,12 +94,12 @@ def read(home: Path) -> StackState | None:
         ) from error
 
 
-def running_stack(home: Path) -> StackState | None:
+def find_running_stack(home: Path) -> StackState | None:
     """The state of the stack that is up, or coming up, in a home; None when there is none.
 
     None also for the moment before a new supervisor writes its first state.
     """
-    if not HomeLocks(home).supervised():
+    if not HomeLocks(home).is_supervised():
         return None
     found = read(home)
     if found is None or found.condition is Condition.DOWN or not _is_alive(found.supervisor):

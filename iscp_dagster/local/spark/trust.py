@@ -10,7 +10,7 @@ from typing import Any
 _VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT")
 
 
-def bundle(environ: Mapping[str, str]) -> Path | None:
+def find_bundle(environ: Mapping[str, str]) -> Path | None:
     """The PEM file of trusted authorities that the environment or Python's OpenSSL names."""
     named = [environ[name] for name in _VARIABLES if environ.get(name)]
     usual = ssl.get_default_verify_paths()
@@ -20,12 +20,12 @@ def bundle(environ: Mapping[str, str]) -> Path | None:
     return None
 
 
-def trust_what_python_trusts(jvm: Any, environ: Mapping[str, str]) -> None:
+def add_python_authorities(jvm: Any, environ: Mapping[str, str]) -> None:
     """Add the bundle's authorities to the ones the JVM knows, for this JVM only.
 
     The Java runtime of a wheel does not know authorities that a company or a machine adds.
     """
-    pem = bundle(environ)
+    pem = find_bundle(environ)
     if pem is None:
         return
     store = jvm.java.security.KeyStore.getInstance(jvm.java.security.KeyStore.getDefaultType())

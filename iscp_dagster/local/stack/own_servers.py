@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import sys
 
-from iscp_dagster.local.services.service import Service, http_probe
+from iscp_dagster.local.services.service import Service, make_http_probe
 from iscp_dagster.local.services.settings import (
     GRAPHQL,
     HOST,
     INVOCATIONS,
     StackSettings,
-    child_environment,
-    declaring_folder,
+    build_child_environment,
+    get_module_folder,
 )
 
 
@@ -51,7 +51,7 @@ def _build_service(
     port: int,
     health: str,
 ) -> Service:
-    healthy = http_probe(port, health)
+    healthy = make_http_probe(port, health)
 
     async def check(since: float) -> str:
         return "" if await healthy(since) else f"does not answer GET {health}"
@@ -63,8 +63,8 @@ def _build_service(
             *("--host", HOST, "--port", str(port)),
         ),
         address=address,
-        environment=child_environment(settings),
-        folder=declaring_folder(),
+        environment=build_child_environment(settings),
+        folder=get_module_folder(),
         log=settings.logs / f"{name}.log",
         probe=healthy,
         check=check,

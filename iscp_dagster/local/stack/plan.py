@@ -57,15 +57,15 @@ def resolve(
         services=services,
         asked=frozenset(each.service for each in chosen.values() if each.asked),
     )
-    return replace(settings, secrets=credentials.ensured(home))
+    return replace(settings, secrets=credentials.ensure_secrets(home))
 
 
-def moved(settings: StackSettings, now: StackState) -> list[str]:
+def describe_moved_ports(settings: StackSettings, now: StackState) -> list[str]:
     """Messages about services that got another port because their usual one was taken."""
     ports = {each.name: urlsplit(each.address).port for each in now.services if each.address}
     return [
         f"Port {USUAL[name]} is taken: {name} gets port {ports[name]} instead."
-        for name in embedded(settings)
+        for name in list_own_services(settings)
         if name not in settings.asked and ports[name] != USUAL[name]
     ]
 
@@ -95,13 +95,13 @@ def _get_clickhouse_url(environ: Mapping[str, str]) -> str | None:
     return url or None
 
 
-def embedded(settings: StackSettings) -> tuple[str, ...]:
+def list_own_services(settings: StackSettings) -> tuple[str, ...]:
     """The services that the stack starts itself."""
     elsewhere = {CLICKHOUSE: settings.clickhouse_url, SPARK: settings.spark_remote}
     return tuple(name for name in settings.services if not elsewhere.get(name))
 
 
-def own_ports(settings: StackSettings) -> dict[str, int]:
+def get_own_ports(settings: StackSettings) -> dict[str, int]:
     """The ports of the services that the stack starts itself."""
     ports = {
         CLICKHOUSE: settings.clickhouse_port,
@@ -110,10 +110,10 @@ def own_ports(settings: StackSettings) -> dict[str, int]:
         GRAPHQL: settings.graphql_port,
         INVOCATIONS: settings.invocations_port,
     }
-    return {name: ports[name] for name in embedded(settings)}
+    return {name: ports[name] for name in list_own_services(settings)}
 
 
-def wanted(only: Sequence[str]) -> tuple[str, ...]:
+def select_services(only: Sequence[str]) -> tuple[str, ...]:
     """The services to run: those named, or all.
 
     Raises ConfigError for an unknown name, and SetupError for those that need the tables or
@@ -137,7 +137,7 @@ def wanted(only: Sequence[str]) -> tuple[str, ...]:
 def options(settings: StackSettings) -> list[str]:
     """The options of `iscp up` that select these services and the requested ports."""
     services = [part for name in settings.services for part in ("--service", name)]
-    ports = {name: port for name, port in own_ports(settings).items() if name in settings.asked}
+    ports = {name: port for name, port in get_own_ports(settings).items() if name in settings.asked}
     return services + [
         part for name, port in ports.items() for part in (f"--{name}-port", str(port))
     ]
@@ -148,10 +148,10 @@ def fetch(settings: StackSettings, paths: Callable[[], Iterable[str | None]]) ->
     from iscp_dagster.local.services import spark_server
     from iscp_dagster.local.spark import s3a
 
-    if SPARK not in embedded(settings):
+    if SPARK not in list_own_services(settings):
         return
-    for name in spark_server.lacking(settings, os.environ):
+    for name in spark_server.find_missing_modules(settings, os.environ):
         lakes = [os.environ.get(variables.LAKE)]
-        if name == spark_server.DELTA or s3a.in_store(lakes) or s3a.in_store(paths()):
-            with show.doing(f"Fetching the jars of {name}"):
+        if name == spark_server.DELTA or s3a.has_store_path(lakes) or s3a.has_store_path(paths()):
+            with show.show_progress(f"Fetching the jars of {name}"):
                 spark_server.fetch(settings, name, os.environ)

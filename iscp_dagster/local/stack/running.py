@@ -22,7 +22,7 @@ from iscp_dagster.local.services.settings import (
     PARTS,
     SPARK,
     StackSettings,
-    without_password,
+    redact_address,
 )
 from iscp_dagster.local.services.state import Condition, ServiceState, StackState
 from iscp_dagster.local.stack import ending, own_servers, plan, ports
@@ -47,7 +47,7 @@ def run(settings: StackSettings, watch: Watch) -> StackState | None:
     locks = HomeLocks(settings.home)
     with locks.hold(LEFTOVER_SECONDS) as lock:
         if lock is None:
-            if locks.supervised():
+            if locks.is_supervised():
                 return None
             raise UnavailableError(
                 f"processes of an earlier stack in {settings.home} have not ended; "
@@ -57,11 +57,11 @@ def run(settings: StackSettings, watch: Watch) -> StackState | None:
         journal = _StateWriter(settings, watch)
         services = build(settings)
         try:
-            with ports.kept(plan.own_ports(settings).values()):
+            with ports.kept(plan.get_own_ports(settings).values()):
                 asyncio.run(_supervise_services(services, journal, lock, settings))
         finally:
             ending.cancel_iterations(settings)
-            journal.condition(Condition.DOWN)
+            journal.set_condition(Condition.DOWN)
         return journal.state
 
 
@@ -70,9 +70,9 @@ def build(settings: StackSettings) -> list[Service]:
     settings.logs.mkdir(parents=True, exist_ok=True)
     services = []
     if CLICKHOUSE in settings.services and settings.clickhouse_url is None:
-        services.append(clickhouse_server.service(settings))
+        services.append(clickhouse_server.build_service(settings))
     if SPARK in settings.services and settings.spark_remote is None:
-        services.append(spark_server.service(settings))
+        services.append(spark_server.build_service(settings))
     if DAGSTER in settings.services:
         dagster_server.prepare(settings)
         services += dagster_server.services(settings)
@@ -90,16 +90,16 @@ async def _supervise_services(
 ) -> None:
     stop = asyncio.Event()
 
-    def told() -> None:
-        journal.condition(Condition.STOPPING)
-        dagster_server.announce_end(settings)
+    def handle_stop() -> None:
+        journal.set_condition(Condition.STOPPING)
+        dagster_server.signal_end(settings)
         stop.set()
 
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, told)
+        loop.add_signal_handler(number, handle_stop)
     supervisor = Supervisor(services, report=journal.note, lock=lock)
-    await supervisor.run(stop=stop, ready=lambda: journal.condition(Condition.READY))
+    await supervisor.run(stop=stop, ready=lambda: journal.set_condition(Condition.READY))
 
 
 class _StateWriter:
@@ -114,15 +114,15 @@ class _StateWriter:
             supervisor=os.getpid(),
             started_at=datetime.now(timezone.utc).isoformat(),
             services=tuple(_list_initial_states(settings)),
-            log_url=without_password(settings.log),
+            log_url=redact_address(settings.log),
             lake=os.environ.get(LAKE, str(settings.lake)),
             clickhouse_urls=" ".join(
-                map(without_password, split_urls(settings.clickhouse_urls or ""))
+                map(redact_address, split_urls(settings.clickhouse_urls or ""))
             ),
         )
         self._write_state()
 
-    def condition(self, condition: Condition) -> None:
+    def set_condition(self, condition: Condition) -> None:
         self.state = replace(self.state, condition=condition)
         self._write_state()
 
@@ -152,7 +152,7 @@ def _list_initial_states(settings: StackSettings) -> list[ServiceState]:
         ServiceState(
             name=name,
             condition=Condition.EXTERNAL if elsewhere.get(name) else Condition.STARTING,
-            address=without_password(addresses.get(name, "")),
+            address=redact_address(addresses.get(name, "")),
         )
         for service in settings.services
         for name in PARTS[service]

@@ -19,17 +19,17 @@ def _make_console() -> Console:
     return Console(soft_wrap=True, highlight=False)
 
 
-def line(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line without markup."""
     _make_console().print(text, markup=False)
 
 
 @contextmanager
-def doing(what: str) -> Iterator[None]:
+def show_progress(what: str) -> Iterator[None]:
     """Show that something is under way: a spinner on a terminal, a line elsewhere."""
     console = _make_console()
     if not console.is_terminal:
-        line(f"{what} …")
+        print_line(f"{what} …")
         yield
         return
     with console.status(f"{what} …"):
@@ -65,15 +65,15 @@ class StartUp:
     def update(self, now: StackState) -> None:
         """Show a state; print no line for a service whose condition is unchanged."""
         if self._status:
-            self._status.update(coming_up(now.services))
+            self._status.update(format_progress(now.services))
             return
         for service in now.services:
             if self._seen.get(service.name) is not service.condition:
                 self._seen[service.name] = service.condition
-                line(f"{service.name}: {service.condition.value}")
+                print_line(f"{service.name}: {service.condition.value}")
 
 
-def coming_up(services: Iterable[ServiceState]) -> str:
+def format_progress(services: Iterable[ServiceState]) -> str:
     """Name the services by condition, in markup; count the ready ones, to fit into 80 columns."""
     names: dict[Condition, list[str]] = {}
     for service in services:
@@ -89,15 +89,15 @@ def _get_colour(condition: Condition) -> str:
     return _COLOURS.get(condition, "yellow")
 
 
-def addresses(now: StackState) -> None:
+def print_addresses(now: StackState) -> None:
     """Print each service's address, the home, and warnings, such as about broken code."""
     for service in now.services:
         if service.address:
-            line(f"  {service.name:<12}{service.address}")
-    line(f"  {'home':<12}{now.home}")
+            print_line(f"  {service.name:<12}{service.address}")
+    print_line(f"  {'home':<12}{now.home}")
     for service in now.services:
         if service.note:
-            line(f"Warning: {service.note}")
+            print_line(f"Warning: {service.note}")
 
 
 def table(now: StackState) -> None:
@@ -112,5 +112,5 @@ def table(now: StackState) -> None:
         if service.log:
             console.print(f"  {'':<12}{'log':<12}{service.log}", markup=False)
         if service.note:
-            line(f"Warning: {service.note}")
-    line(f"  {'home':<22}{now.home}")
+            print_line(f"Warning: {service.note}")
+    print_line(f"  {'home':<22}{now.home}")

@@ -12,7 +12,7 @@ from iscp_dagster.model.errors import ConfigError
 _POLL = 0.2
 
 
-def files(folder: Path, only: Collection[str]) -> dict[str, Path]:
+def find_log_files(folder: Path, only: Collection[str]) -> dict[str, Path]:
     """The log files by name, all or `only` some. Raises ConfigError for an unknown name."""
     found = {path.stem: path for path in sorted(folder.glob("*.log"))}
     unknown = [name for name in only if name not in found]
@@ -38,7 +38,7 @@ def show(
     for name, path in found.items():
         if len(found) > 1:
             say(f"== {name}: {path}")
-        if lines and (text := logs.tail(path, lines)):
+        if lines and (text := logs.read_tail(path, lines)):
             say(text)
     while follow:
         sleep(_POLL)

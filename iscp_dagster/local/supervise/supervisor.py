@@ -15,7 +15,7 @@ from iscp_dagster.local.services.service import Service
 from iscp_dagster.local.services.state import Condition, ServiceState
 from iscp_dagster.local.supervise import warded
 from iscp_dagster.local.supervise.stopped import keep_going
-from iscp_dagster.local.supervise.vigil import Patience, Vigil, noted
+from iscp_dagster.local.supervise.vigil import Patience, Vigil, read_note
 from iscp_dagster.local.supervise.warded import Warded
 from iscp_dagster.model.errors import UnavailableError
 
@@ -94,7 +94,7 @@ class Supervisor:
             await _cancel_tasks([started, told, going, *users])
             await _cancel_tasks(tasks)
 
-    def change(self, service: Service, **fields: Any) -> None:
+    def record_change(self, service: Service, **fields: Any) -> None:
         """Record, log and report a change of a service."""
         state = replace(self._states[service.name], **fields)
         self._states[service.name] = state
@@ -104,7 +104,7 @@ class Supervisor:
     def _match_services(self, things: Sequence[Each]) -> list[tuple[Service, Each]]:
         return list(zip(self._services, things, strict=True))
 
-    async def turn(self, service: Service) -> None:
+    async def wait_for_turn(self, service: Service) -> None:
         """Wait until the service that this one starts after has been ready once."""
         if service.after in self._ready:
             await self._ready[service.after].wait()
@@ -132,7 +132,7 @@ class _Keeper:
     async def keep(self) -> None:
         """Run the service for ever; UnavailableError when its first start fails."""
         failures = restarts = 0
-        await self._supervisor.turn(self._service)
+        await self._supervisor.wait_for_turn(self._service)
         while True:
             born = time.monotonic()
             status = await self._run_once(restarts)
@@ -144,7 +144,7 @@ class _Keeper:
                 "%s ended with status %s after %.1f s; starting again in %.1f s",
                 self._service.name, status, lived, delay,
             )  # fmt: skip
-            self._supervisor.change(
+            self._supervisor.record_change(
                 self._service, condition=Condition.RESTARTING, pid=None, restarts=restarts, note=""
             )
             await asyncio.sleep(delay)
@@ -155,7 +155,9 @@ class _Keeper:
         born = time.time()
         child = await self._supervisor.start(self._service)
         try:
-            self._supervisor.change(self._service, condition=Condition.STARTING, pid=child.pid)
+            self._supervisor.record_change(
+                self._service, condition=Condition.STARTING, pid=child.pid
+            )
             problem = await self._wait_until_ready(child, born, warm=restarts == 0)
             if problem is None:
                 self.ready.set()
@@ -165,22 +167,22 @@ class _Keeper:
             _LOGGER.warning("%s %s", self._service.name, problem)
             return await child.stop()
         except asyncio.CancelledError:
-            self._supervisor.change(self._service, condition=Condition.STOPPING)
+            self._supervisor.record_change(self._service, condition=Condition.STOPPING)
             await asyncio.shield(child.stop())
-            self._supervisor.change(self._service, condition=Condition.DOWN, pid=None)
+            self._supervisor.record_change(self._service, condition=Condition.DOWN, pid=None)
             raise
         except UnavailableError:
             await child.stop()
-            self._supervisor.change(self._service, condition=Condition.DOWN, pid=None)
+            self._supervisor.record_change(self._service, condition=Condition.DOWN, pid=None)
             raise
 
     async def _watch_until_end(self, child: Warded, born: float) -> int:
         """Watch a service until it ends, or end it when it stays unwell; return its exit status."""
-        change = partial(self._supervisor.change, self._service)
+        change = partial(self._supervisor.record_change, self._service)
         vigil = Vigil(self._service, child.pid, born, change, self._supervisor.patience)
         note = self._supervisor.note(self._service)
         watching = asyncio.create_task(vigil.keep(note))
-        ended = asyncio.create_task(child.ended())
+        ended = asyncio.create_task(child.wait_until_ended())
         try:
             await asyncio.wait([watching, ended], return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
@@ -193,7 +195,7 @@ class _Keeper:
     async def _wait_until_ready(self, child: Warded, born: float, *, warm: bool) -> str | None:
         """Wait until the service is ready; return what went wrong, or None."""
         rising = asyncio.create_task(self._make_ready(born, warm=warm))
-        ended = asyncio.create_task(child.ended())
+        ended = asyncio.create_task(child.wait_until_ended())
         try:
             done, _ = await asyncio.wait(
                 [rising, ended],
@@ -213,12 +215,12 @@ class _Keeper:
         while not await self._is_answering(born):  # noqa: ASYNC110  (another process can only be polled)
             await asyncio.sleep(_POLL)
         if warm and service.warm is not None:
-            self._supervisor.change(service, condition=Condition.WARMING)
+            self._supervisor.record_change(service, condition=Condition.WARMING)
             status = await self._run_warm_up()
             if status:
                 return f"answers, but its first use failed with status {status}"
-        note = await noted(service)
-        self._supervisor.change(service, condition=Condition.READY, note=note)
+        note = await read_note(service)
+        self._supervisor.record_change(service, condition=Condition.READY, note=note)
         return None
 
     async def _is_answering(self, born: float) -> bool:
@@ -232,7 +234,7 @@ class _Keeper:
     async def _run_warm_up(self) -> int:
         child = await self._supervisor.start(self._service, warm=True)
         try:
-            return await child.ended()
+            return await child.wait_until_ended()
         except asyncio.CancelledError:
             await asyncio.shield(child.stop())
             raise
@@ -240,7 +242,7 @@ class _Keeper:
     def _build_start_error(self, problem: str, since: int) -> UnavailableError:
         log = self._service.log
         return UnavailableError(
-            f"{self._service.name} {problem}; the end of {log}:\n{logs.tail(log, since=since)}"
+            f"{self._service.name} {problem}; the end of {log}:\n{logs.read_tail(log, since=since)}"
         )
 
 

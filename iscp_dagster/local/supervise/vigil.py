@@ -13,7 +13,7 @@ from typing import Any
 
 from iscp_dagster.local.services.service import Service, Stalled
 from iscp_dagster.local.services.state import Condition
-from iscp_dagster.local.supervise.ward import below, processes
+from iscp_dagster.local.supervise.ward import find_descendants, processes
 
 _LOGGER = logging.getLogger(__name__)
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -93,13 +93,13 @@ class Vigil:
 
     def _is_working(self) -> bool:
         """Whether the service has used a processor since the last call; True for the first."""
-        now, used = time.monotonic(), cpu_below(self._pid)
+        now, used = time.monotonic(), measure_tree_cpu(self._pid)
         before, self._last_usage = self._last_usage, (now, used)
         return before is None or used - before[1] > self._patience.busy * (now - before[0])
 
     async def _record_success(self) -> None:
         self._failures, self._mended = 0, False
-        note = await noted(self._service)
+        note = await read_note(self._service)
         if note != self._last_note:
             self._last_note = note
             self._change(condition=Condition.READY, note=note)
@@ -108,14 +108,14 @@ class Vigil:
         """Count the failed check that began at `looked`; report from the second on."""
         self._failures += 1
         if self._failures == 1:
-            self._began, self._cpu = looked, cpu_seconds(self._pid)
+            self._began, self._cpu = looked, measure_cpu(self._pid)
         elif problem != self._last_note:
             self._last_note = problem
             self._change(condition=Condition.UNWELL, note=problem)
 
     def _should_restart(self) -> bool:
         lasted = time.monotonic() - self._began
-        used = cpu_seconds(self._pid) - self._cpu
+        used = measure_cpu(self._pid) - self._cpu
         busy = used > self._patience.busy * lasted
         seconds = self._patience.busy_seconds if busy else self._patience.idle_seconds
         return self._failures >= self._patience.failures and lasted >= seconds
@@ -136,7 +136,7 @@ class Vigil:
         return True
 
 
-async def noted(service: Service) -> str:
+async def read_note(service: Service) -> str:
     """What a service that is up says of itself; empty where it says nothing, or that fails."""
     try:
         return await service.note() if service.note else ""
@@ -145,12 +145,12 @@ async def noted(service: Service) -> str:
         return ""
 
 
-def cpu_below(pid: int) -> float:
+def measure_tree_cpu(pid: int) -> float:
     """The processor time of a process and of all living processes below it."""
-    return sum(map(cpu_seconds, [pid, *below(pid, processes())]))
+    return sum(map(measure_cpu, [pid, *find_descendants(pid, processes())]))
 
 
-def cpu_seconds(pid: int) -> float:
+def measure_cpu(pid: int) -> float:
     """The processor time that a process has used; 0 if it is gone or there is no /proc."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")

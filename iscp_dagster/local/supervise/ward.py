@@ -163,10 +163,10 @@ def _list_living_descendants(child: int) -> list[int]:
     """Every living process below the ward; without Linux's /proc, the child's group."""
     if not _LINUX:
         return _list_group(child)
-    return below(os.getpid(), [each for each in processes() if each[3] not in _ENDED])
+    return find_descendants(os.getpid(), [each for each in processes() if each[3] not in _ENDED])
 
 
-def below(ancestor: int, found: list[tuple[int, int, int, bytes]]) -> list[int]:
+def find_descendants(ancestor: int, found: list[tuple[int, int, int, bytes]]) -> list[int]:
     """The ids of the processes in `found` that descend from `ancestor`."""
     children: dict[int, list[int]] = {}
     for pid, parent, _, _ in found:

@@ -25,7 +25,7 @@ class Warded:
     pid: int
     ward: asyncio.subprocess.Process
 
-    async def ended(self) -> int:
+    async def wait_until_ended(self) -> int:
         """Wait until the command and every process below it are gone; its exit status."""
         status = await self.ward.wait()
         if status < 0:
@@ -45,7 +45,7 @@ class Warded:
             _, late = await asyncio.wait([asyncio.create_task(self.ward.wait())], timeout=grace)
             if late:
                 _send_signal(self.pid, signal.SIGKILL)
-        return await self.ended()
+        return await self.wait_until_ended()
 
     async def _end_strays(self) -> None:
         """Kill the processes of the command's session that outlived a killed ward."""

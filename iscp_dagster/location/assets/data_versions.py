@@ -102,6 +102,6 @@ class DataVersions:
         if before is None or before >= self.upto:
             return self.upto if before is None else before
         if before not in self._changes_by_version:
-            self._changes_by_version[before] = self.delta_log.last_changes(before, self.upto)
+            self._changes_by_version[before] = self.delta_log.find_last_changes(before, self.upto)
         changes = self._changes_by_version[before]
         return self.upto if changes is None else changes.get(tenant, before)

@@ -127,7 +127,7 @@ def _read_repeated_tenants(its: Iterations, dispatch: str) -> list[str]:
 
 def _list_all_tenants(its: Iterations) -> list[str]:
     """All tenants that have rows or jobs."""
-    table_id = its.delta_log.table_id()
+    table_id = its.delta_log.get_table_id()
     return sorted({*its.delta_log.tenants(), *its.deployment.log.tenants(table_id)})
 
 

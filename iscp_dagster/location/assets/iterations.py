@@ -27,7 +27,7 @@ from iscp_dagster.planning.effective import compute_effective_jobs, flush_jobs
 from iscp_dagster.planning.joining import Due, bounded, joined, split_iteration
 from iscp_dagster.planning.newcomers import find_latest_moments, set_first_watermarks
 from iscp_dagster.planning.table_problems import check_sole
-from iscp_dagster.runs.named import DISPATCH_TAG, is_first, names_of, runs_named
+from iscp_dagster.runs.named import DISPATCH_TAG, find_runs, get_run_names, is_first
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import iterate
 from iscp_dagster.sync.iteration.outcomes import Delivery
@@ -116,7 +116,7 @@ class Iterations:
 
     def _read_queued_iterations(self, dispatch: str) -> tuple[Iteration, ...]:
         found = self.deployment.log.queued(dispatch)
-        return tuple(each for each in found if each.table_id == self.delta_log.table_id())
+        return tuple(each for each in found if each.table_id == self.delta_log.get_table_id())
 
     @cached_property
     def to(self) -> Moment:
@@ -175,7 +175,7 @@ class Iterations:
 
     def _prepare_jobs(self) -> set[JobKey]:
         """Register, free and flush the jobs that the person asked for; returns them."""
-        table_id = self.delta_log.table_id(self.to.version)
+        table_id = self.delta_log.get_table_id(self.to.version)
         register(self.deployment, self.source, table_id, self.tenants, self.chosen)
         jobs = self._read_jobs()
         asked = self._select_requested_keys(jobs)
@@ -185,7 +185,7 @@ class Iterations:
         return asked
 
     def _read_jobs(self) -> list[Job]:
-        table_id = self.delta_log.table_id(self.to.version)
+        table_id = self.delta_log.get_table_id(self.to.version)
         return self.deployment.log.jobs(table_id=table_id, tenants=self.tenants)
 
     def _take_steps(self, due: Sequence[Due], left: set[JobKey]) -> Iterator[Sequence[Outcome]]:
@@ -254,8 +254,8 @@ def _list_repeated_names(run: DagsterRun, instance: DagsterInstance) -> frozense
     """All names of the runs that this one repeats: its parent, and others of its dispatch."""
     tags = (DISPATCH_TAG, PARENT_RUN_ID_TAG, ROOT_RUN_ID_TAG)
     known = {run.tags[tag] for tag in tags if tag in run.tags}
-    runs = runs_named(instance, known)
-    return frozenset(known | {name for each in runs for name in names_of(each)} - {run.run_id})
+    runs = find_runs(instance, known)
+    return frozenset(known | {name for each in runs for name in get_run_names(each)} - {run.run_id})
 
 
 def _gather_outcomes(found: Iterator[Delivery | Failed]) -> Iterator[list[Delivery | Failed]]:

@@ -45,12 +45,12 @@ def log_facts(delta_log: DeltaLog, version: int | None = None) -> Mapping[str, A
 
     Does not look at its files.
     """
-    commit = delta_log.latest() if version is None else delta_log.moment(version)
+    commit = delta_log.latest() if version is None else delta_log.get_moment(version)
     return {
         "source_time": MetadataValue.timestamp(commit.at),
-        "table_id": delta_log.table_id(version),
+        "table_id": delta_log.get_table_id(version),
         "path": MetadataValue.path(delta_log.location),
-        "dagster/column_schema": delta_schema(delta_log.facts(version).fields),
+        "dagster/column_schema": delta_schema(delta_log.get_facts(version).fields),
     }
 
 

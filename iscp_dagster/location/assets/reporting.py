@@ -333,7 +333,7 @@ def _report_table(
 ) -> tuple[int, list[str]]:
     """How many jobs were reported as materialized, and a line for each reported as failed."""
     delta_log, count, problems = deployment.delta_log(source), 0, list[str]()
-    table_id, to = delta_log.table_id(), delta_log.latest()
+    table_id, to = delta_log.get_table_id(), delta_log.latest()
     versions = DataVersions(context.instance, source, delta_log, to.version)
     for some in split_for_statements(sorted(deployment.log.tenants(table_id))):
         jobs = deployment.log.jobs(table_id=table_id, tenants=some)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.log.files import spark_path
+from iscp_dagster.delta.log.files import to_spark_path
 from iscp_dagster.location.assets.data_versions import AssetEvent, DataVersions, version_event
 from iscp_dagster.location.assets.iterations import tenants_of
 from iscp_dagster.location.assets.metadata import log_facts
@@ -84,7 +84,7 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> dg.Asse
                 load(
                     Load(
                         spark=spark,
-                        path=spark_path(deployment.path(source)),
+                        path=to_spark_path(deployment.path(source)),
                         tenants=tenants,
                         config=config(**context.op_execution_context.op_config) if config else None,
                         log=context.log,
@@ -113,7 +113,7 @@ def offered(model: type[Any]) -> type[dg.Config]:
 
 def table_facts(delta_log: DeltaLog) -> Mapping[str, Any]:
     """The facts of `log_facts`, and the table's size."""
-    sizes, orphans = delta_log.tenant_sizes(), delta_log.unnamed()
+    sizes, orphans = delta_log.get_tenant_sizes(), delta_log.get_unnamed_size()
     return {
         **log_facts(delta_log),
         "stored_rows": sum(size.rows or 0 for size in sizes.values()),

@@ -8,7 +8,7 @@ from dagster import InitResourceContext
 from dagster_pyspark import LazyPySparkResource
 from pydantic import Field
 
-from iscp_dagster.spark.session import private, shared
+from iscp_dagster.spark.session import create_private_session, shared
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +30,7 @@ class Spark(LazyPySparkResource):
 
     def private(self) -> SparkSession:
         """A new session. Raises UnavailableError when nothing answers."""
-        return private(self.remote, self.spark_config)
+        return create_private_session(self.remote, self.spark_config)
 
     def shared(self) -> SparkSession:
         """The session of all runs, for the project's own reads. Raises as `private`."""

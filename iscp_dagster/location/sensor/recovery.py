@@ -20,7 +20,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import RunGoneError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.runs.cancel import end
-from iscp_dagster.runs.named import WORKED, names_of, runs_named
+from iscp_dagster.runs.named import WORKED, find_runs, get_run_names
 from iscp_dagster.sync.deployment import Deployment
 
 GONE = "This run's process is gone or hangs. The next iteration continues its work."
@@ -118,12 +118,14 @@ class Recovery:
         queued = log.list_active_runs(JobState.PENDING)
         if not queued:
             return
-        runs = runs_named(instance, queued)
-        awaited = [name for run in runs if not run.is_finished for name in names_of(run) & queued]
+        runs = find_runs(instance, queued)
+        awaited = [
+            name for run in runs if not run.is_finished for name in get_run_names(run) & queued
+        ]
         log.keep(awaited, log.leases.queued)
         for run in runs:
             if run.is_finished:
-                self._free_jobs(run, names_of(run) & queued - set(awaited))
+                self._free_jobs(run, get_run_names(run) & queued - set(awaited))
 
     def _free_jobs(self, run: DagsterRun, names: set[str]) -> None:
         log = self.deployment.log

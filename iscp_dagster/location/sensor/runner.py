@@ -32,7 +32,7 @@ from iscp_dagster.planning.look import Dispatch, Look
 from iscp_dagster.planning.reporter import Reporter
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.ending import is_ending
-from iscp_dagster.runs.named import DISPATCH_TAG, identity
+from iscp_dagster.runs.named import DISPATCH_TAG, ensure_instance_name
 from iscp_dagster.sync.deployment import Deployment
 
 ROUND_SECONDS = 5
@@ -106,7 +106,7 @@ class Lookout:
             runner = Runner(
                 deployment,
                 self.sources,
-                owner=identity(context.instance),
+                owner=ensure_instance_name(context.instance),
                 scan_seconds=self.scan_seconds,
                 monotonic=self.monotonic,
                 ending=is_ending,

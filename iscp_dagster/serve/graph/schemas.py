@@ -117,7 +117,7 @@ class Loader:
             return ()
         source = served.source
         path = source.path or f"{self.lake.rstrip('/')}/{source.database}/{source.table}"
-        return DeltaLog(path, source.tenant).facts().fields
+        return DeltaLog(path, source.tenant).get_facts().fields
 
 
 _BYTES = re.compile(r"\b(String|FixedString)\b")

@@ -26,11 +26,11 @@ from iscp_dagster.delta import feedscan, filescan
 from iscp_dagster.delta import reader as delta_reader
 from iscp_dagster.delta import transitions as delta_transitions
 from iscp_dagster.delta.checks import CHANGE_COLUMNS, check_source, is_reserved
-from iscp_dagster.delta.failures import reading
+from iscp_dagster.delta.failures import wrap_spark_errors
 from iscp_dagster.delta.feed import read_range
 from iscp_dagster.delta.log.commit import FeedFile
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.plans import ReadKind, ReadPlan, by_plan, read_as
+from iscp_dagster.delta.plans import ReadKind, ReadPlan, group_by_plan, read_as
 from iscp_dagster.delta.transitions import ViewRead
 from iscp_dagster.model.batch import BatchRecord, Layout, Phase, Range
 from iscp_dagster.model.consumers.kinds import consumer_kind, is_index
@@ -41,7 +41,7 @@ from iscp_dagster.model.declared.together.attach import CHANGES
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.spark.columns import Mapped, spark_schema
+from iscp_dagster.spark.columns import Mapped, to_spark_schema
 from iscp_dagster.spark.session import count_cores
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors.rows import as_they_are
@@ -127,7 +127,9 @@ def _explain_readded(given_again: Mapping[str, str], tenants: frozenset[str]) ->
 def _make_task_frame(spark: SparkSession, tasks: int, unpack: Mapped) -> MappedFrame:
     """One number per task, which tells the task what to read."""
     # With its schema given, pyspark does not ask Spark for it.
-    return MappedFrame(spark.range(0, tasks, 1, tasks).to(spark_schema(NUMBERS)), unpack, ("id",))
+    return MappedFrame(
+        spark.range(0, tasks, 1, tasks).to(to_spark_schema(NUMBERS)), unpack, ("id",)
+    )
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class Reader:
 
     def get_schema(self, version: int) -> tuple[DeltaField, ...]:
         """The table's columns as of `version`."""
-        return self.delta_log.facts(version).fields
+        return self.delta_log.get_facts(version).fields
 
     def plan_tenants(self, range_: Range) -> Mapping[ReadPlan, frozenset[str]]:
         """Every plan, with its tenants: changes where the table still holds theirs, else a
@@ -157,7 +159,9 @@ class Reader:
             columns=self._list_read_columns(range_.to.version),
         )
         given_again = cache(lambda: self._find_readded(range_))
-        return by_plan(self.tenants, lambda tenants: self._plan_read(range_, tenants, given_again))
+        return group_by_plan(
+            self.tenants, lambda tenants: self._plan_read(range_, tenants, given_again)
+        )
 
     def _plan_read(
         self, range_: Range, tenants: frozenset[str], given_again: Callable[[], Mapping[str, str]]
@@ -168,7 +172,7 @@ class Reader:
         if reason := self._explain_not_null(range_) or _explain_readded(given_again(), tenants):
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
         after, upto = range_.from_.version, range_.to.version
-        if not self.source.keys and not self.delta_log.only_adds(after, upto, tenants):
+        if not self.source.keys and not self.delta_log.has_only_adds(after, upto, tenants):
             reason = "rows of an append-only index were changed or deleted"
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
         return plan
@@ -183,7 +187,7 @@ class Reader:
 
     def _list_read_columns(self, version: int) -> list[str]:
         """The columns that some consumer gets, of those that the latest version still has."""
-        latest = {field.name for field in self.delta_log.facts().fields}
+        latest = {field.name for field in self.delta_log.get_facts().fields}
         names = [field.name for field in self.get_schema(version) if field.name in latest]
         wanted = {self.source.tenant, *self.source.keys}
         for info in self.consumers:
@@ -230,7 +234,7 @@ class Reader:
 
         The others can be read as before, or are due for a snapshot anyway.
         """
-        plans = by_plan(self.tenants, lambda tenants: self._plan_range(range_, tenants))
+        plans = group_by_plan(self.tenants, lambda tenants: self._plan_range(range_, tenants))
         gone = read_as(ReadKind.SNAPSHOT, plans)
         if not gone or range_.to.version >= to.version:
             return gone
@@ -371,18 +375,18 @@ class Reader:
             self.deployment.analyze_view_columns(self.source.name, schema, transitions),
         )
         if wanted.staged:
-            files = self.delta_log.data_files(at.version, self.tenants)
+            files = self.delta_log.list_data_files(at.version, self.tenants)
             small = sum(each.bytes for each in files) < SMALL_BYTES
-            frame = delta_transitions.base(spark, read, at).drop(*CHANGE_COLUMNS)
+            frame = delta_transitions.read_base(spark, read, at).drop(*CHANGE_COLUMNS)
             return MappedFrame(frame.coalesce(1) if small else frame, names=tuple(read.based))
         partitions = min(self._get_recorded_tasks(wanted), MOST_TASKS_OF_IMAGES)
         rows = (
             None if through_spark or partitions > 1 else self._read_few_rows(range_, read.selection)
         )
         if rows is not None:
-            frame = delta_transitions.images_of(spark, read, rows)
+            frame = delta_transitions.build_images(spark, read, rows)
             return MappedFrame(frame, names=tuple(read.imaged), few=True)
-        frame = delta_transitions.images(spark, read, range_.from_, at, partitions=partitions)
+        frame = delta_transitions.read_images(spark, read, range_.from_, at, partitions=partitions)
         return MappedFrame(frame, names=tuple(read.imaged))
 
     def _read_few_rows(self, range_: Range, selection: delta_reader.Selection) -> pa.Table | None:
@@ -392,7 +396,7 @@ class Reader:
             return None
         found = feedscan.plan_rows(
             self.delta_log.location,
-            self.delta_log.facts(range_.to.version),
+            self.delta_log.get_facts(range_.to.version),
             feed,
             selection.output,
             selection.tenant_column,
@@ -408,7 +412,7 @@ class Reader:
             return None
         return feedscan.plan_feed(
             self.delta_log.location,
-            self.delta_log.facts(range_.to.version),
+            self.delta_log.get_facts(range_.to.version),
             feed,
             output=selection.output,
             identity=selection.identity if selection.keys else selection.ordering,
@@ -429,16 +433,16 @@ class Reader:
         changed = sum(volume.rows for _, volume in written)
         if changed > rows or sum(file.weight for _, file in files) > size:
             return None
-        return [(self.delta_log.moment(version), file) for version, file in files]
+        return [(self.delta_log.get_moment(version), file) for version, file in files]
 
     def _make_snapshot_frame(
         self, spark: SparkSession, at: Moment, columns: Sequence[str], *, through_spark: bool
     ) -> MappedFrame:
         selection = self._make_selection(columns, at.version)
-        files = self.delta_log.data_files(at.version, self.tenants)
+        files = self.delta_log.list_data_files(at.version, self.tenants)
         # One task for a small tenant makes one part and builds one graph, instead of merges.
         small = sum(each.bytes for each in files) < SMALL_BYTES
-        facts = self.delta_log.facts(at.version)
+        facts = self.delta_log.get_facts(at.version)
         location, tasks = self.delta_log.location, 1 if small else FEWEST_TASKS
         direct = filescan.plan_tasks(location, facts, files, selection.output, tasks)
         if direct is not None and not through_spark:
@@ -483,13 +487,13 @@ class Reader:
         work = self._estimate_tasks(range_)
         if work <= FEWEST_TASKS:
             return work
-        with reading(self.delta_log.location):
+        with wrap_spark_errors(self.delta_log.location):
             cores = count_cores(self.deployment.spark())
         return max(min(work, cores), FEWEST_TASKS)
 
     def _estimate_tasks(self, range_: Range) -> int:
         """The tasks that the range has work for."""
-        by_tenant = self.delta_log.bytes_written(range_.from_.version, range_.to.version)
+        by_tenant = self.delta_log.get_bytes_written(range_.from_.version, range_.to.version)
         written = sum(by_tenant.get(tenant, 0) for tenant in self.tenants)
         if written < SMALL_BYTES:
             return 1

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.log.files import spark_path
+from iscp_dagster.delta.log.files import to_spark_path
 from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.model import errors
 from iscp_dagster.model.batch import Range
@@ -19,7 +19,7 @@ from iscp_dagster.model.declared.images import (
 )
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.spark.quoting import ident
+from iscp_dagster.spark.quoting import quote_identifier
 
 ENABLED = "delta.enableInCommitTimestamps"
 SINCE = "delta.inCommitTimestampEnablementVersion"
@@ -83,8 +83,8 @@ def check_timestamps(log: DeltaLog, range_: Range, *, staged: bool) -> None:
     Raises SourceError, and UntimedError if the job must be rebuilt. A file's time changes when a
     log is copied, and events are told apart by their times.
     """
-    properties = log.facts(range_.to.version).metadata.configuration
-    table = f"delta.{ident(spark_path(log.location))}"
+    properties = log.get_facts(range_.to.version).metadata.configuration
+    table = f"delta.{quote_identifier(to_spark_path(log.location))}"
     alter = f"ALTER TABLE {table} SET TBLPROPERTIES ('{ENABLED}' = 'true')"
     if properties.get(ENABLED, "false").lower() != "true":
         raise errors.SourceError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.staging import make_attempt_id
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
-from iscp_dagster.delta.failures import reading
+from iscp_dagster.delta.failures import wrap_spark_errors
 from iscp_dagster.delta.filescan import NotPlainError
 from iscp_dagster.model.batch import WRITES
 from iscp_dagster.model.consumers.kinds import Scan, consumer_kind, is_index
@@ -22,9 +22,9 @@ from iscp_dagster.model.declared.images import CONDITION_COLUMNS, Transitions
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.errors import FeedGoneError, IscpError, ReadError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.spark.columns import Mapped, map_in_arrow, spark_schema
-from iscp_dagster.spark.guard import interruptible
-from iscp_dagster.spark.session import speculates
+from iscp_dagster.spark.columns import Mapped, map_in_arrow, to_spark_schema
+from iscp_dagster.spark.guard import interrupt_when_lost
+from iscp_dagster.spark.session import has_speculation
 from iscp_dagster.sync.executors.retriever import Retriever, Share, Worker
 from iscp_dagster.sync.executors.writer import SCAN_SCHEMA, Receipt, Writer, unpack_rows, writing
 from iscp_dagster.sync.iteration.commands import Part, ScanFailed, Scanned
@@ -147,8 +147,8 @@ def _try_scan(
     try:
         # Get the session once: each call checks whether it is still there.
         spark = reader.deployment.spark()
-        guard = interruptible(spark, lambda: _has_held_claims(sinks))
-        with guard, reading(_describe_source(reader, wanted, sinks)):
+        guard = interrupt_when_lost(spark, lambda: _has_held_claims(sinks))
+        with guard, wrap_spark_errors(_describe_source(reader, wanted, sinks)):
             receipts = _run_scan(
                 reader, wanted, writer, workers, spark, through_spark=through_spark
             )
@@ -349,7 +349,7 @@ def _read_output(rows: MappedFrame, task: Mapped, *, one_by_one: bool) -> Iterab
     if rows.few:
         found = task(rows.frame.toArrow().to_batches())
         return (row for batch in found for row in batch.to_pylist())
-    frame = map_in_arrow(rows.frame, task, spark_schema(SCAN_SCHEMA), rows.names)
+    frame = map_in_arrow(rows.frame, task, to_spark_schema(SCAN_SCHEMA), rows.names)
     if one_by_one:
         return (row.asDict() for row in frame.toLocalIterator())
     given: list[dict[str, Any]] = frame.toArrow().to_pylist()
@@ -418,7 +418,7 @@ def _reject_late_inserts(
 
     An unanswered attempt could land once ClickHouse has forgotten its token.
     """
-    if written.error or not (written.again or speculates(spark)):
+    if written.error or not (written.again or has_speculation(spark)):
         return written
     assert written.store is not None
     try:

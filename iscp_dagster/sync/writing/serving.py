@@ -125,5 +125,5 @@ def _find_store(deployment: Deployment, source: SourceTable, name: JobID) -> Ind
     info = next((job.spec.detail.consumer for job in deployment.log.jobs(name=name)), None)
     if info is None or not is_index(info):
         return None
-    schema = deployment.delta_log(source).facts().fields
+    schema = deployment.delta_log(source).get_facts().fields
     return deployment.store(source, index_of(source, info), schema, info.generation)

@@ -26,7 +26,7 @@ from tables import Table, rows
 
 from durable_invocations import Context, Service, service_app
 from iscp_dagster.demo.dagster_api import LOCATION, REPOSITORY
-from iscp_dagster.local.spark.server import default_cores
+from iscp_dagster.local.spark.server import get_default_cores
 from iscp_dagster.location.names import RUNNER, TABLE_TAG, TENANT_TAG, clickhouse_pool
 from iscp_dagster.model.batch import Phase
 from iscp_dagster.model.jobs import Job, JobID
@@ -347,7 +347,7 @@ def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, t
             assert log.pause("cut", name)
         world.terminate(run)
         world.await_state("mirror", "cut", JobState.CANCELED)
-        meet_on_all_cores(shared(world.stack.spark_remote), tmp_path / "met", default_cores())
+        meet_on_all_cores(shared(world.stack.spark_remote), tmp_path / "met", get_default_cores())
         assert not gate.opened, "its insert still waits"
     assert Event.CANCEL in {each.event for each in log.history(tenant="cut", name=both[0])}
     stopped = world.job("mirror", "cut")

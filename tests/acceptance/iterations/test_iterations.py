@@ -32,7 +32,7 @@ from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.staging import make_attempt_id
-from iscp_dagster.delta.failures import reading
+from iscp_dagster.delta.failures import wrap_spark_errors
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -42,7 +42,7 @@ from iscp_dagster.model.errors import FenceError, SchemaError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
-from iscp_dagster.spark.guard import interruptible
+from iscp_dagster.spark.guard import interrupt_when_lost
 from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.upkeep import verify as verification
@@ -574,8 +574,8 @@ def test_a_scan_that_lost_its_jobs_frees_the_cores(spark_deployment, tmp_path):
 
     with (
         pytest.raises(FenceError, match="its Spark work was interrupted"),
-        interruptible(spark, held, every=0.05),
-        reading("nothing"),
+        interrupt_when_lost(spark, held, every=0.05),
+        wrap_spark_errors("nothing"),
     ):
         spark.range(0, cores, 1, cores).mapInArrow(stuck, "id bigint").collect()
     meet_on_all_cores(spark, tmp_path / "met", cores)

@@ -38,7 +38,7 @@ from ticks import RUNNER, Ticks
 from watches import NOON
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
-from iscp_dagster.local.services.settings import repository
+from iscp_dagster.local.services.settings import get_repository
 from iscp_dagster.location.assets import index_assets
 from iscp_dagster.location.assets.reporting import iterated
 from iscp_dagster.location.build import build_definitions
@@ -104,7 +104,7 @@ def python(home, *arguments):
     log = {"ISCP_LOG_URL": f"sqlite:///{home / 'log.sqlite'}", "DAGSTER_HOME": str(home)}
     return subprocess.run(
         [sys.executable, *arguments],
-        cwd=repository(),
+        cwd=get_repository(),
         env=clean_environment(home) | ADDRESSES | log,
         capture_output=True,
         text=True,

@@ -52,7 +52,7 @@ def chunked(table, *others):
         table.deployment.delta_log(table.source),
     )
     log = reader.delta_log
-    range_ = Range(from_=log.moment(1), to=log.moment(5))
+    range_ = Range(from_=log.get_moment(1), to=log.get_moment(5))
     (plan,) = reader.plan_tenants(range_)
     assert plan.kind is ReadKind.TAIL
     wanted = Reading(plan=plan, range=range_, layout=LAYOUT)

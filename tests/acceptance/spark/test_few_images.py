@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 from tables import TYPES, typed_columns, typed_rows
 
-from iscp_dagster.delta.expressions import analyzed
+from iscp_dagster.delta.expressions import analyze_expressions
 from iscp_dagster.delta.feedscan import plan_rows
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.reader import Selection
-from iscp_dagster.delta.transitions import ViewRead, images, images_of
+from iscp_dagster.delta.transitions import ViewRead, build_images, read_images
 from iscp_dagster.model.declared.images import Condition, Stage, Transitions
 from iscp_dagster.spark.session import shared
 
@@ -88,7 +88,9 @@ def read_of(spark, table, transitions, tenants, version):
         types=types,
         tenants=frozenset(tenants),
     )
-    return ViewRead.of(selection, fields, transitions, analyzed(spark, "v", fields, transitions))
+    return ViewRead.of(
+        selection, fields, transitions, analyze_expressions(spark, "v", fields, transitions)
+    )
 
 
 def fed(table, read, after, upto):
@@ -117,12 +119,14 @@ def test_the_rows_are_those_that_spark_reads_whatever_their_types(spark, table):
     ):
         for after, upto in ranges:
             read = read_of(spark, table, transitions, tenants, upto)
-            expected = told(images(spark, read, table.log.moment(after), table.log.moment(upto)))
+            expected = told(
+                read_images(spark, read, table.log.moment(after), table.log.moment(upto))
+            )
             rows = fed(table, read, after, upto)
             if not rows.parts:
                 assert expected[1] == []
                 continue
-            assert told(images_of(spark, read, rows.few(MOST))) == expected
+            assert told(build_images(spark, read, rows.few(MOST))) == expected
             met |= {
                 change
                 for change in (1, 2, 3)

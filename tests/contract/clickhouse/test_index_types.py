@@ -27,7 +27,7 @@ from iscp_dagster.clickhouse.types.texts import (
 )
 from iscp_dagster.clickhouse.types.wire import decode_rows, respell_column, selected
 from iscp_dagster.clickhouse.write.inserts import EXACTLY
-from iscp_dagster.delta.arrow import arrow_type
+from iscp_dagster.delta.arrow import to_arrow_type
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, Array, DeltaField, Map, Struct
 from iscp_dagster.model.errors import FeedGoneError, SchemaError
 
@@ -51,7 +51,7 @@ def arrow(type_):
         return pa.map_(arrow(type_.key), arrow(type_.value))
     if isinstance(type_, Array):
         return pa.list_(arrow(type_.element))
-    return pa.string() if str(type_) == "variant" else arrow_type(type_)
+    return pa.string() if str(type_) == "variant" else to_arrow_type(type_)
 
 
 def array(values, type_):

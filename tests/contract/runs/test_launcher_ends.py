@@ -52,7 +52,7 @@ def test_the_daemons_end_interrupts_the_code_servers_iterations(instance, launch
     run_of(instance, DISPATCHED, DagsterRunStatus.SUCCESS)
     others = run_of(instance, {})
     served = run_of(instance, DISPATCHED)
-    instance.add_run_tags(served.run_id, Place(socket="/x", name="y").tags(served.run_id))
+    instance.add_run_tags(served.run_id, Place(socket="/x", name="y").build_tags(served.run_id))
     launcher.check_run_worker_health(others)
     launcher.unreachable = mine[0].run_id
     launcher.dispose()

@@ -396,7 +396,7 @@ def test_a_second_server_at_a_place_ends_and_leaves_the_first_s_runs_alone(serve
 def test_a_server_fails_no_run_of_another_place_that_has_the_same_path(served):
     run = served.run_of("waiting")
     place = Place(socket=served.socket, name="of another machine")
-    served.instance.add_run_tags(run, place.tags(run))
+    served.instance.add_run_tags(run, place.build_tags(run))
     served.end(signal.SIGKILL)
     served.start()
     assert served.status(run) is DagsterRunStatus.STARTING

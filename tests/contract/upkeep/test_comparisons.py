@@ -148,7 +148,7 @@ def test_what_differs_without_a_key_is_shown_whole(deployment):
 
 def test_rows_that_no_reader_sees_are_missed_by_the_count_of_the_log(table, capsys):
     """A fault in the filter on tenants would hide rows from the path and from the comparison."""
-    (added,) = DeltaLog(table.path, "tenant").data_files(table.version, ["c"])
+    (added,) = DeltaLog(table.path, "tenant").list_data_files(table.version, ["c"])
     (commit,) = (
         path
         for path in Path(table.path, "_delta_log").glob("*.json")

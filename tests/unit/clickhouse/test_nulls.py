@@ -14,7 +14,7 @@ from iscp_dagster.clickhouse.types.nulls import check_table_nulls, get_null_rule
 from iscp_dagster.clickhouse.types.stored import resolve_stored_type
 from iscp_dagster.clickhouse.types.widening import can_widen
 from iscp_dagster.clickhouse.types.wire import encode_column, respell_column
-from iscp_dagster.delta.arrow import arrow_type
+from iscp_dagster.delta.arrow import to_arrow_type
 from iscp_dagster.model.declared.schema import Array, DeltaField, Map, Primitive, Struct
 from iscp_dagster.model.errors import ConfigError, SchemaError
 
@@ -41,7 +41,7 @@ def kept(type_, rule, **more):
 
 
 def column(type_, values):
-    return pa.chunked_array([pa.array(values, arrow_type(type_))])
+    return pa.chunked_array([pa.array(values, to_arrow_type(type_))])
 
 
 def shape(index, **table):
@@ -101,7 +101,7 @@ def test_json_text_tells_null_from_empty():
 def test_json_text_has_every_value():
     def written(name, value, type_=None):
         type_ = Array(element=Primitive(name)) if type_ is None else type_
-        return to_json_texts(pa.array([[value]], arrow_type(type_)), type_).to_pylist()[0]
+        return to_json_texts(pa.array([[value]], to_arrow_type(type_)), type_).to_pylist()[0]
 
     assert written("double", float("nan")) == '["NaN"]'
     assert written("float", 0.1) == "[0.1]"
@@ -127,7 +127,7 @@ def test_json_text_has_the_years_that_python_has(name):
     type_ = Array(element=Primitive(name))
     whole = pa.int32() if name == "date" else pa.int64()
     beyond = 2**31 - 1 if name == "date" else 2**62
-    values = pa.array([[0], [beyond], None], pa.list_(whole)).cast(arrow_type(type_))
+    values = pa.array([[0], [beyond], None], pa.list_(whole)).cast(to_arrow_type(type_))
     with pytest.raises(Misfit, match="the years 1 to 9999"):
         to_json_texts(values, type_)
     held = to_json_texts_or_null(values, type_).to_pylist()

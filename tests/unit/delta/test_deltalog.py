@@ -28,9 +28,15 @@ from iscp_dagster.delta.log import opening
 from iscp_dagster.delta.log.commits import MAX_STEPS, commit_name
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.facts import DeltaFacts
-from iscp_dagster.delta.log.files import LocalFiles, ObjectFiles, local_path, log_files, spark_path
+from iscp_dagster.delta.log.files import (
+    LocalFiles,
+    ObjectFiles,
+    log_files,
+    to_local_path,
+    to_spark_path,
+)
 from iscp_dagster.delta.log.mark import LogMark
-from iscp_dagster.delta.log.opening import table_url
+from iscp_dagster.delta.log.opening import to_table_url
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.model.errors import (
     FeedGoneError,
@@ -221,7 +227,7 @@ class TestPoll:
         assert LogMark.parse(str(known)) == known
         table.id = "01932c5a~two"
         table.commit(table.metadata(), file("add", "new"))
-        assert not log.poll(known).same_table(known)
+        assert not log.poll(known).is_same_table(known)
 
     def test_what_another_process_noticed_is_no_news_but_caches_go(self, table):
         table.commit(file("add", "old"))
@@ -245,8 +251,8 @@ class TestPoll:
         for _ in range(commits):
             again.commit(file("add", "new"))
         mark = log.poll(known)
-        assert not mark.same_table(known)
-        assert log.table_id() == again.id
+        assert not mark.is_same_table(known)
+        assert log.get_table_id() == again.id
         assert log.changed_tenants(0, 1) == {"new"}
 
     def test_in_a_store_what_another_process_noticed_lets_go_of_caches(self, table):
@@ -399,7 +405,7 @@ class TestChangedTenants:
         for after in (0, 1):
             assert log.changed_tenants(after, 3) is None
             assert log.feed_files(after, 3, {"a"}) is None
-            assert not log.only_adds(after, 3, {"a"})
+            assert not log.has_only_adds(after, 3, {"a"})
         assert log.changed_tenants(2, 3) == {"b"}
 
     @pytest.mark.parametrize(("before", "now"), [("t", "tk"), ("tk", "t")])
@@ -438,7 +444,7 @@ class TestChangedTenants:
         assert log.changed_tenants(0, 1) == {"default"}
         assert log.changed_tenants(1, 2) == set()
         assert log.tenants() == ["default"]
-        assert log.tenant_sizes()["default"].bytes == 10
+        assert log.get_tenant_sizes()["default"].bytes == 10
 
     def test_with_column_mapping(self, tmp_path):
         tenant = TENANT | {
@@ -642,14 +648,18 @@ class TestFeed:
         table.commit().commit(table.metadata([TENANT])).commit()
         assert self.gone(table, 0, 3) == "column 'k' was dropped at version 2"
         assert read_range(table.log(), 1, 3).kind is ReadKind.TAIL
-        assert [Feed(log=table.log()).first_drop(after, 3) for after in range(3)] == [2, 2, None]
+        assert [Feed(log=table.log()).find_first_drop(after, 3) for after in range(3)] == [
+            2,
+            2,
+            None,
+        ]
 
     def test_a_commit_that_drops_a_column_and_does_more_is_no_start(self, table):
         table.commit(table.metadata([TENANT]), file("add", "a")).commit()
         assert "'k' was dropped" in self.gone(table, 0, 2)
         table.commit(table.metadata([NUMBER])).commit()
         assert "'tenant' was dropped" in self.gone(table, 2, 4)
-        assert Feed(log=table.log()).first_drop(0, 4) is None
+        assert Feed(log=table.log()).find_first_drop(0, 4) is None
 
     def test_vacuumed(self, table):
         table.commit(file("add", "a", path="tenant=a/gone.parquet"))
@@ -724,7 +734,7 @@ class TestChecks:
         )
         log = DeltaLog(path)
         for version in (4, 3, 2, 1, 0):
-            held = log.facts(version)
+            held = log.get_facts(version)
             assert held == at(DeltaFacts(path), version)
             assert len(held.fields) == (3 if version >= 2 else 2)
         assert opened == [4, 1], "versions 2 to 4 are alike, and 1 and 0"
@@ -890,14 +900,14 @@ class TestFiles:
         Path(tmp_path, "loop.parquet").symlink_to("loop.parquet")
         files = LocalFiles(str(tmp_path))
         with pytest.raises(UnavailableError, match="cannot be read now"):
-            files.missing(["loop.parquet"])
-        assert files.missing(["gone.parquet"]) == "gone.parquet"
+            files.find_missing(["loop.parquet"])
+        assert files.find_missing(["gone.parquet"]) == "gone.parquet"
 
     def test_every_question_to_a_store_that_does_not_answer(self, monkeypatch):
         name_store(monkeypatch, REFUSING)
         files = log_files("s3://bucket/table")
         name = commit_name(0)
-        for ask in (files.names, lambda: files.mark(name), lambda: files.read(name)):
+        for ask in (files.list_names, lambda: files.mark(name), lambda: files.read(name)):
             with pytest.raises(UnavailableError, match="Connection refused"):
                 ask()
         with pytest.raises(UnavailableError, match="Connection refused"):
@@ -938,7 +948,7 @@ class TestFiles:
             DeltaLog(str(tmp_path)).poll()
 
     def test_an_empty_store(self, tmp_path):
-        assert ObjectFiles(tmp_path.as_uri()).names() == []
+        assert ObjectFiles(tmp_path.as_uri()).list_names() == []
 
     @pytest.mark.parametrize(
         ("location", "path"),
@@ -950,15 +960,15 @@ class TestFiles:
         ],
     )
     def test_which_tables_are_local(self, location, path):
-        assert local_path(location) == path
+        assert to_local_path(location) == path
         assert isinstance(log_files(location), LocalFiles if path else ObjectFiles)
 
     def test_a_path_that_deltalake_cannot_open(self, tmp_path):
         table = Table(tmp_path / "per%41cent").create()
         with pytest.raises(SourceError, match="percent escape"):
-            table.log().table_id()
+            table.log().get_table_id()
         with pytest.raises(SourceError, match="a character for deltalake and three for Spark"):
-            table_url("s3://bucket/per%20cent")
+            to_table_url("s3://bucket/per%20cent")
 
     @pytest.mark.parametrize(
         ("location", "path"),
@@ -970,4 +980,4 @@ class TestFiles:
         ],
     )
     def test_how_spark_takes_a_path(self, location, path):
-        assert spark_path(location) == path
+        assert to_spark_path(location) == path

@@ -11,7 +11,7 @@ from dagster._core.scheduler.instigation import InstigatorType, TickStatus
 from dagster._core.test_utils import create_run_for_test
 
 from iscp_dagster.local.services import dagster_server
-from iscp_dagster.local.services.settings import child_environment, repository
+from iscp_dagster.local.services.settings import build_child_environment, get_repository
 from iscp_dagster.local.stack import plan
 from iscp_dagster.location.assets.reporting import BATCH
 from iscp_dagster.model.variables import EVENT_BATCH_SIZE
@@ -60,8 +60,8 @@ def test_a_storage_that_dagster_yaml_names_stays_the_only_one(tmp_path, monkeypa
 
 def test_events_are_stored_in_batches_of_the_size_that_is_set(tmp_path) -> None:
     settings = plan.resolve(tmp_path, {}, {})
-    assert child_environment(settings, {})[EVENT_BATCH_SIZE] == str(BATCH)
-    assert child_environment(settings, {EVENT_BATCH_SIZE: "0"})[EVENT_BATCH_SIZE] == "0"
+    assert build_child_environment(settings, {})[EVENT_BATCH_SIZE] == str(BATCH)
+    assert build_child_environment(settings, {EVENT_BATCH_SIZE: "0"})[EVENT_BATCH_SIZE] == "0"
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_runs_that_a_killed_dagster_left_are_ended(instance: DagsterInstance) ->
     runs = {status: create_run_for_test(instance, status=status) for status in statuses}
     served = create_run_for_test(instance, status=DagsterRunStatus.STARTED)
     place = Place(socket="/of a/server.sock", name="1f")
-    instance.add_run_tags(served.run_id, place.tags(served.run_id))
+    instance.add_run_tags(served.run_id, place.build_tags(served.run_id))
     # A copy of its tags, which is not a run of that server, and a run that a code server started.
     copied = instance.get_run_by_id(served.run_id).tags
     for tags in (copied, {SERVER_TAG: ""}):
@@ -99,6 +99,6 @@ def test_what_a_variable_names_is_found_in_the_working_directory_by_the_stack_to
     settings = plan.resolve(tmp_path / "home", {}, {})
     dagster_server.prepare(settings)
     monkeypatch.delenv("ISCP_ASSETS", raising=False)
-    assert {each.folder for each in dagster_server.services(settings)} == {repository()}
+    assert {each.folder for each in dagster_server.services(settings)} == {get_repository()}
     monkeypatch.setenv("ISCP_ASSETS", "assets")
     assert {each.folder for each in dagster_server.services(settings)} == {tmp_path}

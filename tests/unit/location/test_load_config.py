@@ -8,7 +8,7 @@ import sys
 from dagster import Config
 from pydantic import BaseModel, Field
 
-from iscp_dagster.local.services.settings import repository
+from iscp_dagster.local.services.settings import get_repository
 from iscp_dagster.location.assets.source_asset import offered
 
 
@@ -39,6 +39,10 @@ def test_who_reads_what_the_demo_declares_need_not_import_dagster():
     """Commands of `iscp` read it; importing Dagster would make them take half as long again."""
     code = "import sys, assets.docs; print({'dagster', 'pyspark'} & set(sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=repository(), check=True, capture_output=True, text=True
+        [sys.executable, "-c", code],
+        cwd=get_repository(),
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert done.stdout == "set()\n"

@@ -10,7 +10,7 @@ from dagster import DagsterInstance, DagsterRun
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.location.names import partitions_name
 from iscp_dagster.location.sensor.runner import add_partitions
-from iscp_dagster.runs.named import DISPATCH_TAG, runs_named
+from iscp_dagster.runs.named import DISPATCH_TAG, find_runs
 
 SOURCE = SourceTable("shop.orders", key="id", tenant="region", indexes=[Mirror()])
 MANY = [f"number {number}" for number in range(40_000)]
@@ -45,4 +45,4 @@ def test_of_forty_thousand_names_of_runs_those_that_are_there_are_found(instance
     )
     for run in (by_id, dispatched):
         instance.add_run(run)
-    assert {run.run_id for run in runs_named(instance, MANY)} == {MANY[1], "another"}
+    assert {run.run_id for run in find_runs(instance, MANY)} == {MANY[1], "another"}

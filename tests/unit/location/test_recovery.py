@@ -15,7 +15,7 @@ from iscp_dagster.location.working import working
 from iscp_dagster.model.errors import FenceError, RunGoneError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.runs.named import DISPATCH_TAG, identity
+from iscp_dagster.runs.named import DISPATCH_TAG, ensure_instance_name
 
 SOURCE = SourceTable("d.t", key="id", indexes=[Mirror()])
 STATUS = DagsterRunStatus
@@ -257,5 +257,5 @@ def test_an_error_before_the_claim_is_told_and_counted(world, error, code, state
 
 
 def test_a_dagster_is_told_from_others_by_its_storage(world):
-    assert identity(world.here) == identity(world.here)
-    assert identity(world.here) != identity(world.there)
+    assert ensure_instance_name(world.here) == ensure_instance_name(world.here)
+    assert ensure_instance_name(world.here) != ensure_instance_name(world.there)

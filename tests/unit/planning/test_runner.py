@@ -523,7 +523,7 @@ def test_what_a_commit_changed_is_gone_through_once_however_many_are_due(
     tenants, counted = [f"t{number:02}" for number in range(60)], Counter()
     runner, first = begun(deployment, source, *tenants)
     commit(source, *tenants)
-    own = deltalog.tenant_name
+    own = deltalog.parse_tenant
     monkeypatch.setattr(
         deltalog, "tenant_name", lambda value: counted.update([value]) or own(value)
     )

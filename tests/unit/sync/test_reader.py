@@ -49,7 +49,7 @@ def test_one_task_reads_few_bytes_also_of_what_was_removed(tmp_path, removed, di
     deployment = in_memory(Clock())
     delta_log = deployment.delta_log(source)
     found = Reader(deployment, source, frozenset({"eu"}), delta_log)
-    range_ = Range(from_=found.delta_log.moment(0), to=found.delta_log.moment(1))
+    range_ = Range(from_=found.delta_log.get_moment(0), to=found.delta_log.get_moment(1))
     selection = found._make_selection(["id", "region"], 1)
     assert found.plan_layout(range_)["partitions"] == 1
     assert (found._plan_feed(range_, selection) is not None) is direct
@@ -63,7 +63,7 @@ def written(folder, size):
     Path(source.path, commit_name(1)).write_text("\n".join(map(json.dumps, actions)))
     deployment = in_memory(Clock())
     found = Reader(deployment, source, frozenset({"eu"}), deployment.delta_log(source))
-    return found, Range(from_=found.delta_log.moment(0), to=found.delta_log.moment(1))
+    return found, Range(from_=found.delta_log.get_moment(0), to=found.delta_log.get_moment(1))
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def _serve(url: str, folder: str) -> None:
     from starlette.routing import WebSocketRoute
 
     from iscp_dagster.serve.access import OpenAccess
-    from iscp_dagster.serve.catalog import catalog
+    from iscp_dagster.serve.catalog import read_catalog
     from iscp_dagster.serve.graph.schemas import Schemas
     from iscp_dagster.serve.live.service import Live
     from iscp_dagster.serve.live.transport.socket import Sockets
@@ -234,7 +234,7 @@ def _serve(url: str, folder: str) -> None:
     endpoint = Endpoint.parse(url)
     live = Live(log=SqlLog(f"sqlite:///{folder}/log.db"))
     schemas = Schemas(
-        load=lambda: catalog([SOURCE], [endpoint], lambda *_: ()), subscribe=live.subscribe
+        load=lambda: read_catalog([SOURCE], [endpoint], lambda *_: ()), subscribe=live.subscribe
     )
     sockets = Sockets(schemas=schemas, access=OpenAccess())
     routes = [WebSocketRoute(PATH, sockets.endpoint)]

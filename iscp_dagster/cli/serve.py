@@ -45,11 +45,11 @@ def serve(
 
     environ = add_stack_variables(os.environ)
     if print_schema:
-        typer.echo(server.printed(environ))
+        typer.echo(server.render_schema(environ))
         return
     server.log_to_stderr()
-    settings = server.settings_of(environ, host, tokens)
+    settings = server.build_settings(environ, host, tokens)
     if not patient:
-        settings.schemas.current()
-        server.sender_of(environ)
+        settings.schemas.get_schema()
+        server.build_sender(environ)
     server.serve(settings, host, port, typer.echo, follow=follow)

@@ -33,7 +33,7 @@ from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import ALLOWED_HOSTS, INVOCATIONS_TOKEN, LOG_URL
 from iscp_dagster.serve.web.following import end_when_changed
-from iscp_dagster.serve.web.server import listening
+from iscp_dagster.serve.web.server import open_listener
 from iscp_dagster.serviceconsumers.errors import as_job_errors
 
 HOST = "127.0.0.1"
@@ -111,7 +111,7 @@ def serve(
     with as_job_errors():
         store = _open_store(settings, clock)
         store.ensure()
-    with listening(host, port) as place:
+    with open_listener(host, port) as place:
         address, at, *_ = place.getsockname()
         tell(f"Invocations: http://{_bracket_host(host)}:{at}")
         config = uvicorn.Config(

@@ -32,7 +32,7 @@ class Viewer:
 
     tenants: frozenset[str] | None
 
-    def sees(self, tenant: str) -> bool:
+    def can_see(self, tenant: str) -> bool:
         return self.tenants is None or tenant in self.tenants
 
 
@@ -48,7 +48,7 @@ class Access(Protocol):
         """Whether it needs no tokens."""
         ...
 
-    def viewer(self, token: str | None) -> Viewer:
+    def identify_viewer(self, token: str | None) -> Viewer:
         """Return who has the token. Raises UnauthenticatedError. A valid one may be withdrawn."""
         ...
 
@@ -59,7 +59,7 @@ class OpenAccess:
 
     open: bool = True
 
-    def viewer(self, token: str | None) -> Viewer:
+    def identify_viewer(self, token: str | None) -> Viewer:
         del token
         return EVERYONE
 
@@ -77,7 +77,7 @@ class FileAccess:
         default=None, repr=False
     )
 
-    def viewer(self, token: str | None) -> Viewer:
+    def identify_viewer(self, token: str | None) -> Viewer:
         if token is None:
             raise _make_unknown_error(token)
         found = self._read_tokens().get(_compute_digest(token))
@@ -90,7 +90,7 @@ class FileAccess:
             stat = self.path.stat()
             mark = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
             if self._read is None or self._read[0] != mark:
-                self._read = (mark, tokens_in(self.path.read_text(encoding="utf-8"), self.path))
+                self._read = (mark, parse_tokens(self.path.read_text(encoding="utf-8"), self.path))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"The file of tokens {self.path} cannot be read: {_describe_error(error)}."
@@ -106,7 +106,7 @@ class FunctionAccess:
     named: str
     open: bool = False
 
-    def viewer(self, token: str | None) -> Viewer:
+    def identify_viewer(self, token: str | None) -> Viewer:
         found = self._call_function(token) if token is not None else None
         if not found:
             raise _make_unknown_error(token)
@@ -138,7 +138,7 @@ def access(setting: str) -> Access:
     return found
 
 
-def tokens_in(text: str, path: Path) -> dict[str, Viewer]:
+def parse_tokens(text: str, path: Path) -> dict[str, Viewer]:
     """Return who has each token, by the tokens' digests. Raises ConfigError; shows no token."""
     try:
         found = json.loads(text)
@@ -161,7 +161,7 @@ def tokens_in(text: str, path: Path) -> dict[str, Viewer]:
     return held
 
 
-def bearer(header: str | None) -> str | None:
+def parse_bearer(header: str | None) -> str | None:
     """Return the token of an Authorization header; None without one, or for another scheme."""
     found = _BEARER.fullmatch(header) if header else None
     return found[1] if found else None

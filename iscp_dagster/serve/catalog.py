@@ -15,7 +15,7 @@ from iscp_dagster.model.declared.names import view_name
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.declared.views import TAKEN
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serve.columns import Column, column, named
+from iscp_dagster.serve.columns import Column, build_column, to_graphql_name
 from iscp_dagster.serve.served import CHANGES, MIRROR, Place, Served, choose_columns, choose_served
 
 _COLUMNS = (
@@ -49,7 +49,7 @@ Binary = Callable[[Served, Mapping[str, str]], Collection[str]]
 """Returns the names of an index's columns that keep bytes, of those with these types."""
 
 
-def catalog(
+def read_catalog(
     tables: Sequence[SourceTable],
     endpoints: Sequence[Endpoint],
     binary: Binary,
@@ -102,14 +102,14 @@ def _find_earlier(each: Served, earlier: Catalog | None) -> Served | None:
     return next((one for one in known if (one.view, one.places) == (each.view, each.places)), None)
 
 
-def field_of(table: SourceTable, index: Index) -> str:
+def get_field_name(table: SourceTable, index: Index) -> str:
     """Return the field of an index: of a mirror, or of the changes of the table, the table's."""
     plain = f"{table.database}_{table.table}"
     if index.kind in {MIRROR, CHANGES} and index.shown == index.kind:
-        return named(plain)
+        return to_graphql_name(plain)
     if index.kind == CHANGES:
-        return named(f"{table.database}_{index.shown}")
-    return named(f"{plain}_{index.shown}")
+        return to_graphql_name(f"{table.database}_{index.shown}")
+    return to_graphql_name(f"{plain}_{index.shown}")
 
 
 def _list_indexes(table: SourceTable, endpoints: Sequence[Endpoint]) -> Iterator[Served]:
@@ -120,7 +120,7 @@ def _list_indexes(table: SourceTable, endpoints: Sequence[Endpoint]) -> Iterator
         places = tuple(_build_shard(table, each, endpoints) for each in its)
         assert isinstance(its[0], IndexKind)
         yield Served(
-            field=field_of(table, its[0]),
+            field=get_field_name(table, its[0]),
             source=table,
             index=its[0],
             places=places,
@@ -196,7 +196,7 @@ def _add_columns(
 
 def _parse_column(name: str, type_: str, *, binary: bool) -> Column | None:
     try:
-        return column(name, parse_type(type_), binary=binary)
+        return build_column(name, parse_type(type_), binary=binary)
     except TypeTextError:
         return None
 

@@ -101,9 +101,9 @@ class Column:
     @property
     def ordered(self) -> str:
         """Its SQL in ORDER BY, ordered as the source's values are."""
-        return self.compared("_lt")[0]
+        return self.render_operand("_lt")[0]
 
-    def compared(self, operator: str) -> tuple[str, str]:
+    def render_operand(self, operator: str) -> tuple[str, str]:
         """Return its SQL in a comparison, and the ClickHouse type of the parameter beside it."""
         quoted, bare = quote_identifier(self.name), self.type.bare
         if bare.name in AS_TEXT or (bare.name == "UUID" and operator not in {"_eq", "_neq"}):
@@ -121,7 +121,7 @@ class Column:
         return _derive_grid(self.type.bare)
 
 
-def named(name: str) -> str:
+def to_graphql_name(name: str) -> str:
     """Return the GraphQL name of a column or table.
 
     Characters that GraphQL's names cannot have become `_`; a first digit gets a `_` before it, and
@@ -132,7 +132,7 @@ def named(name: str) -> str:
     return re.sub(r"^__+", "_", plain)
 
 
-def column(name: str, type_: ChType, *, binary: bool = False) -> Column | None:
+def build_column(name: str, type_: ChType, *, binary: bool = False) -> Column | None:
     """Return the column as GraphQL has it; None for a type that it does not have.
 
     `binary` tells that its texts are bytes of the source, which need not be UTF-8.
@@ -146,7 +146,7 @@ def column(name: str, type_: ChType, *, binary: bool = False) -> Column | None:
         scalar = scalars.BYTES if bare.name in BINARY and not lists else None
     if scalar is None:
         return None
-    return Column(name=name, field=named(name), type=type_, scalar=scalar, lists=lists)
+    return Column(name=name, field=to_graphql_name(name), type=type_, scalar=scalar, lists=lists)
 
 
 def _derive_grid(bare: ChType) -> tuple[Fraction, int, int] | None:

@@ -69,10 +69,10 @@ def _find_constant_result(operator: str, near: int, least: int, most: int) -> bo
 def compare(operator: str, one: Any, other: Any) -> bool:
     """Compare two comparable values that are not null, NaN as the largest number."""
     if isinstance(one, float) or isinstance(other, float):
-        one, other = ranked(one), ranked(other)
+        one, other = to_sort_key(one), to_sort_key(other)
     return OPERATORS[operator](one, other)
 
 
-def ranked(value: float) -> tuple[bool, float]:
+def to_sort_key(value: float) -> tuple[bool, float]:
     """Return what orders floats with NaN as the largest."""
     return (True, 0.0) if math.isnan(value) else (False, value)

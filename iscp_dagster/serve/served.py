@@ -11,7 +11,7 @@ from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.kinds.searching import Search
 from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.serve.columns import Column, column
+from iscp_dagster.serve.columns import Column, build_column
 from iscp_dagster.serve.scalars import SCALARS
 
 MIRROR, CHANGES = "mirror", "changes"
@@ -72,7 +72,7 @@ class Served:
         that GraphQL does not have.
         """
         offered = self.index.searches()
-        found = {name: column(name, parse_type(each.type)) for name, each in offered.items()}
+        found = {name: build_column(name, parse_type(each.type)) for name, each in offered.items()}
         return {
             name: (offered[name], each)
             for name, each in found.items()

@@ -32,7 +32,7 @@ class Parameters:
         return f"{{{name}:{type_}}}"
 
 
-def condition(expression: Expression, parameters: Parameters) -> str:
+def render_condition(expression: Expression, parameters: Parameters) -> str:
     """Return the SQL of the expression, which is 1, 0 or NULL; binds its literals."""
     if isinstance(expression, Comparison):
         return _render_comparison(expression, parameters)
@@ -41,8 +41,8 @@ def condition(expression: Expression, parameters: Parameters) -> str:
     if isinstance(expression, IsNull):
         return f"({quote_identifier(expression.column.name)} IS NULL)"
     if isinstance(expression, Not):
-        return f"(NOT {condition(expression.part, parameters)})"
-    parts = [condition(each, parameters) for each in expression.parts]
+        return f"(NOT {render_condition(expression.part, parameters)})"
+    parts = [render_condition(each, parameters) for each in expression.parts]
     return (
         _join_parts(parts, "OR", "0")
         if isinstance(expression, Some)
@@ -63,7 +63,7 @@ def _render_comparison(said: Comparison, parameters: Parameters) -> str:
     found = fitted(column, operator, said.value)
     if not found.operator:
         return _render_constant(column, true=found.always)
-    held, type_ = column.compared(operator)
+    held, type_ = column.render_operand(operator)
     return f"({held} {SQL[operator]} {parameters.bind(type_, written(column, found.value))})"
 
 
@@ -85,7 +85,7 @@ def _render_float_comparison(said: Comparison, parameters: Parameters) -> str:
         if operator in always:
             return _render_constant(column, true=always[operator])
         return f"isNaN({name})" if operator in {"_eq", "_gte"} else f"(NOT isNaN({name}))"
-    bound = parameters.bind(column.compared(operator)[1], written(column, said.value))
+    bound = parameters.bind(column.render_operand(operator)[1], written(column, said.value))
     compared = f"{name} {SQL[operator]} {bound}"
     return f"({compared} OR isNaN({name}))" if operator in {"_gt", "_gte"} else f"({compared})"
 
@@ -102,13 +102,13 @@ def _render_in_list(said: Among, parameters: Parameters) -> str:
         )
     fits = [fitted(column, "_eq", value) for value in said.values]
     texts = dict.fromkeys(written(column, each.value) for each in fits if each.operator)
-    held, type_ = column.compared("_eq")
+    held, type_ = column.render_operand("_eq")
     bound = ", ".join(parameters.bind(type_, each) for each in texts)
     found = f"{held} IN ({bound})" if bound else _render_constant(column, true=False)
     return _join_parts([found, *unknown], "OR", "0")
 
 
-def fits(column: Column, value: str) -> bool:
+def is_column_value(column: Column, value: str) -> bool:
     """Whether a text is exactly that of a value which the column's type holds."""
     try:
         found = column.scalar.read(value)

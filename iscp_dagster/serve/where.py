@@ -84,14 +84,14 @@ def parse(columns: Columns, given: Mapping[str, Any] | None) -> Expression:
     if given is None:
         return EVERYTHING
     parser = _Parser(columns)
-    return parser.object(given)
+    return parser.parse_object(given)
 
 
 class _Parser:
     def __init__(self, columns: Columns) -> None:
         self._columns, self._left = columns, MOST_TERMS
 
-    def object(self, given: Any) -> Expression:
+    def parse_object(self, given: Any) -> Expression:
         if not isinstance(given, Mapping):
             raise BadValueError(f"where: {given!r} is no condition; write {{column: {{_eq: 1}}}}.")
         self._count_empty(given)
@@ -99,12 +99,12 @@ class _Parser:
 
     def _parse_part(self, name: str, value: Any) -> Expression:
         if name == "_not":
-            return Not(part=self.object(value))
+            return Not(part=self.parse_object(value))
         if name in {"_and", "_or"}:
             # GraphQL takes one value for a list of one.
             several = value if isinstance(value, list | tuple) else [value]
             self._count_empty(several)
-            parts = [self.object(each) for each in several]
+            parts = [self.parse_object(each) for each in several]
             return _build_and(parts) if name == "_and" else Some(parts=tuple(parts))
         if name not in self._columns:
             known = ", ".join(name for name, each in self._columns.items() if each.compares)

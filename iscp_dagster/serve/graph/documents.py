@@ -60,7 +60,7 @@ class Checked:
     """Whether it may ask the schema about itself."""
 
 
-def checked(
+def validate_document(
     ready: Ready, text: str, operation_name: str | None, shape: Shape | None = None
 ) -> Checked:
     """Parse and validate a document. Raises DocumentError."""
@@ -76,7 +76,7 @@ def checked(
         # Too many errors, and too many comparisons of fields, end in the same way.
         if len(errors) == 1 and isinstance(errors[0], ValidationAbortedError):
             raise refused(TOO_COMPLEX, "The document names the same fields too often; ask once.")
-        raise DocumentError(errors[0].message, [coded(each, VALIDATION) for each in errors])
+        raise DocumentError(errors[0].message, [add_code(each, VALIDATION) for each in errors])
     operation = get_operation_ast(document, operation_name)
     if operation is None:
         raise refused(
@@ -88,7 +88,7 @@ def checked(
     return Checked(document=document, operation=operation, introspects="__" in text)
 
 
-def coded(error: GraphQLError, code: str) -> GraphQLError:
+def add_code(error: GraphQLError, code: str) -> GraphQLError:
     """Give the error a code, unless it has one."""
     error.extensions = {"code": code, **(error.extensions or {})}
     return error
@@ -105,7 +105,7 @@ def _parse_document(text: str, shape: Shape) -> DocumentNode:
     except GraphQLSyntaxError as error:
         # The parser says so where it gives up: too many tokens, or too deeply nested ones.
         large = "Parsing aborted" in error.message
-        known = coded(error, TOO_COMPLEX if large else PARSE)
+        known = add_code(error, TOO_COMPLEX if large else PARSE)
         raise DocumentError(error.message, [known]) from error
 
 

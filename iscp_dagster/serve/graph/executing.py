@@ -12,7 +12,7 @@ from iscp_dagster.serve.graph.schemas import Ready
 from iscp_dagster.serve.reads.caps import Asking
 
 
-def executed(
+def execute_query(
     ready: Ready, found: Checked, asking: Asking, variables: Mapping[str, Any]
 ) -> ExecutionResult:
     """Return the result of a query; blocks. Raises DocumentError when introspection is too large.
@@ -34,7 +34,7 @@ def _execute_counted(
     ready: Ready, found: Checked, asking: Asking, variables: Mapping[str, Any]
 ) -> ExecutionResult:
 
-    def counted(
+    def count_field(
         following: Callable[..., Any], root: Any, info: GraphQLResolveInfo, **given: Any
     ) -> Any:
         asking.told += 1
@@ -48,5 +48,5 @@ def _execute_counted(
         context_value=asking,
         variable_values=dict(variables),
         operation_name=found.operation.name.value if found.operation.name else None,
-        middleware=[counted] if found.introspects else None,
+        middleware=[count_field] if found.introspects else None,
     )

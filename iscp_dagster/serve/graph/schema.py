@@ -26,7 +26,7 @@ from iscp_dagster.serve.catalog import TIMESTAMP_FIELD, Catalog
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.graph.types import Types
 from iscp_dagster.serve.reads.caps import Asking
-from iscp_dagster.serve.reads.nearest import Near, distance_of, nearest
+from iscp_dagster.serve.reads.nearest import Near, build_distance_column, read_nearest
 from iscp_dagster.serve.reads.order import Order
 from iscp_dagster.serve.reads.selecting import Selection, selected
 from iscp_dagster.serve.scalars import BadValueError
@@ -38,7 +38,7 @@ Subscribe = Callable[[Served, Mapping[str, Any], Any], Any]
 after, snapshot, progress) and the request's context."""
 
 
-def schema(catalog: Catalog, subscribe: Subscribe | None = None) -> GraphQLSchema:
+def create_schema(catalog: Catalog, subscribe: Subscribe | None = None) -> GraphQLSchema:
     """Return the schema; the catalog has no two indexes of one name.
 
     Without `subscribe` the subscriptions are there for `--print-schema`, and cannot be used.
@@ -71,13 +71,13 @@ def _describe_catalog(catalog: Catalog) -> str:
 def _build_query_field(types: Types, served: Served) -> GraphQLField:
     if (neighbourhood := served.index.neighbourhood()) is not None:
         return _build_nearest_field(types, served, neighbourhood)
-    row = types.row(served)
+    row = types.get_row_type(served)
 
     def resolve(_root: Any, info: GraphQLResolveInfo, **given: Any) -> list[Row]:
         return selected(_get_context(info), _build_selection(served, info, given))
 
     asked = {
-        name: GraphQLArgument(types.argument_type(column), description=search.description)
+        name: GraphQLArgument(types.get_argument_type(column), description=search.description)
         for name, (search, column) in served.searches.items()
     }
     arguments = {**asked, **_build_page_arguments(types, served)}
@@ -89,8 +89,8 @@ def _build_query_field(types: Types, served: Served) -> GraphQLField:
 def _build_nearest_field(
     types: Types, served: Served, neighbourhood: Neighbourhood
 ) -> GraphQLField:
-    distance = distance_of(served)
-    row = types.row(served, distance)
+    distance = build_distance_column(served)
+    row = types.get_row_type(served, distance)
 
     def resolve(_root: Any, info: GraphQLResolveInfo, **given: Any) -> list[Row]:
         names = _list_shown_fields(info)
@@ -104,7 +104,7 @@ def _build_nearest_field(
             where=given.get("where"),
             limit=given.get("limit"),
         )
-        return nearest(_get_context(info), near)
+        return read_nearest(_get_context(info), near)
 
     numbers = GraphQLNonNull(GraphQLList(GraphQLNonNull(GraphQLFloat)))
     arguments = {"near": GraphQLArgument(numbers, description="The vector to be near to.")}
@@ -231,7 +231,7 @@ def _build_message_type(types: Types, served: Served) -> GraphQLObjectType:
         name,
         {
             "operation": GraphQLField(GraphQLNonNull(types.operation)),
-            "data": GraphQLField(types.row(served), description="Null in PROGRESS."),
+            "data": GraphQLField(types.get_row_type(served), description="Null in PROGRESS."),
             "fields": GraphQLField(
                 GraphQLNonNull(GraphQLList(GraphQLNonNull(GraphQLString))),
                 description="The columns that an UPDATE changed.",

@@ -21,8 +21,8 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.declared.schema import DeltaField, Primitive, parse_schema
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serve.catalog import Catalog, catalog
-from iscp_dagster.serve.graph.schema import Subscribe, schema
+from iscp_dagster.serve.catalog import Catalog, read_catalog
+from iscp_dagster.serve.graph.schema import Subscribe, create_schema
 from iscp_dagster.serve.served import Served
 
 _LOGGER = logging.getLogger(__name__)
@@ -53,14 +53,14 @@ class Schemas:
     _refreshed_at: float = 0.0
     _refresh_lock: Lock = field(default_factory=Lock)
 
-    def current(self) -> Ready:
+    def get_schema(self) -> Ready:
         """Return the schema; may ask ClickHouse. Raises IscpError when there never was one."""
         ready = self._ready
         if ready is not None and not self._is_due():
             return ready
         # One thread looks; the others go on with what there is.
         if not self._refresh_lock.acquire(blocking=ready is None):
-            return self._ready or self.current()
+            return self._ready or self.get_schema()
         try:
             if self._ready is None or self._is_due():
                 self._refresh_schema()
@@ -76,7 +76,7 @@ class Schemas:
         try:
             found = self.load()
             if self._ready is None or found != self._ready.catalog:
-                self._ready = Ready(catalog=found, schema=schema(found, self.subscribe))
+                self._ready = Ready(catalog=found, schema=create_schema(found, self.subscribe))
         except IscpError as error:
             if self._ready is None:
                 raise
@@ -99,14 +99,16 @@ class Loader:
 
     def __call__(self) -> Catalog:
         """Raises IscpError when no server answers."""
-        self._latest = catalog(self.tables, self.endpoints, self._find_binary_columns, self._latest)
+        self._latest = read_catalog(
+            self.tables, self.endpoints, self._find_binary_columns, self._latest
+        )
         return self._latest
 
     def _find_binary_columns(self, served: Served, types: Mapping[str, str]) -> Collection[str]:
         """The columns of source and view that are binary; read again when columns change."""
         name = served.source.name, served.index.shown
         if name not in self._known or self._known[name][0] != types:
-            fields = (*self._read_source_fields(served, types), *calculated(served))
+            fields = (*self._read_source_fields(served, types), *read_calculated_fields(served))
             binary = {each.name for each in fields if each.type == Primitive("binary")}
             self._known[name] = types, binary
         return self._known[name][1]
@@ -123,7 +125,7 @@ class Loader:
 _BYTES = re.compile(r"\b(String|FixedString)\b")
 
 
-def calculated(served: Served) -> Sequence[DeltaField]:
+def read_calculated_fields(served: Served) -> Sequence[DeltaField]:
     """The calculated columns of a view, as its table was made with."""
     if not served.index.of_images:
         return ()

@@ -36,19 +36,19 @@ _MESSAGES = {
 }
 
 
-def told(error: GraphQLError) -> dict[str, Any]:
+def format_error(error: GraphQLError) -> dict[str, Any]:
     """Return an error for the answer; logs what it does not tell."""
     cause = error.original_error
     # GraphQL's own errors, also of a variable's value, are made for clients.
     if cause is None or isinstance(cause, GraphQLError):
         error.extensions = {"code": INPUT, **(error.extensions or {})}
         return dict(error.formatted)
-    message, code = said(cause)
+    message, code = describe_error(cause)
     shown = GraphQLError(message, error.nodes, path=error.path, extensions={"code": code})
     return dict(shown.formatted)
 
 
-def said(cause: BaseException) -> tuple[str, str]:
+def describe_error(cause: BaseException) -> tuple[str, str]:
     """Return what a client is told about an error: a message and a code; logs the rest."""
     for type_, code in _CLIENT_CODES.items():
         if isinstance(cause, type_):

@@ -63,7 +63,7 @@ class Types:
             "operation", {name: GraphQLEnumValue(name) for name in OPERATIONS}
         )
 
-    def scalar(self, scalar: Scalar) -> GraphQLScalarType:
+    def get_scalar_type(self, scalar: Scalar) -> GraphQLScalarType:
         """Return the scalar's type."""
         if not scalar.own:
             return _BUILT_IN[scalar.name]
@@ -71,7 +71,7 @@ class Types:
             self._scalars[scalar.name] = _build_scalar_type(scalar)
         return self._scalars[scalar.name]
 
-    def row(self, served: Served, *more: Column) -> GraphQLObjectType:
+    def get_row_type(self, served: Served, *more: Column) -> GraphQLObjectType:
         """Return the type of the index's rows, with columns that only this query has.
 
         A mirror and the changes of its table share it if their columns are the same.
@@ -99,7 +99,7 @@ class Types:
 
     def where(self, served: Served) -> GraphQLInputObjectType:
         """Return the type of `where`, shared like `row`."""
-        row = self.row(served)
+        row = self.get_row_type(served)
         if row.name in self._wheres:
             return self._wheres[row.name]
         named = f"{row.name}_bool_exp"
@@ -135,22 +135,22 @@ class Types:
         assert self._named.setdefault(name, whose) == whose, (name, whose)
         assert name not in BUILT_IN, name
 
-    def argument_type(self, column: Column) -> Any:
+    def get_argument_type(self, column: Column) -> Any:
         """Return the type of a value that a query gives for the column, or leaves out."""
         if not column.lists:
-            return self.scalar(column.scalar)
-        element = self.argument_type(column.element)
+            return self.get_scalar_type(column.scalar)
+        element = self.get_argument_type(column.element)
         takes_null = column.element.nullable
         return GraphQLList(element if takes_null else GraphQLNonNull(element))
 
     def _build_output_type(self, column: Column) -> Any:
-        shown: Any = self.scalar(column.scalar)
+        shown: Any = self.get_scalar_type(column.scalar)
         for _ in range(column.lists):
             shown = GraphQLList(shown)
         return shown if column.nullable else GraphQLNonNull(shown)
 
     def _get_comparison_type(self, column: Column) -> GraphQLInputObjectType:
-        known = self.scalar(column.scalar) if column.compares else None
+        known = self.get_scalar_type(column.scalar) if column.compares else None
         name = f"{known.name if known else 'null'}{COMPARISON}"
         if name not in self._comparisons:
             asked = {"_is_null": GraphQLInputField(GraphQLBoolean)}
@@ -163,24 +163,24 @@ class Types:
 
 
 def _build_scalar_type(scalar: Scalar) -> GraphQLScalarType:
-    def checked(value: Any) -> Any:
+    def check_value(value: Any) -> Any:
         scalar.read(value)
         return value
 
-    def literal(node: ValueNode, _variables: dict[str, Any] | None = None) -> Any:
+    def parse_literal(node: ValueNode, _variables: dict[str, Any] | None = None) -> Any:
         if isinstance(node, StringValueNode):
-            return checked(node.value)
+            return check_value(node.value)
         if isinstance(node, _NUMBERS.get(scalar.name, ())):
             # A decimal's digits do not pass through a double.
-            return checked(float(node.value) if scalar is scalars.FLOAT64 else node.value)
+            return check_value(float(node.value) if scalar is scalars.FLOAT64 else node.value)
         raise BadValueError(f"is no {scalar.name}")
 
     return GraphQLScalarType(
         scalar.name,
         description=scalar.says,
         serialize=_keep_value,
-        parse_value=checked,
-        parse_literal=literal,
+        parse_value=check_value,
+        parse_literal=parse_literal,
     )
 
 

@@ -70,18 +70,18 @@ class Cursor:
             return self.others
         return START
 
-    def at_row(self, row: tuple[str, ...]) -> Cursor:
+    def move_to_row(self, row: tuple[str, ...]) -> Cursor:
         """The same cursor within a snapshot, after that row of it."""
         return replace(self, row=row)
 
-    def moved(self, ahead: Positions) -> Cursor:
+    def move_positions(self, ahead: Positions) -> Cursor:
         """The cursor with other positions of the tenants that are `ahead`."""
         if not ahead:
             return self
         return replace(self, named=dict(self.named) | dict(ahead))
 
 
-def cursor_of(positions: Positions, newest: int = 0) -> Cursor:
+def build_cursor(positions: Positions, newest: int = 0) -> Cursor:
     """A cursor with these positions; `newest` is the newest registration among all tenants'."""
     if len(positions) <= MOST_NAMED:
         return Cursor(named=dict(positions))

@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypeVar
 
 from iscp_dagster.joblog.sql.reached import Reached
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serve.live.cursor import Origin, cursor_of, written
+from iscp_dagster.serve.live.cursor import Origin, build_cursor, written
 from iscp_dagster.serve.live.positions import START, Position, Positions
-from iscp_dagster.serve.live.reading import History, Page, Step, next_page
+from iscp_dagster.serve.live.reading import History, Page, Step, read_next_page
 from iscp_dagster.serve.live.ring import PATIENCE, Entry, Ring, Sight
 
 LOGGER = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="iscp-feed")
 """Those of feeds alone: a thousand subscribers that begin at once must not hold them up."""
 
 
-async def in_thread(read: Callable[..., Result], *arguments: Any) -> Result:
+async def run_in_thread(read: Callable[..., Result], *arguments: Any) -> Result:
     """Return what a blocking reading of a feed returns."""
     return await asyncio.get_running_loop().run_in_executor(_THREADS, read, *arguments)
 
@@ -41,7 +41,7 @@ class Source(Protocol):
     def read_watermarks(self, tenants: Collection[str] | None) -> Reached:
         """The watermarks of all tenants' jobs, or of some."""
 
-    def opened(self) -> tuple[int, History]:
+    def open_history(self) -> tuple[int, History]:
         """The newest generation, and its rows."""
 
 
@@ -87,7 +87,7 @@ class Feed:
         """Learn where the index stands, unless that is known. Raises IscpError, if permanent."""
         async with self._turn:
             if self.origin is None:
-                self._begin(*await self.patiently(self._read_state))
+                self._begin(*await self.read_with_retries(self._read_state))
         # What happened since may not have been told to it.
         self.touch(None)
 
@@ -116,7 +116,7 @@ class Feed:
                 await self.pause(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
-    async def patiently(self, read: Callable[[], Result]) -> Result:
+    async def read_with_retries(self, read: Callable[[], Result]) -> Result:
         """Return what a blocking reading returns; wait out failures of services."""
         pause = FIRST_PAUSE
         while True:
@@ -129,7 +129,7 @@ class Feed:
             await self.pause(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def visible(self, sight: Sight) -> Positions:
+    def get_visible_positions(self, sight: Sight) -> Positions:
         """The positions of the tenants that one may see."""
         if sight is None:
             return self.at
@@ -139,14 +139,14 @@ class Feed:
         """The text of a cursor at these positions."""
         if self.origin is None:
             return ""
-        return written(cursor_of(positions, self._get_newest_registration()), self.origin)
+        return written(build_cursor(positions, self._get_newest_registration()), self.origin)
 
     def _get_newest_registration(self) -> int:
         return max(self.registrations.values(), default=0)
 
     def _read_state(self) -> tuple[Reached, int, History]:
         found = self.source.read_watermarks(None)
-        return (found, *self.source.opened())
+        return (found, *self.source.open_history())
 
     def _begin(self, found: Reached, generation: int, history: History) -> None:
         self.origin = Origin(index=self.index, table_id=found.table_id, generation=generation)
@@ -158,7 +158,7 @@ class Feed:
     async def _follow(self, dirty: Collection[str] | None) -> None:
         if self.origin is None or (dirty is not None and not dirty):
             return
-        found = await in_thread(self.source.read_watermarks, dirty)
+        found = await run_in_thread(self.source.read_watermarks, dirty)
         moved = {
             tenant: end
             for tenant, end in _to_positions(found.versions).items()
@@ -176,7 +176,7 @@ class Feed:
             self.readings += 1
             # Both at once; a page of a generation that is not the newest is dropped.
             (generation, history), page = await asyncio.gather(
-                in_thread(self.source.opened), in_thread(self._read_next_page)
+                run_in_thread(self.source.open_history), run_in_thread(self._read_next_page)
             )
             if self._is_replaced(generation, found.table_id):
                 await self._restart_feed()
@@ -191,7 +191,7 @@ class Feed:
     def _read_next_page(self) -> Page:
         if self.history is None:
             return Page()
-        return next_page(self.history, dict(self.at), dict(self._upto), self.page)
+        return read_next_page(self.history, dict(self.at), dict(self._upto), self.page)
 
     def _is_replaced(self, generation: int, table_id: str) -> bool:
         origin = self.origin
@@ -201,18 +201,18 @@ class Feed:
 
     async def _restart_feed(self) -> None:
         """Begin anew with another table or generation; whoever reads must do so too."""
-        found, generation, history = await in_thread(self._read_state)
+        found, generation, history = await run_in_thread(self._read_state)
         await self._end_readers()
         self._begin(found, generation, history)
 
     async def _end_readers(self) -> None:
-        await self.ring.room(1, self.patience)
-        self.ring.append(Entry(gap=True, cursors=dict.fromkeys(self.ring.sights(), "")))
+        await self.ring.make_room(1, self.patience)
+        self.ring.append(Entry(gap=True, cursors=dict.fromkeys(self.ring.list_scopes(), "")))
         self.ring.wake()
 
     async def _append_page(self, page: Page) -> None:
-        await self.ring.room(len(page.steps) + len(page.gaps), self.patience)
-        sights = self.ring.sights()
+        await self.ring.make_room(len(page.steps) + len(page.gaps), self.patience)
+        sights = self.ring.list_scopes()
         moved: set[str] = set()
         for step in page.steps:
             self.at[step.tenant] = step.at
@@ -224,19 +224,19 @@ class Feed:
         for tenant, begin in page.gaps.items():
             self.at[tenant] = Position.after(begin)
             seeing = [sight for sight in sights if _can_see(sight, tenant)]
-            oldest = {sight: self.cursor(self.visible(sight)) for sight in seeing}
+            oldest = {sight: self.cursor(self.get_visible_positions(sight)) for sight in seeing}
             self.ring.append(Entry(tenant=tenant, gap=True, cursors=oldest))
         self.ring.wake()
 
     def _append_change(self, step: Step, sights: Collection[Sight]) -> None:
         seeing = [sight for sight in sights if _can_see(sight, step.tenant)]
-        cursors = {sight: self.cursor(self.visible(sight)) for sight in seeing}
+        cursors = {sight: self.cursor(self.get_visible_positions(sight)) for sight in seeing}
         self.ring.append(Entry(tenant=step.tenant, stamped=step.stamped, cursors=cursors))
 
     def _append_progress(self, moved: Collection[str], sights: Collection[Sight]) -> None:
         """Tell that positions moved, once for all tenants."""
         cursors = {
-            sight: self.cursor(self.visible(sight))
+            sight: self.cursor(self.get_visible_positions(sight))
             for sight in sights
             if any(_can_see(sight, tenant) for tenant in moved)
         }

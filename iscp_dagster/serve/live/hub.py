@@ -13,7 +13,7 @@ from typing import Any
 
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.protocol import Touched
-from iscp_dagster.serve.live.feed import FIRST_PAUSE, LONGEST_PAUSE, Feed, Pause, in_thread
+from iscp_dagster.serve.live.feed import FIRST_PAUSE, LONGEST_PAUSE, Feed, Pause, run_in_thread
 
 LOGGER = logging.getLogger(__name__)
 EVERY = 0.08
@@ -38,7 +38,7 @@ class Hub:
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)
 
     @asynccontextmanager
-    async def following(self, name: str, make: Callable[[], Feed]) -> AsyncIterator[Feed]:
+    async def follow_feed(self, name: str, make: Callable[[], Feed]) -> AsyncIterator[Feed]:
         """Give the feed of that name, open; it is followed until the last user leaves."""
         if name not in self.feeds:
             self.feeds[name] = make()
@@ -74,7 +74,7 @@ class Hub:
         bookmark, pause, next_whole = None, FIRST_PAUSE, self.clock()
         while True:
             try:
-                touched = await in_thread(self.touched, bookmark)
+                touched = await run_in_thread(self.touched, bookmark)
             except Exception as error:  # noqa: BLE001 - subscribers must not go silent
                 LOGGER.warning("%s; looking again in %.1f s", error, pause)
                 await self.pause(pause)

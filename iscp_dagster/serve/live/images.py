@@ -16,10 +16,10 @@ from iscp_dagster.clickhouse.types.typetext import FLOATS, ChType, parse_type
 from iscp_dagster.events.changes import Change, Stamped
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.declared.images import ChangeKind
-from iscp_dagster.serve.columns import BINARY, Column, column
+from iscp_dagster.serve.columns import BINARY, Column, build_column
 from iscp_dagster.serve.live.positions import START, Position, Positions
 from iscp_dagster.serve.rows import Limits, rows
-from iscp_dagster.serve.sql import Parameters, condition
+from iscp_dagster.serve.sql import Parameters, render_condition
 from iscp_dagster.serve.where import EVERYTHING, Expression
 
 LIMITS = Limits(rows=100_000)
@@ -98,13 +98,13 @@ class Images:
         """The same index in another generation."""
         return replace(self, generation=generation)
 
-    def begins(self, tenants: Collection[str]) -> Mapping[str, int]:
+    def read_beginnings(self, tenants: Collection[str]) -> Mapping[str, int]:
         """The version that each tenant's history begins with; only of those that have one."""
         return self.changes(
             [Span(tenant=each, after=START, upto=START) for each in tenants], 1
         ).begins
 
-    def base(self, tenant: str, version: int, told: int, most: int) -> Found:
+    def read_base(self, tenant: str, version: int, told: int, most: int) -> Found:
         """The rows as of `version` that the tenant's history begins with, after the first ones."""
 
         def read(limit: int) -> Found:
@@ -148,7 +148,7 @@ class Images:
         found = list(self._combine_images(row for row in rows if row["_change"] != BEGIN))
         return Found(stamped=tuple(found[:limit]), whole=len(found) < limit, begins=begins)
 
-    def standing(
+    def read_snapshot(
         self, at: Positions, row: tuple[str, ...], most: int, where: Expression = EVERYTHING
     ) -> Standing:
         """The rows that stand at these positions, by key, after the row with the key `row`.
@@ -173,7 +173,7 @@ class Images:
         )
         query = (
             f"SELECT {self._select_sql} FROM ({last}) WHERE `_image` = 1 AND "
-            f"{condition(where, bound)} ORDER BY {self._order_sql}"
+            f"{render_condition(where, bound)} ORDER BY {self._order_sql}"
         )
         found = self._query_rows(query, bound, self._all_columns)
         rows = [
@@ -366,7 +366,7 @@ def _read_within_limits(read: Callable[[int], Result], most: int) -> Result:
             most = max(most // 8, 1)
 
 
-def portion(spans: Sequence[Span]) -> list[Span]:
+def limit_spans(spans: Sequence[Span]) -> list[Span]:
     """As many of the spans as one query takes."""
     chosen = set(list(_group_spans(spans))[:MOST_GROUPS])
     return [each for each in spans if (each.after, each.upto) in chosen]
@@ -399,7 +399,7 @@ def _to_array(values: Sequence[str] | Sequence[int]) -> Any:
 
 
 def _build_system_column(name: str) -> Column:
-    found = column(name, parse_type(_SYSTEM_COLUMNS[name]))
+    found = build_column(name, parse_type(_SYSTEM_COLUMNS[name]))
     if found is None:
         raise KeyError(name)
     return found

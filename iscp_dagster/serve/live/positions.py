@@ -25,7 +25,7 @@ class Position(NamedTuple):
         return cls(version + 1)
 
     @classmethod
-    def in_base(cls, version: int, told: int) -> Position:
+    def from_base(cls, version: int, told: int) -> Position:
         """The position after `told` of the rows that the history begins with."""
         return cls(version, _OF_BASE + told)
 

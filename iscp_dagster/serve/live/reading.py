@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from iscp_dagster.events.changes import Stamped
-from iscp_dagster.serve.live.images import Found, Span, Standing, portion
+from iscp_dagster.serve.live.images import Found, Span, Standing, limit_spans
 from iscp_dagster.serve.live.positions import START, Position, Positions, is_kept
 from iscp_dagster.serve.where import Expression
 
@@ -15,16 +15,16 @@ from iscp_dagster.serve.where import Expression
 class History(Protocol):
     """What there is to read of an index, see `Images`."""
 
-    def begins(self, tenants: Collection[str]) -> Mapping[str, int]:
+    def read_beginnings(self, tenants: Collection[str]) -> Mapping[str, int]:
         """The version that each tenant's history begins with."""
 
-    def base(self, tenant: str, version: int, told: int, most: int) -> Found:
+    def read_base(self, tenant: str, version: int, told: int, most: int) -> Found:
         """The rows that it begins with."""
 
     def changes(self, spans: Sequence[Span], most: int) -> Found:
         """Where the histories begin, and the oldest changes of the spans, at one moment."""
 
-    def standing(
+    def read_snapshot(
         self, at: Positions, row: tuple[str, ...], most: int, where: Expression
     ) -> Standing:
         """The rows that stand at the positions, by key, after one of them."""
@@ -51,7 +51,7 @@ class Page:
     """By tenant, the version that its history begins with."""
 
 
-def next_page(history: History, at: Positions, upto: Positions, most: int) -> Page:
+def read_next_page(history: History, at: Positions, upto: Positions, most: int) -> Page:
     """Read at most `most` changes after the positions `at`, of each tenant up to `upto`.
 
     A tenant that `at` does not have is at START. Raises what the history raises.
@@ -62,7 +62,7 @@ def next_page(history: History, at: Positions, upto: Positions, most: int) -> Pa
     ends = [
         Span(tenant=tenant, after=at.get(tenant, START), upto=end) for tenant, end in behind.items()
     ]
-    spans = portion(ends)
+    spans = limit_spans(ends)
     found = history.changes(spans, most)
     gaps = _find_gaps(spans, found.begins)
     kept = [each for each in spans if each.tenant not in gaps]
@@ -88,9 +88,9 @@ def _read_base_steps(
         if told is None or begin is None or Position.after(begin) > each.upto:
             continue
         # If the history was replaced meanwhile there are none, and the next page has the gap.
-        found = history.base(each.tenant, begin, told, most)
+        found = history.read_base(each.tenant, begin, told, most)
         steps = [
-            Step(tenant=each.tenant, at=Position.in_base(begin, told + number), stamped=row)
+            Step(tenant=each.tenant, at=Position.from_base(begin, told + number), stamped=row)
             for number, row in enumerate(found.stamped, start=1)
         ]
         done = [Step(tenant=each.tenant, at=Position.after(begin))] if found.whole else []

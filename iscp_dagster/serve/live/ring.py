@@ -66,7 +66,7 @@ class Ring:
     def readers(self) -> int:
         return len(self._readers)
 
-    def sights(self) -> frozenset[Sight]:
+    def list_scopes(self) -> frozenset[Sight]:
         """What its readers see, each once."""
         return frozenset(reader.sight for reader in self._readers)
 
@@ -81,7 +81,7 @@ class Ring:
         self._readers.discard(reader)
         self._readers_moved.set()
 
-    async def room(self, entries: int, patience: float = PATIENCE) -> None:
+    async def make_room(self, entries: int, patience: float = PATIENCE) -> None:
         """Wait until there is room, or turn out the readers that do not make any in time."""
         with_room = self.end + entries - self.most
         with anyio.move_on_after(patience) as scope:
@@ -112,7 +112,7 @@ class Ring:
         for reader in self._readers:
             reader.woken.set()
 
-    def taken(self, reader: Reader) -> Iterator[Entry]:
+    def take_entries(self, reader: Reader) -> Iterator[Entry]:
         """The entries that the reader has not had; each counts as had when the next is asked for.
 
         Stops early when the reader has lost its place.
@@ -122,7 +122,7 @@ class Ring:
             reader.at += 1
             self._readers_moved.set()
 
-    async def news(self, reader: Reader, seconds: float | None = None) -> None:
+    async def wait_for_entries(self, reader: Reader, seconds: float | None = None) -> None:
         """Wait for new entries, no longer than `seconds`."""
         with anyio.move_on_after(seconds):
             await self._wait_until_new(reader)

@@ -52,7 +52,7 @@ class IndexSource:
         """The watermarks of all tenants' jobs, or of some."""
         return read_watermarks(self.log.engine, self.job, tenants)
 
-    def opened(self) -> tuple[int, History]:
+    def open_history(self) -> tuple[int, History]:
         """The newest generation, and its rows."""
         generation = self.images.newest() or 0
         return generation, self.images.of(generation)
@@ -81,7 +81,7 @@ class Live:
         wanted = Wanted(where=where, tenants=context.viewer.tenants, named=named)
         # Those who knew other columns go on with a feed of theirs.
         name = f"{served.field} {hash(served.columns)}"
-        async with self.hub.following(name, partial(self._build_feed, served)) as feed:
+        async with self.hub.follow_feed(name, partial(self._build_feed, served)) as feed:
             subscription = context.subscription = Subscription(
                 feed=feed,
                 wanted=wanted,
@@ -91,7 +91,7 @@ class Live:
                 on_lost=context.on_lost,
                 every=self.progress_seconds,
             )
-            async with aclosing(subscription.messages()) as messages:
+            async with aclosing(subscription.stream_messages()) as messages:
                 async for message in messages:
                     yield message
 
@@ -100,14 +100,14 @@ class Live:
         job = JobID(db=source.database, table=source.table, job=index.name)
         return Feed(
             index=f"{source.name}/{index.shown}",
-            source=IndexSource(log=self.log, job=job, images=images_of(served)),
+            source=IndexSource(log=self.log, job=job, images=build_image_reader(served)),
             ring=Ring(self.entries),
             page=min(self.page, self.entries // 2),
             patience=self.patience,
         )
 
 
-def images_of(served: Served) -> Images:
+def build_image_reader(served: Served) -> Images:
     """The image rows of a changes index. Raises SubscriptionError if it is spread over shards."""
     if len(served.places) != 1:
         raise SubscriptionError(

@@ -10,11 +10,11 @@ from functools import partial
 
 from iscp_dagster.events.changes import Stamped
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serve.live.cursor import Cursor, Origin, cursor_of, read, written
+from iscp_dagster.serve.live.cursor import Cursor, Origin, build_cursor, read, written
 from iscp_dagster.serve.live.errors import PositionExpiredError, SubscriberTooSlowError
 from iscp_dagster.serve.live.feed import Feed
 from iscp_dagster.serve.live.positions import START, Position, Positions, is_kept
-from iscp_dagster.serve.live.reading import History, next_page
+from iscp_dagster.serve.live.reading import History, read_next_page
 from iscp_dagster.serve.live.ring import Entry, Reader
 from iscp_dagster.serve.live.telling import INSERT, PROGRESS, Message, Wanted
 
@@ -45,7 +45,7 @@ class Subscription:
     def __post_init__(self) -> None:
         self._origin = self.feed.origin or Origin(index=self.feed.index, table_id="")
 
-    async def messages(self) -> AsyncGenerator[Message, None]:
+    async def stream_messages(self) -> AsyncGenerator[Message, None]:
         """Tell until the caller stops. Raises SubscriptionError, ClickHouseError."""
         try:
             async with aclosing(self._stream_messages()) as messages:
@@ -59,14 +59,16 @@ class Subscription:
         history, origin = self.feed.history, self.feed.origin
         if error.extensions.get(OLDEST) or history is None or origin is None:
             return error
-        visible = tuple(self.feed.visible(self.wanted.tenants))
+        visible = tuple(self.feed.get_visible_positions(self.wanted.tenants))
         with suppress(IscpError):
-            begins = await self.feed.patiently(partial(history.begins, visible))
+            begins = await self.feed.read_with_retries(partial(history.read_beginnings, visible))
             at = {
                 each: Position.after(begins[each]) if each in begins else START for each in visible
             }
             newest = max(self.feed.registrations.values(), default=0)
-            return PositionExpiredError(str(error), oldest=written(cursor_of(at, newest), origin))
+            return PositionExpiredError(
+                str(error), oldest=written(build_cursor(at, newest), origin)
+            )
         return error
 
     async def _stream_messages(self) -> AsyncGenerator[Message, None]:
@@ -90,7 +92,7 @@ class Subscription:
             self.feed.ring.leave(reader)
 
     async def _begin(self) -> None:
-        visible = self.feed.visible(self.wanted.tenants)
+        visible = self.feed.get_visible_positions(self.wanted.tenants)
         if self.after is None:
             self.at = dict(visible)
             self._row = () if self.snapshot else None
@@ -105,7 +107,11 @@ class Subscription:
     async def _check_kept(self) -> None:
         """Refuse positions whose changes are gone. Raises PositionExpiredError."""
         history, at = self._check_origin(), self.at
-        begins = await self.feed.patiently(partial(history.begins, tuple(at))) if at else {}
+        begins = (
+            await self.feed.read_with_retries(partial(history.read_beginnings, tuple(at)))
+            if at
+            else {}
+        )
         gone = {each: begins[each] for each in begins if not is_kept(at[each], begins[each])}
         if gone:
             raise self._make_gap_error(gone)
@@ -119,7 +125,7 @@ class Subscription:
     def _make_gap_error(self, begins: Mapping[str, int]) -> PositionExpiredError:
         first = {each: Position.after(begin) for each, begin in begins.items()}
         return self._make_expired_error(
-            min(begins), self._encode_cursor(cursor_of(self.at | first))
+            min(begins), self._encode_cursor(build_cursor(self.at | first))
         )
 
     def _make_expired_error(self, tenant: str, oldest: str) -> PositionExpiredError:
@@ -136,8 +142,8 @@ class Subscription:
         at = {each: place for each, place in self.at.items() if place.base_told is None}
         while self._row is not None and at:
             history, row = self._check_origin(), self._row
-            found = await self.feed.patiently(
-                partial(history.standing, at, row, self.feed.page, self.wanted.where)
+            found = await self.feed.read_with_retries(
+                partial(history.read_snapshot, at, row, self.feed.page, self.wanted.where)
             )
             await self._check_kept()
             for key, stamped in found.rows:
@@ -159,22 +165,22 @@ class Subscription:
     async def _stream_missed(self) -> AsyncGenerator[Message, None]:
         """What the feed has told since the positions."""
         while self._is_behind():
-            upto = dict(self.feed.visible(self.wanted.tenants))
-            page = await self.feed.patiently(
-                partial(next_page, self._check_origin(), dict(self.at), upto, self.feed.page)
+            upto = dict(self.feed.get_visible_positions(self.wanted.tenants))
+            page = await self.feed.read_with_retries(
+                partial(read_next_page, self._check_origin(), dict(self.at), upto, self.feed.page)
             )
             if page.gaps:
                 raise self._make_gap_error(page.gaps)
             for step in page.steps:
                 self.at[step.tenant] = step.at
                 cursor = self._format_cursor()
-                told = step.stamped and self.wanted.told(step.stamped, cursor)
+                told = step.stamped and self.wanted.build_message(step.stamped, cursor)
                 if told:
                     yield told
                 self.position = cursor
 
     def _is_behind(self) -> bool:
-        visible = self.feed.visible(self.wanted.tenants)
+        visible = self.feed.get_visible_positions(self.wanted.tenants)
         return any(self.at.get(tenant, START) < place for tenant, place in visible.items())
 
     def _join_ring(self) -> Reader:
@@ -184,12 +190,12 @@ class Subscription:
         self.on_lost(self.position)
 
     async def _stream_live(self, reader: Reader) -> AsyncGenerator[Message, None]:
-        visible = self.feed.visible(self.wanted.tenants)
+        visible = self.feed.get_visible_positions(self.wanted.tenants)
         ahead = {each: at for each, at in self.at.items() if at > visible.get(each, START)}
         self.at = {}
         loop, quiet_since, moved = asyncio.get_running_loop(), 0.0, False
         while True:
-            for entry in self.feed.ring.taken(reader):
+            for entry in self.feed.ring.take_entries(reader):
                 cursor = self._find_cursor(entry, ahead)
                 if cursor is None:
                     continue
@@ -205,7 +211,7 @@ class Subscription:
                 yield Message(operation=PROGRESS, cursor=self.position)
                 quiet_since, moved = loop.time(), False
                 continue
-            await self.feed.ring.news(reader, due if self.progress and moved else None)
+            await self.feed.ring.wait_for_entries(reader, due if self.progress and moved else None)
 
     def _find_cursor(self, entry: Entry, ahead: Positions) -> str | None:
         """The cursor after an entry; None if it is of tenants that are not seen."""
@@ -217,7 +223,7 @@ class Subscription:
     def _build_message(self, entry: Entry, ahead: Positions, cursor: str) -> Message | None:
         if entry.stamped is None or (ahead and self._is_already_sent(entry, ahead)):
             return None
-        return self.wanted.told(entry.stamped, cursor)
+        return self.wanted.build_message(entry.stamped, cursor)
 
     def _is_already_sent(self, entry: Entry, ahead: Positions) -> bool:
         """Whether the subscriber, which came from a reader that was further, had it already."""
@@ -235,7 +241,7 @@ class Subscription:
             each: max(at, held.of(each, self.feed.registrations.get(each, 0)))
             for each, at in ahead.items()
         }
-        return self._encode_cursor(held.moved(further))
+        return self._encode_cursor(held.move_positions(further))
 
     def _make_slow_error(self) -> SubscriberTooSlowError:
         return SubscriberTooSlowError(
@@ -245,8 +251,8 @@ class Subscription:
         )
 
     def _format_cursor(self) -> str:
-        cursor = cursor_of(self.at, max(self.feed.registrations.values(), default=0))
-        return self._encode_cursor(cursor if self._row is None else cursor.at_row(self._row))
+        cursor = build_cursor(self.at, max(self.feed.registrations.values(), default=0))
+        return self._encode_cursor(cursor if self._row is None else cursor.move_to_row(self._row))
 
     def _encode_cursor(self, cursor: Cursor) -> str:
         return written(cursor, self._origin)

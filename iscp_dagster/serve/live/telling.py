@@ -47,11 +47,11 @@ class Wanted:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_meets", predicate(self.where))
 
-    def sees(self, tenant: str) -> bool:
+    def can_see(self, tenant: str) -> bool:
         """Whether the tenant's changes may be told at all."""
         return self.tenants is None or tenant in self.tenants
 
-    def told(self, stamped: Stamped, cursor: str) -> Message | None:
+    def build_message(self, stamped: Stamped, cursor: str) -> Message | None:
         """The message of a change of a visible tenant; None if no row that was asked for changed.
 
         An UPDATE of columns alone that are not served is no change.

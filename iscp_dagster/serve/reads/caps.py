@@ -36,7 +36,7 @@ class Caps:
     """Fields that the schema tells of itself."""
     default_rows: int = 100
 
-    def checked(self, limit: int | None, offset: int) -> int:
+    def check_page(self, limit: int | None, offset: int) -> int:
         """Return the limit. Raises BadValueError beyond the caps."""
         limit = self.default_rows if limit is None else limit
         given = (("limit", limit, self.rows), ("offset", offset, self.skipped))

@@ -31,7 +31,7 @@ class Order:
         return ", ".join([*parts, f"{held} {how}"])
 
 
-def whole(served: Served, asked: Sequence[Order]) -> tuple[Order, ...]:
+def complete_order(served: Served, asked: Sequence[Order]) -> tuple[Order, ...]:
     """Return the order asked for, and then by tenant and key, so that pages do not overlap."""
     named = {each.column.name for each in asked}
     rest = served.identity if served.keys else (*served.identity, *served.columns)
@@ -41,22 +41,22 @@ def whole(served: Served, asked: Sequence[Order]) -> tuple[Order, ...]:
     )
 
 
-def clause(order: Sequence[Order]) -> str:
+def render_order_by(order: Sequence[Order]) -> str:
     """Return the ORDER BY clause."""
     return f"ORDER BY {', '.join(each.sql for each in order)}" if order else ""
 
 
-def merged(found: Iterable[Row], order: Sequence[Order]) -> list[Row]:
+def merge_rows(found: Iterable[Row], order: Sequence[Order]) -> list[Row]:
     """Return rows of several shards in order."""
 
-    def compared(one: Row, other: Row) -> int:
+    def compare_rows(one: Row, other: Row) -> int:
         for each in order:
             found = _compare_fields(each, one[each.column.field], other[each.column.field])
             if found:
                 return found
         return 0
 
-    return sorted(found, key=cmp_to_key(compared))
+    return sorted(found, key=cmp_to_key(compare_rows))
 
 
 def _compare_fields(order: Order, one: Any, other: Any) -> int:

@@ -12,10 +12,10 @@ from iscp_dagster.serve.access import Viewer
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.reads import tenancy
 from iscp_dagster.serve.reads.caps import Asking
-from iscp_dagster.serve.reads.order import Order, clause, merged, whole
+from iscp_dagster.serve.reads.order import Order, complete_order, merge_rows, render_order_by
 from iscp_dagster.serve.rows import rows, select_list
 from iscp_dagster.serve.served import Place, Served
-from iscp_dagster.serve.sql import Parameters, bind_value, condition
+from iscp_dagster.serve.sql import Parameters, bind_value, render_condition
 from iscp_dagster.serve.where import Row, parse
 
 
@@ -38,11 +38,11 @@ class Selection:
 
 def selected(asking: Asking, asked: Selection) -> list[Row]:
     """Return the rows that a viewer may see. Raises BadValueError, TooComplexError and the like."""
-    limit = asking.caps.checked(asked.limit, asked.offset)
+    limit = asking.caps.check_page(asked.limit, asked.offset)
     asking.charge(limit * asked.width)
-    if not limit or not tenancy.sees_some(asked.served, asking.viewer):
+    if not limit or not tenancy.can_see_rows(asked.served, asking.viewer):
         return []
-    places, order = asked.served.places, whole(asked.served, asked.order)
+    places, order = asked.served.places, complete_order(asked.served, asked.order)
     if len(places) == 1:
         wanted = asked.columns or asked.served.columns[:1]
         return _read_shard(asking, asked, wanted, (limit, asked.offset), places[0])
@@ -52,7 +52,7 @@ def selected(asking: Asking, asked: Selection) -> list[Row]:
     found = [
         row for place in places for row in _read_shard(asking, asked, wanted, (most, 0), place)
     ]
-    return merged(found, order)[asked.offset : most]
+    return merge_rows(found, order)[asked.offset : most]
 
 
 def _read_shard(
@@ -68,7 +68,7 @@ def _read_shard(
         f"SELECT {select_list(wanted)} "
         f"FROM {_render_source(asked.served, place, asking.viewer, parameters)} "
         f"WHERE {_render_conditions(asked, asking.viewer, parameters)} "
-        f"{clause(whole(asked.served, asked.order))} LIMIT {limit} OFFSET {offset}"
+        f"{render_order_by(complete_order(asked.served, asked.order))} LIMIT {limit} OFFSET {offset}"
     )
     return list(rows(place.endpoint, query, parameters.values, wanted, asking.limits(limit)))
 
@@ -79,15 +79,15 @@ def _render_source(served: Served, place: Place, viewer: Viewer, parameters: Par
     if not served.index.of_images:
         return view
     keys = ", ".join(quote_identifier(each.name) for each in served.identity)
-    seen = tenancy.condition(served, viewer, parameters)
+    seen = tenancy.render_tenant_condition(served, viewer, parameters)
     last = f"ORDER BY {quote_identifier(VERSION)} DESC, `_image` DESC LIMIT 1 BY {keys}"
     return f"(SELECT * FROM (SELECT * FROM {view} WHERE {seen} {last}) WHERE `_image` = 1)"
 
 
 def _render_conditions(asked: Selection, viewer: Viewer, parameters: Parameters) -> str:
-    parts = [tenancy.condition(asked.served, viewer, parameters)]
+    parts = [tenancy.render_tenant_condition(asked.served, viewer, parameters)]
     for name, value in asked.searches.items():
         search, argument = asked.served.searches[name]
         parts.append(search.condition(bind_value(argument, value, parameters)))
-    parts.append(condition(parse(asked.served.by_field, asked.where), parameters))
+    parts.append(render_condition(parse(asked.served.by_field, asked.where), parameters))
     return " AND ".join(parts)

@@ -20,7 +20,7 @@ from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import ALLOWED_HOSTS
 from iscp_dagster.serve.access import Access, OpenAccess
 from iscp_dagster.serve.graph.schemas import Schemas
-from iscp_dagster.serve.web.graphiql import Page, wants_page
+from iscp_dagster.serve.web.graphiql import Page, is_page_request
 from iscp_dagster.serve.web.graphql_http import Bounds, GraphQLOverHTTP
 
 PATH = "/graphql"
@@ -51,10 +51,10 @@ def create_app(settings: Settings) -> Starlette:
     page = Page(PATH, settings.access)
 
     async def answer(request: Request) -> Response:
-        return page.show() if wants_page(request) else await endpoint(request)
+        return page.show() if is_page_request(request) else await endpoint(request)
 
     @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+    async def run_background(_app: Starlette) -> AsyncIterator[None]:
         async with AsyncExitStack() as running:
             for each in settings.beside:
                 await running.enter_async_context(each())
@@ -67,8 +67,10 @@ def create_app(settings: Settings) -> Starlette:
         Route(PATH, answer, methods=["GET", "POST"]),
         Route(HEALTH, _answer_health),
     ]
-    routes += [*page.routes(), *settings.routes]
-    return Starlette(routes=routes, middleware=[Middleware(Draining), *guards], lifespan=lifespan)
+    routes += [*page.list_routes(), *settings.routes]
+    return Starlette(
+        routes=routes, middleware=[Middleware(Draining), *guards], lifespan=run_background
+    )
 
 
 async def _answer_health(_request: Request) -> Response:

@@ -37,7 +37,7 @@ except IscpError as error:
 Marks = Mapping[str, tuple[int, int]]
 
 
-def marks(environ: Mapping[str, str]) -> Marks:
+def read_marks(environ: Mapping[str, str]) -> Marks:
     """Time and size of each file of the package that declares the location's tables.
 
     Empty if there is no such package.
@@ -63,27 +63,27 @@ def end_when_changed(
         _LOGGER.warning("The declarations have changed; the server ends, to be started anew.")
         server.should_exit = True
 
-    return following(environ, end)
+    return watch_declarations(environ, end)
 
 
 @contextmanager
-def following(
+def watch_declarations(
     environ: Mapping[str, str], changed: Callable[[], None], seconds: float = SECONDS
 ) -> Iterator[None]:
     """Call `changed` once when a file has changed, come or gone, while the context is open.
 
     While the files have a mistake, only that is logged: who serves goes on as before it.
     """
-    seen, ended = marks(environ), threading.Event()
+    seen, ended = read_marks(environ), threading.Event()
 
     def look() -> None:
         nonlocal seen
         while not ended.wait(seconds):
-            found = marks(environ)
+            found = read_marks(environ)
             if found == seen:
                 continue
             seen = found
-            if not (wrong := mistake_in(environ)):
+            if not (wrong := find_mistake(environ)):
                 changed()
                 return
             _LOGGER.warning("The declarations before the last change are kept: %s", wrong)
@@ -97,7 +97,7 @@ def following(
         thread.join()
 
 
-def mistake_in(environ: Mapping[str, str]) -> str:
+def find_mistake(environ: Mapping[str, str]) -> str:
     """Why the declarations cannot be loaded anew, as a new process does; empty if they can."""
     loading = [sys.executable, "-c", _LOAD, json.dumps(sys.path)]
     done = subprocess.run(loading, env=dict(environ), capture_output=True, text=True, check=False)

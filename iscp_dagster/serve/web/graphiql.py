@@ -54,7 +54,7 @@ ReactDOM.createRoot(root).render(
 _QUERY = "# Ctrl-Space completes, Ctrl-Enter asks.\n{\n  _tables\n}\n"
 
 
-def wants_page(request: Request) -> bool:
+def is_page_request(request: Request) -> bool:
     """Whether a browser opens the address itself, rather than asks a query there."""
     named = ",".join(request.headers.getlist("accept")).lower().split(",")
     accepted = {each.partition(";")[0].strip() for each in named}
@@ -82,7 +82,7 @@ class Page:
         policy = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache"}
         return HTMLResponse(self._text, headers={**_HEADERS, **policy})
 
-    def routes(self) -> list[Route]:
+    def list_routes(self) -> list[Route]:
         """Return the routes of the files that the page loads."""
         return [Route(f"{self._path}/graphiql/{{name}}", self._send_file, methods=["GET"])]
 

@@ -15,11 +15,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, bearer
-from iscp_dagster.serve.graph.documents import DocumentError, Shape, checked
-from iscp_dagster.serve.graph.executing import executed
+from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, parse_bearer
+from iscp_dagster.serve.graph.documents import DocumentError, Shape, validate_document
+from iscp_dagster.serve.graph.executing import execute_query
 from iscp_dagster.serve.graph.schemas import Schemas
-from iscp_dagster.serve.graph.told import INTERNAL, TIMEOUT, UNAUTHENTICATED, said, told
+from iscp_dagster.serve.graph.told import (
+    INTERNAL,
+    TIMEOUT,
+    UNAUTHENTICATED,
+    describe_error,
+    format_error,
+)
 from iscp_dagster.serve.reads.caps import Asking, Caps
 from iscp_dagster.serve.web.requests import (
     RESPONSE,
@@ -27,9 +33,9 @@ from iscp_dagster.serve.web.requests import (
     RefusedError,
     body,
     check_content,
-    media_type,
-    of_body,
-    of_url,
+    choose_media_type,
+    parse_body,
+    parse_url_parameters,
 )
 
 _BODY_SECONDS = 20
@@ -66,7 +72,7 @@ class GraphQLOverHTTP:
         """Answer a request; every refusal has the form of a GraphQL answer."""
         media = RESPONSE
         try:
-            media = media_type(request.headers.get("accept"))
+            media = choose_media_type(request.headers.get("accept"))
             viewer = await self._identify_viewer(request)
             asked = await self._read_request(request)
             return await self._accept_request(viewer, asked, _get_method(request), media)
@@ -74,21 +80,21 @@ class GraphQLOverHTTP:
             return _build_refusal(refused, media)
 
     async def _identify_viewer(self, request: Request) -> Viewer:
-        token = bearer(request.headers.get("authorization"))
+        token = parse_bearer(request.headers.get("authorization"))
         try:
-            return await to_thread.run_sync(self._access.viewer, token)
+            return await to_thread.run_sync(self._access.identify_viewer, token)
         except UnauthenticatedError as error:
             headers = {"WWW-Authenticate": "Bearer"}
             raise RefusedError(401, UNAUTHENTICATED, str(error), headers) from error
         except Exception as error:
-            raise RefusedError(500, INTERNAL, said(error)[0]) from error
+            raise RefusedError(500, INTERNAL, describe_error(error)[0]) from error
 
     async def _read_request(self, request: Request) -> Asked:
         if _get_method(request) == "GET":
-            return of_url(request.query_params)
+            return parse_url_parameters(request.query_params)
         check_content(request.headers.get("content-type"))
         with anyio.move_on_after(_BODY_SECONDS):
-            return of_body(await body(request, self._bounds.body))
+            return parse_body(await body(request, self._bounds.body))
         raise RefusedError(408, "REQUEST_TIMEOUT", "The request did not arrive in time.")
 
     async def _accept_request(
@@ -143,12 +149,12 @@ class GraphQLOverHTTP:
     ) -> tuple[int, dict[str, Any]]:
         """Return the answer, and the status that it has as application/graphql-response+json."""
         try:
-            ready = self._schemas.current()
-            found = checked(ready, asked.query, asked.operation, self._bounds.shape)
+            ready = self._schemas.get_schema()
+            found = validate_document(ready, asked.query, asked.operation, self._bounds.shape)
         except DocumentError:
             raise
         except IscpError as error:
-            message, code = said(error)
+            message, code = describe_error(error)
             return 503, _format_failure(message, code)
         if found.operation.operation is not OperationType.QUERY:
             raise RefusedError(
@@ -157,7 +163,7 @@ class GraphQLOverHTTP:
                 "Subscriptions come by websocket, with the subprotocol graphql-transport-ws.",
                 {"Allow": "POST"} if method == "GET" else None,
             )
-        return _format_result(executed(ready, found, asking, asked.variables))
+        return _format_result(execute_query(ready, found, asking, asked.variables))
 
 
 def _make_busy_error() -> RefusedError:
@@ -171,7 +177,7 @@ def _get_method(request: Request) -> str:
 
 
 def _format_result(result: ExecutionResult) -> tuple[int, dict[str, Any]]:
-    errors = [told(each) for each in result.errors or ()]
+    errors = [format_error(each) for each in result.errors or ()]
     if result.data is None and not any("path" in each for each in errors):
         return 400, {"errors": errors}
     return 200, {"data": result.data, **({"errors": errors} if errors else {})}

@@ -32,7 +32,7 @@ class Asked:
     operation: str | None = None
 
 
-def media_type(accept: str | None) -> str:
+def choose_media_type(accept: str | None) -> str:
     """Return the answer's media type. Raises RefusedError for none that both know."""
     if accept is None or not accept.strip():
         return JSON
@@ -87,7 +87,7 @@ async def body(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
-def of_body(content: bytes) -> Asked:
+def parse_body(content: bytes) -> Asked:
     """Read the JSON of a POST. Raises RefusedError."""
     try:
         given = strictjson.loads(content)
@@ -98,7 +98,7 @@ def of_body(content: bytes) -> Asked:
     return _build_request(given)
 
 
-def of_url(parameters: Mapping[str, str]) -> Asked:
+def parse_url_parameters(parameters: Mapping[str, str]) -> Asked:
     """Read the parameters of a GET. Raises RefusedError."""
     given: dict[str, Any] = dict(parameters)
     for name in ("variables", "extensions"):

@@ -20,7 +20,7 @@ from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS, LAKE, LOG_URL
 from iscp_dagster.serve.access import access
 from iscp_dagster.serve.catalog import Catalog
-from iscp_dagster.serve.graph.schema import schema
+from iscp_dagster.serve.graph.schema import create_schema
 from iscp_dagster.serve.graph.schemas import Loader, Schemas
 from iscp_dagster.serve.live.service import Live
 from iscp_dagster.serve.live.transport.socket import Sockets
@@ -63,14 +63,14 @@ def _build_loader(environ: Mapping[str, str]) -> Loader:
     return Loader(tables=declared(environ), endpoints=endpoints, lake=environ.get(LAKE, ""))
 
 
-def printed(environ: Mapping[str, str]) -> str:
+def render_schema(environ: Mapping[str, str]) -> str:
     """Return the schema as SDL. Raises ConfigError, and UnavailableError without ClickHouse."""
     from graphql import print_schema
 
-    return print_schema(schema(Declared(environ)()))
+    return print_schema(create_schema(Declared(environ)()))
 
 
-def settings_of(environ: Mapping[str, str], host: str, tokens: str) -> Settings:
+def build_settings(environ: Mapping[str, str], host: str, tokens: str) -> Settings:
     """Return the server's settings. Raises ConfigError for tokens or a host that cannot be used.
 
     Changes are told if the ISCP log is known, which says how far each index has come; then events
@@ -91,7 +91,7 @@ def settings_of(environ: Mapping[str, str], host: str, tokens: str) -> Settings:
     )
 
 
-def sender_of(environ: Mapping[str, str]) -> SenderService | None:
+def build_sender(environ: Mapping[str, str]) -> SenderService | None:
     """What delivers webhooks beside the server; None without an ISCP log. Raises ConfigError."""
     return SenderService(environ, declared_endpoints(environ)) if environ.get(LOG_URL) else None
 
@@ -116,7 +116,7 @@ def serve(
     With `follow` it also ends when the declarations change. Raises ConfigError when the address
     cannot be listened on.
     """
-    with listening(host, port) as place:
+    with open_listener(host, port) as place:
         shown = f"[{host}]" if ":" in host else host
         tell(f"GraphQL: http://{shown}:{place.getsockname()[1]}{PATH}")
         config = uvicorn.Config(
@@ -136,7 +136,7 @@ def serve(
 
 
 @contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
+def open_listener(host: str, port: int) -> Iterator[socket.socket]:
     """A socket that listens there. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

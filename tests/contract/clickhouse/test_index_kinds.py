@@ -25,7 +25,7 @@ from iscp_dagster.model.declared import kinds
 from iscp_dagster.model.errors import ConfigError, SchemaError
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.model.variables import ALLOWED_HOSTS
-from iscp_dagster.serve.catalog import catalog
+from iscp_dagster.serve.catalog import read_catalog
 from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.web.app import Settings, create_app
 
@@ -77,7 +77,7 @@ def test_a_kind_of_another_package_is_kept_as_those_built_in(installed, clickhou
     write(store, rows([4], body="", deleted=True), upto=3)
     assert [row[1] for row in served(store)] == [0, 1, 2, 3]
     served_in_graphql = replace(source, indexes=[index])
-    load = partial(catalog, [served_in_graphql], [endpoint], lambda *_: ())
+    load = partial(read_catalog, [served_in_graphql], [endpoint], lambda *_: ())
     client = TestClient(
         create_app(Settings(schemas=Schemas(load=load), environ={ALLOWED_HOSTS: "testserver"}))
     )
@@ -168,7 +168,7 @@ def test_a_kind_may_be_asked_by_lists(installed, clickhouse_url, asked, ids):
         "['a', 'b', 'it\\'s', 'c'][number + 1] AS word, toDate(number) AS day FROM numbers(4)"
     )
     source = SourceTable("lists.t", key="id", indexes=[Listed()])
-    load = partial(catalog, [source], [endpoint], lambda *_: ())
+    load = partial(read_catalog, [source], [endpoint], lambda *_: ())
     client = TestClient(create_app(Settings(schemas=Schemas(load=load), environ={})))
     answer = ask(client, f"{{ lists_t_listed({asked}) {{ id }} }}")
     assert "errors" not in answer, answer

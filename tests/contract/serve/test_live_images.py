@@ -7,7 +7,7 @@ from places import ROOT
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.types.typetext import parse_type
-from iscp_dagster.serve.columns import column
+from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.live import images as module
 from iscp_dagster.serve.live.images import Found, Images, Span, Standing
 from iscp_dagster.serve.live.positions import START, Position
@@ -156,8 +156,8 @@ def test_no_key_is_lost_between_two_pages(clickhouse_url, type_, keys, shown):
         database="live_keys",
         view="t",
         columns=[
-            column("k", parse_type(type_), binary=type_ == "String"),
-            column("said", parse_type("String")),
+            build_column("k", parse_type(type_), binary=type_ == "String"),
+            build_column("said", parse_type("String")),
         ],
         keys=["k"],
         types={"tenant": "String", "k": type_},
@@ -165,7 +165,7 @@ def test_no_key_is_lost_between_two_pages(clickhouse_url, type_, keys, shown):
     )
     found, row = [], ()
     for _ in range(len(keys) + 2):
-        page = images.standing({"acme": Position.after(3)}, row or (), 1)
+        page = images.read_snapshot({"acme": Position.after(3)}, row or (), 1)
         found += [stamped[0].after for _, stamped in page.rows]
         row = page.upto
         if row is None:

@@ -12,10 +12,10 @@ from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError
 from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.model.errors import IscpError, UnavailableError
 from iscp_dagster.serve.access import FunctionAccess
-from iscp_dagster.serve.columns import column
+from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.graph.documents import Shape
 from iscp_dagster.serve.graph.schemas import Schemas
-from iscp_dagster.serve.graph.told import said as said_of
+from iscp_dagster.serve.graph.told import describe_error as said_of
 from iscp_dagster.serve.reads.caps import Caps
 from iscp_dagster.serve.rows import Limits, rows
 from iscp_dagster.serve.web.app import Settings, create_app
@@ -296,7 +296,7 @@ def test_a_look_that_fails_leaves_the_schema(shop, caplog):
     ],
 )
 def test_clickhouse_ends_what_costs_more_than_the_caps(clickhouse_url, source, limits, said):
-    shown = column("number", parse_type("UInt64"))
+    shown = build_column("number", parse_type("UInt64"))
     condition = " WHERE sipHash64(number) = 1" if "seconds" in limits else ""
     with pytest.raises(IscpError) as failed:
         rows(

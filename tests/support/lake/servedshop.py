@@ -17,7 +17,7 @@ from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Primitive
 from iscp_dagster.serve.access import FileAccess, OpenAccess
-from iscp_dagster.serve.catalog import catalog
+from iscp_dagster.serve.catalog import read_catalog
 from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.web.app import Settings, create_app
 from iscp_dagster.serve.web.graphql_http import Bounds
@@ -88,7 +88,7 @@ class Shop:
         assert not any(receipt.code for receipt in receipts), receipts
 
     def catalog(self):
-        return catalog([self.source], [self.endpoint], lambda *_: {"photo"})
+        return read_catalog([self.source], [self.endpoint], lambda *_: {"photo"})
 
     def settings(self, tokens: Any = None, **bounds: Any) -> Settings:
         """Return settings; `tokens` is a path to write TOKENS to, or None."""

@@ -197,7 +197,7 @@ class Listener:
 
     async def _listen(self):
         try:
-            async for message in self.subscription.messages():
+            async for message in self.subscription.stream_messages():
                 self.messages.append(message)
         except Exception as error:  # noqa: BLE001 - a test looks at it
             self.error = error

@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect
 
 from asgi_guards import testing
 from iscp_dagster.serve.access import OpenAccess
-from iscp_dagster.serve.catalog import catalog
+from iscp_dagster.serve.catalog import read_catalog
 from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.live.service import Live
 from iscp_dagster.serve.live.transport.socket import SocketBounds, Sockets
@@ -37,7 +37,7 @@ def serving(log, endpoint, *, access=None, bounds=None, **options):
     """Serve the changes of SOURCE."""
     live, access = Live(log=log, **options), access or OpenAccess()
     schemas = Schemas(
-        load=lambda: catalog([SOURCE], [endpoint], lambda *_: ()), subscribe=live.subscribe
+        load=lambda: read_catalog([SOURCE], [endpoint], lambda *_: ()), subscribe=live.subscribe
     )
     sockets = Sockets(schemas=schemas, access=access, bounds=bounds or SocketBounds())
     route = WebSocketRoute(PATH, sockets.endpoint)

@@ -16,7 +16,7 @@ from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.events.keys import make_event_key
 from iscp_dagster.events.payload import Event
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.serve.columns import column
+from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.live.telling import Wanted
 from iscp_dagster.serve.where import parse
 
@@ -89,9 +89,11 @@ def test_the_way_of_a_trade_ends_in_the_bodies_of_the_table():
 def test_a_subscription_tells_what_the_table_says():
     """As `trades(where: {symbol: {_eq: "AAPL"}})`; the timestamp is beside the data."""
     rows = [row for n, line in enumerate(words("changes"), 1) for row in trade(line, n)]
-    columns = {"symbol": column("symbol", parse_type("String"))}
+    columns = {"symbol": build_column("symbol", parse_type("String"))}
     wanted = Wanted(where=parse(columns, {"symbol": {"_eq": "AAPL"}}))
-    told = [wanted.told(each, "") for each in pair_images(rows, keys=["trade_id"], tenant=None)]
+    told = [
+        wanted.build_message(each, "") for each in pair_images(rows, keys=["trade_id"], tenant=None)
+    ]
     messages = [
         {
             "operation": each.operation,

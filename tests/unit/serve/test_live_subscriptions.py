@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.serve.columns import column
+from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.live.errors import PositionExpiredError, PositionInvalidError
 from iscp_dagster.serve.live.positions import Position
 from iscp_dagster.serve.live.ring import Entry, Ring
 from iscp_dagster.serve.live.telling import DELETE, INSERT, PROGRESS, UPDATE, Wanted
 from iscp_dagster.serve.where import parse
 
-COLUMNS = {name: column(name, parse_type("Int32")) for name in ("id", "value")}
+COLUMNS = {name: build_column(name, parse_type("Int32")) for name in ("id", "value")}
 
 
 def wanting(where, tenants=None):
@@ -321,10 +321,10 @@ async def test_whoever_waits_for_room_or_news_can_be_canceled_at_any_moment(step
 
     async def goes_on():
         while True:
-            await ring.room(1)
+            await ring.make_room(1)
             ring.append(Entry())
-            await ring.news(reader, 60)
-            assert list(ring.taken(reader))
+            await ring.wait_for_entries(reader, 60)
+            assert list(ring.take_entries(reader))
             await asyncio.sleep(0)
 
     task = asyncio.create_task(goes_on())

@@ -60,7 +60,7 @@ class Telling:
             raise RefusedOperationError(held)
         self._variables: dict[str, Any] = held
 
-    async def answers(self) -> AsyncGenerator[Values, None]:
+    async def stream_results(self) -> AsyncGenerator[Values, None]:
         """Tell the data of each message. Raises RefusedOperationError, SubscriptionError."""
         root = self._schema.subscription_type
         fields = self._collect_fields(root) if root else {}

@@ -86,7 +86,7 @@ class Conversation:
     def closed(self) -> bool:
         return self._closed
 
-    def received(self, frame: str | bytes) -> list[Action]:
+    def handle_frame(self, frame: str | bytes) -> list[Action]:
         """Take in one frame of the client's."""
         if self._closed:
             return []
@@ -96,7 +96,7 @@ class Conversation:
         except _BadRequestError as error:
             return self.close(BAD_REQUEST, str(error))
 
-    def admitted(self, payload: Mapping[str, Any] | None = None) -> list[Action]:
+    def accept_connection(self, payload: Mapping[str, Any] | None = None) -> list[Action]:
         """Acknowledge the connection."""
         if self._closed:
             return []
@@ -107,7 +107,7 @@ class Conversation:
         """Turn the connection away, or end it when its token is withdrawn."""
         return self.close(FORBIDDEN, reason)
 
-    def waited(self) -> list[Action]:
+    def expire_init(self) -> list[Action]:
         """Note that the time for `connection_init` is over."""
         return (
             []
@@ -119,13 +119,13 @@ class Conversation:
         """Tell one result of an operation, unless it has ended."""
         return self._send_payload(serial, "next", result)
 
-    def failed(self, serial: int, errors: Sequence[Mapping[str, Any]]) -> list[Action]:
+    def fail_operation(self, serial: int, errors: Sequence[Mapping[str, Any]]) -> list[Action]:
         """End an operation with errors."""
         told = self._send_payload(serial, "error", list(errors))
         self._running.pop(serial, None)
         return told
 
-    def ended(self, serial: int) -> list[Action]:
+    def complete_operation(self, serial: int) -> list[Action]:
         """End an operation that told all it had."""
         told = self._send_payload(serial, "complete", None)
         self._running.pop(serial, None)
@@ -202,7 +202,7 @@ def cut(reason: str) -> str:
     return reason.encode()[:MOST_REASON].decode(errors="ignore")
 
 
-def too_slow(name: str, position: str) -> str:
+def format_slow_reason(name: str, position: str) -> str:
     """Return the reason to close with; half a position would lead nowhere, and is left out."""
     whole = f"{name} {position}"
     return whole if len(whole.encode()) <= MOST_REASON else name

@@ -16,11 +16,11 @@ import anyio
 from graphql import GraphQLError, OperationType
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, bearer
-from iscp_dagster.serve.graph.documents import DocumentError, Shape, checked
-from iscp_dagster.serve.graph.executing import executed
+from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, parse_bearer
+from iscp_dagster.serve.graph.documents import DocumentError, Shape, validate_document
+from iscp_dagster.serve.graph.executing import execute_query
 from iscp_dagster.serve.graph.schemas import Schemas
-from iscp_dagster.serve.graph.told import said, told
+from iscp_dagster.serve.graph.told import describe_error, format_error
 from iscp_dagster.serve.live.errors import SubscriberTooSlowError, SubscriptionError
 from iscp_dagster.serve.live.service import Listening
 from iscp_dagster.serve.live.transport import protocol
@@ -125,15 +125,15 @@ class Sockets:
             if connection.viewer is not None and seen and connection.viewer not in seen:
                 connection.refuse("The token was withdrawn")
 
-    async def viewer(self, token: str | None) -> Viewer:
+    async def identify_viewer(self, token: str | None) -> Viewer:
         """Who has the token. Raises what the access raises."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(_THREADS, self.access.viewer, token)
+        return await loop.run_in_executor(_THREADS, self.access.identify_viewer, token)
 
     async def _find_viewers(self, token: str | None) -> Sequence[Viewer | None]:
         """Who has the token now, or None; empty if that cannot be told now."""
         try:
-            return [await self.viewer(token)]
+            return [await self.identify_viewer(token)]
         except UnauthenticatedError:
             return [None]
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything
@@ -185,11 +185,11 @@ class Connection:
                 most = f"{self.sockets.bounds.message:,}"
                 await self.close(protocol.TOO_BIG, f"A message has at most {most} bytes")
             else:
-                await self.do(self.conversation.received(frame))
+                await self.do(self.conversation.handle_frame(frame))
 
     async def _wait_for_init(self) -> None:
         await asyncio.sleep(self.sockets.bounds.init_seconds)
-        await self.do(self.conversation.waited())
+        await self.do(self.conversation.expire_init())
 
     async def close(self, code: int, reason: str) -> None:
         """End every operation and the connection."""
@@ -229,16 +229,16 @@ class Connection:
             task.cancel()
 
     async def _identify_client(self, payload: Mapping[str, Any]) -> None:
-        self.token = token_of(payload, self.websocket.headers.get("authorization"))
+        self.token = find_token(payload, self.websocket.headers.get("authorization"))
         try:
-            self.viewer = await self.sockets.viewer(self.token)
+            self.viewer = await self.sockets.identify_viewer(self.token)
         except UnauthenticatedError:
             await self.do(self.conversation.refused())
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything
-            said(error)
+            describe_error(error)
             await self.do(self.conversation.refused())
         else:
-            await self.do(self.conversation.admitted())
+            await self.do(self.conversation.accept_connection())
 
     async def _run_operation(self, start: protocol.Start) -> None:
         """Run one operation to its end."""
@@ -247,11 +247,11 @@ class Connection:
             async with aclosing(self._stream_results(start)) as answers:
                 async for answer in answers:
                     await self._send_result(serial, answer)
-            await self.do(self.conversation.ended(serial))
+            await self.do(self.conversation.complete_operation(serial))
         except SubscriberTooSlowError as error:
             await self._drop_slow_client(serial, error.extensions.get("position", ""))
         except Exception as error:  # noqa: BLE001 - each operation ends with what went wrong
-            await self.do(self.conversation.failed(serial, errors_of(error)))
+            await self.do(self.conversation.fail_operation(serial, format_errors(error)))
         finally:
             self._tasks.pop(serial, None)
             self._subscribers.pop(serial, None)
@@ -275,22 +275,24 @@ class Connection:
     async def _stream_results(
         self, start: protocol.Start
     ) -> AsyncGenerator[Mapping[str, Any], None]:
-        ready = await asyncio.to_thread(self.sockets.schemas.current)
+        ready = await asyncio.to_thread(self.sockets.schemas.get_schema)
         bounds = self.sockets.bounds
-        found = await asyncio.to_thread(checked, ready, start.query, start.operation, bounds.shape)
+        found = await asyncio.to_thread(
+            validate_document, ready, start.query, start.operation, bounds.shape
+        )
         viewer = self.viewer or Viewer(tenants=frozenset())
         if found.operation.operation is not OperationType.SUBSCRIPTION:
             asking = Asking(viewer=viewer, caps=bounds.caps)
-            execute = partial(executed, ready, found, asking, start.variables or {})
+            execute = partial(execute_query, ready, found, asking, start.variables or {})
             async with self.sockets.queries:
                 result = await asyncio.to_thread(execute)
-            errors = [told(each) for each in result.errors or ()]
+            errors = [format_error(each) for each in result.errors or ()]
             yield {"data": result.data, **({"errors": errors} if errors else {})}
             return
         listening = Listening(viewer=viewer, on_lost=self._make_lost_callback(start.serial))
         self._subscribers[start.serial] = listening
         telling = Telling(ready.schema, found.document, found.operation, start.variables, listening)
-        async with aclosing(telling.answers()) as answers:
+        async with aclosing(telling.stream_results()) as answers:
             async for answer in answers:
                 yield answer
 
@@ -313,9 +315,9 @@ class Connection:
             "this position.",
             position=position,
         )
-        failed = self.conversation.failed(serial, errors_of(error))
+        failed = self.conversation.fail_operation(serial, format_errors(error))
         closed = self.conversation.close(
-            protocol.OVERLOADED, protocol.too_slow(error.name, position)
+            protocol.OVERLOADED, protocol.format_slow_reason(error.name, position)
         )
         # A message that waits for the client to read was not sent, and the position is before it.
         for each in list(self._tasks):
@@ -325,25 +327,25 @@ class Connection:
         await self.do(closed)
 
 
-def token_of(payload: Mapping[str, Any], header: str | None) -> str | None:
+def find_token(payload: Mapping[str, Any], header: str | None) -> str | None:
     """The bearer token of a `connection_init`, else of the request's header."""
     for name in ("Authorization", "authorization"):
         value = payload.get(name)
         if isinstance(value, str):
-            return bearer(value)
+            return parse_bearer(value)
     token = payload.get("token")
-    return token if isinstance(token, str) else bearer(header)
+    return token if isinstance(token, str) else parse_bearer(header)
 
 
-def errors_of(error: Exception) -> Errors:
+def format_errors(error: Exception) -> Errors:
     """What a client is told about an operation that failed."""
     if isinstance(error, DocumentError):
         return [dict(each.formatted) for each in error.errors]
     if isinstance(error, RefusedOperationError):
-        return [told(each) for each in error.errors]
+        return [format_error(each) for each in error.errors]
     if isinstance(error, SubscriptionError):
         return [{"message": str(error), "extensions": dict(error.extensions)}]
     if isinstance(error, GraphQLError):
-        return [told(error)]
-    message, code = said(error)
+        return [format_error(error)]
+    message, code = describe_error(error)
     return [{"message": message, "extensions": {"code": code}}]

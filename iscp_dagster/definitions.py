@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from dagster import Definitions
 
 from iscp_dagster.api.discovery import declarations, modules_of
-from iscp_dagster.location.build import definitions_of
+from iscp_dagster.location.build import build_declared_definitions
 from iscp_dagster.location.others import load_other_definitions
 from iscp_dagster.location.resources.environment import resources_from_environment
 from iscp_dagster.model.imports import imported
@@ -20,6 +20,6 @@ if find_spec("resources"):
 else:
     resources = resources_from_environment()
 defs = Definitions.merge(
-    definitions_of(declarations(os.environ), resources),
+    build_declared_definitions(declarations(os.environ), resources),
     load_other_definitions(modules_of(os.environ)),
 )

@@ -202,10 +202,10 @@ def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
     yield from _inspect_failed_jobs(failed)
     for source in deployed.sources:
         yield from _inspect_table(deployed, source, failed, limit)
-    yield from endpoints(deployed, limit)
+    yield from inspect_endpoints(deployed, limit)
 
 
-def declared(environ: Mapping[str, str]) -> Iterator[Finding]:
+def inspect_declarations(environ: Mapping[str, str]) -> Iterator[Finding]:
     """What is left out of the location and belongs to no table of it; `jobs` tells the rest."""
     from iscp_dagster.api.discovery import declarations, stands
 
@@ -253,7 +253,7 @@ def _get_name_and_tenant(job: Job) -> tuple[str, str]:
     return job.name.job, job.key.tenant
 
 
-def endpoints(deployed: Jobs, limit: float) -> Iterator[Finding]:
+def inspect_endpoints(deployed: Jobs, limit: float) -> Iterator[Finding]:
     """The endpoints of webhooks, and why nothing is sent to one, or nothing was accepted by it for
     `limit` seconds.
     """
@@ -367,7 +367,7 @@ def _join_messages(jobs: Collection[Job]) -> str:
 
 def _inspect_lag(what: str, found: Collection[Position], limit: float, now: float) -> Finding:
     """The indexes that a commit older than `limit` seconds has not reached, the worst first."""
-    late = {each: lateness(each, now) for each in found}
+    late = {each: compute_lateness(each, now) for each in found}
     over = sorted((each for each in found if late[each] > limit), key=lambda each: -late[each])
     if not over:
         return Finding(what=what)
@@ -381,7 +381,7 @@ def _inspect_lag(what: str, found: Collection[Position], limit: float, now: floa
     )
 
 
-def lateness(each: Position, now: float) -> float:
+def compute_lateness(each: Position, now: float) -> float:
     """Seconds that a job is behind: its lag, or the age of the latest commit if that is more.
 
     0 for a job that is in step, paused, or in error, which is reported separately.
@@ -400,7 +400,7 @@ def _to_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def careful(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def run_inspection(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     """Yield the findings; if the check itself fails, that is one more."""
     try:
         yield from look()
@@ -408,12 +408,14 @@ def careful(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Findin
         yield Finding(what=what, problem=_to_one_line(str(error)), code=error.code)
 
 
-def checkup(
+def inspect_deployment(
     environ: Mapping[str, str], deployed: Callable[[], Jobs], limit: float
 ) -> Iterator[Finding]:
     """Yield every finding as soon as it is known."""
-    yield from careful("services", lambda: services(environ))
-    yield from careful("dagster", lambda: dagster(environ.get(DAGSTER_URL), time.time()))
-    yield from careful("invocations", lambda: invocations(environ))
-    yield from careful("jobs", lambda: chain(jobs(deployed(), limit), declared(environ)))
-    yield from careful("graphql", lambda: graphql(environ))
+    yield from run_inspection("services", lambda: services(environ))
+    yield from run_inspection("dagster", lambda: dagster(environ.get(DAGSTER_URL), time.time()))
+    yield from run_inspection("invocations", lambda: invocations(environ))
+    yield from run_inspection(
+        "jobs", lambda: chain(jobs(deployed(), limit), inspect_declarations(environ))
+    )
+    yield from run_inspection("graphql", lambda: graphql(environ))

@@ -22,7 +22,7 @@ NO_TABLE = "no table yet"
 Verdicts = Sequence[tuple[SourceTable, Verdict]]
 
 
-def comparison(
+def print_comparison(
     found: Comparison, *, as_json: bool, differs: bool = False, limit: int | None = None
 ) -> None:
     """Print counts, then what differs by index and tenant, then the rest, and what is not compared.
@@ -89,7 +89,7 @@ def _format_head(name: str, tenants: Sequence[str]) -> str:
     return titled(name, tenants[0]) if len(tenants) == 1 else f"{name}, tenants {listed(tenants)}"
 
 
-def nothing(found: Comparison, tenant: str | None, ended: Collection[Job] = ()) -> None:
+def print_nothing_found(found: Comparison, tenant: str | None, ended: Collection[Job] = ()) -> None:
     """Say that there was no index to compare, if the problems do not say why.
 
     `ended` are the matching jobs that a person unregistered.

@@ -146,19 +146,19 @@ def show_logs(
     ] = False,
 ) -> None:
     """Show the latest lines of the services' logs."""
-    from iscp_dagster.cli.parts.plain import plain
+    from iscp_dagster.cli.parts.plain import escape_control_chars
     from iscp_dagster.local.services.settings import get_home
     from iscp_dagster.local.stack import tails
 
-    def say(line: str) -> None:
+    def print_log_line(line: str) -> None:
         # echo drops the colours unless it writes to a terminal.
-        typer.echo(plain(line, colours=True))
+        typer.echo(escape_control_chars(line, colours=True))
 
     try:
         found = tails.find_log_files(get_home(os.environ) / "logs", service or [])
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
-    tails.show(found, lines, say, follow=follow)
+    tails.show(found, lines, print_log_line, follow=follow)
 
 
 def env() -> None:

@@ -47,8 +47,8 @@ def verify(
     from iscp_dagster.api.environment import deployment_of
     from iscp_dagster.cli import show
     from iscp_dagster.cli.parts.known import check_tenant
-    from iscp_dagster.cli.parts.plain import plain
-    from iscp_dagster.cli.parts.progress import telling
+    from iscp_dagster.cli.parts.plain import escape_control_chars
+    from iscp_dagster.cli.parts.progress import show_progress
     from iscp_dagster.local.stack.environment import add_stack_variables
     from iscp_dagster.model.consumers.kinds import is_index
     from iscp_dagster.model.errors import IscpError
@@ -60,18 +60,20 @@ def verify(
         deployment = deployment_of(environ)
         held = [job for job in deployment.log.jobs() if is_index(job.spec.detail.consumer)]
         wanted = chosen(index or [], declared(environ), {job.name for job in held})
-        with telling(Console(stderr=True)) as tell:
+        with show_progress(Console(stderr=True)) as tell:
             found = compare_tables(deployment, wanted, tenant, tell)
-        show.comparison(found, as_json=as_json, differs=differs, limit=limit)
+        show.print_comparison(found, as_json=as_json, differs=differs, limit=limit)
         if found.empty and tenant is not None:
             tables = {source.name: source for source, _ in wanted}
             theirs = [j for j in deployment.log.jobs() if f"{j.name.db}.{j.name.table}" in tables]
             check_tenant(deployment, tables.values(), theirs, tenant)
         if not as_json:
-            show.nothing(found, tenant, _find_unregistered_jobs(deployment, wanted, tenant))
+            show.print_nothing_found(
+                found, tenant, _find_unregistered_jobs(deployment, wanted, tenant)
+            )
     except IscpError as error:
         # Exit code 1 says that an index differs.
-        typer.echo(f"iscp: {plain(str(error), colours=True)}", err=True)
+        typer.echo(f"iscp: {escape_control_chars(str(error), colours=True)}", err=True)
         raise typer.Exit(NOT_COMPARED) from error
     disconnect()
     raise typer.Exit(DIFFERS if found.differs else 0 if found.whole else NOT_COMPARED)

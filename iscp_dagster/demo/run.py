@@ -23,7 +23,7 @@ from iscp_dagster.local.services.settings import get_home
 from iscp_dagster.local.services.state import find_running_stack
 from iscp_dagster.local.stack import control
 from iscp_dagster.local.stack.environment import add_stack_variables
-from iscp_dagster.location.names import partitions_name, source_key
+from iscp_dagster.location.names import get_partitions_name, get_source_asset_key
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError, SetupError
 from iscp_dagster.model.variables import DAGSTER_URL, WEBHOOK_SECRET
@@ -60,7 +60,7 @@ class Demo:
     def run_steps(self) -> list[Verdict]:
         """Run the whole demo, step by step, as a person would."""
         for tenant in self.tenants:
-            self.dagster.add_partition(partitions_name(self.source), tenant)
+            self.dagster.add_partition(get_partitions_name(self.source), tenant)
         self._load_tenants("Loading the source table", self.tenants, {"summary": False})
         self._synchronize("Initial synchronization", self.tenants)
         before = self._wait_for_delivery("Delivering the first events")
@@ -81,7 +81,7 @@ class Demo:
         with self._show_step(f"{what}: {len(tenants)} distributions"):
             step = f"load_{self.source.database}_{self.source.table}"
             run_id = self.dagster.materialize(
-                source_key(self.source).path,
+                get_source_asset_key(self.source).path,
                 (tenants[0], tenants[-1]),
                 {"ops": {step: {"config": config}}},
             )

@@ -14,15 +14,15 @@ from iscp_dagster.api.environment import databases_of, number_of, runs_kept_of, 
 from iscp_dagster.location.assets.checks import index_checks
 from iscp_dagster.location.assets.index_assets import index_assets
 from iscp_dagster.location.assets.io_manager import OutcomeIOManager
-from iscp_dagster.location.assets.iteration_job import jobs_of
-from iscp_dagster.location.assets.maintenance import hourly, maintenance_jobs
-from iscp_dagster.location.assets.source_asset import source_asset, source_spec
-from iscp_dagster.location.assets.source_check import source_check
+from iscp_dagster.location.assets.iteration_job import build_startable_jobs
+from iscp_dagster.location.assets.maintenance import build_hourly_schedules, build_maintenance_jobs
+from iscp_dagster.location.assets.source_asset import build_source_asset, build_source_spec
+from iscp_dagster.location.assets.source_check import build_source_check
 from iscp_dagster.location.executor import named_in_process
 from iscp_dagster.location.internals import ObjectMetadataValue
-from iscp_dagster.location.names import clickhouse_pool
-from iscp_dagster.location.sensor.news import news_sensor
-from iscp_dagster.location.sensor.runner import SCAN_SECONDS, Lookout, runner_sensor
+from iscp_dagster.location.names import get_clickhouse_pool
+from iscp_dagster.location.sensor.news import build_news_sensor
+from iscp_dagster.location.sensor.runner import SCAN_SECONDS, Lookout, build_runner_sensor
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
@@ -62,21 +62,21 @@ def build_definitions(
     given = Declared(
         tables=tables, views=views, triggers=triggers, endpoints=endpoints, services=services
     )
-    return definitions_of(given, resources, environ=environ)
+    return build_declared_definitions(given, resources, environ=environ)
 
 
-def definitions_of(
+def build_declared_definitions(
     given: Declared, resources: Mapping[str, Any], *, environ: Mapping[str, str] | None = None
 ) -> Definitions:
     """The same of declarations that are together already."""
     environ = os.environ if environ is None else environ
-    found = standing(given, environ)
-    shared = runner_definitions(found.tables, resources, given=given, environ=environ)
-    own = [table_definitions(table, environ=environ) for table in found.tables]
+    found = filter_declarations(given, environ)
+    shared = build_runner_definitions(found.tables, resources, given=given, environ=environ)
+    own = [build_table_definitions(table, environ=environ) for table in found.tables]
     return Definitions.merge(*own, shared)
 
 
-def standing(given: Declared, environ: Mapping[str, str]) -> Sound:
+def filter_declarations(given: Declared, environ: Mapping[str, str]) -> Sound:
     """What of the declarations stands, see `stands`; the log says what is left out, and why."""
     found = stands(given, environ)
     for error in found.mistakes:
@@ -84,7 +84,7 @@ def standing(given: Declared, environ: Mapping[str, str]) -> Sound:
     return found
 
 
-def table_definitions(
+def build_table_definitions(
     table: SourceTable, *, environ: Mapping[str, str] | None = None
 ) -> Definitions:
     """What belongs to one table alone: its assets and their checks."""
@@ -95,11 +95,14 @@ def table_definitions(
     )
     return Definitions(
         assets=[_build_source(table), *below],
-        asset_checks=[*map(index_checks, [table] if table.indexes else []), source_check(table)],
+        asset_checks=[
+            *map(index_checks, [table] if table.indexes else []),
+            build_source_check(table),
+        ],
     )
 
 
-def runner_definitions(
+def build_runner_definitions(
     tables: Sequence[SourceTable],
     resources: Mapping[str, Any],
     *,
@@ -117,12 +120,14 @@ def runner_definitions(
     reporting = {kind.io_manager: OutcomeIOManager(kind) for kind in kinds if not kind.keeps_index}
     resources = {**reporting, **resources}
     lookout = Lookout(laid_out, scan_seconds_of(environ))
-    maintenance = maintenance_jobs(laid_out, resources, runs_kept_of(environ))
-    iterations = jobs_of(laid_out, resources, _get_pool(environ))
+    maintenance = build_maintenance_jobs(laid_out, resources, runs_kept_of(environ))
+    iterations = build_startable_jobs(laid_out, resources, _get_pool(environ))
     return Definitions(
         jobs=maintenance,
-        schedules=hourly(maintenance),
-        sensors=[runner_sensor(lookout, iterations), news_sensor(lookout)] if laid_out else [],
+        schedules=build_hourly_schedules(maintenance),
+        sensors=[build_runner_sensor(lookout, iterations), build_news_sensor(lookout)]
+        if laid_out
+        else [],
         resources=dict(resources),
         executor=named_in_process,
         metadata={TABLES: ObjectMetadataValue(given.everything if given else tuple(tables))},
@@ -130,7 +135,7 @@ def runner_definitions(
 
 
 def _get_pool(environ: Mapping[str, str]) -> str:
-    return clickhouse_pool(*(environ.get(name, "") for name in _CLICKHOUSES))
+    return get_clickhouse_pool(*(environ.get(name, "") for name in _CLICKHOUSES))
 
 
 def scan_seconds_of(environ: Mapping[str, str]) -> int:
@@ -140,4 +145,4 @@ def scan_seconds_of(environ: Mapping[str, str]) -> int:
 
 
 def _build_source(table: SourceTable) -> AssetsDefinition | AssetSpec:
-    return source_spec(table) if table.load is None else source_asset(table, table.load)
+    return build_source_spec(table) if table.load is None else build_source_asset(table, table.load)

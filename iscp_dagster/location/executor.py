@@ -10,7 +10,7 @@ import dagster as dg
 from iscp_dagster.location.internals import ASSET_PARTITION_RANGE_START_TAG, PARTITION_NAME_TAG
 
 
-def nameless(of: str) -> str:
+def format_no_tenant_message(of: str) -> str:
     """The message for a run of assets that names no tenant."""
     return (
         f"The run names no tenant of {of}. Choose a partition when you materialize, or give the "
@@ -37,7 +37,7 @@ class Named(dg.Executor):
 
     def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[dg.DagsterEvent]:
         if unnamed := _find_unassigned_assets(plan_context):
-            raise dg.Failure(nameless(", ".join(unnamed)), allow_retries=False)
+            raise dg.Failure(format_no_tenant_message(", ".join(unnamed)), allow_retries=False)
         yield from self._inner.execute(plan_context, execution_plan)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from dagster import AssetOut, MetadataValue
 
-from iscp_dagster.location.names import SHARD, TENANT_COLUMN, job_key
+from iscp_dagster.location.names import SHARD, TENANT_COLUMN, get_job_asset_key
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.lineage import definition_of
 from iscp_dagster.model.declared.tables import Consuming, Index, SourceTable, shown_in
@@ -36,7 +36,7 @@ class InOrder(Generic[T]):
                 self._missing.discard(each)
                 yield self._waiting.pop(each)
 
-    def rest(self) -> Iterator[T]:
+    def release_rest(self) -> Iterator[T]:
         """Yield what waited for an output that did not come, each after that of its view."""
         while self._waiting:
             first = next(
@@ -48,13 +48,15 @@ class InOrder(Generic[T]):
         return self._parents.get(name)
 
 
-def asset_out(source: SourceTable, each: Consuming, databases: Sequence[str] = ()) -> AssetOut:
+def build_asset_out(
+    source: SourceTable, each: Consuming, databases: Sequence[str] = ()
+) -> AssetOut:
     """The asset of an index, a trigger or a service consumer of `source`.
 
     `databases` are those that the deployment names for its shards.
     """
     return AssetOut(
-        key=job_key(source, each.name),
+        key=get_job_asset_key(source, each.name),
         io_manager_key=consumer_kind(each.kind).io_manager,
         is_required=False,
         owners=list(each.owners or source.owners),

@@ -47,7 +47,7 @@ def list_letters(
     from iscp_dagster.cli.dlq import show as dlq_show
 
     _, letters = _find_letters(None, index, tenant)
-    dlq_show.letters(letters, as_json=as_json, limit=limit)
+    dlq_show.print_letters(letters, as_json=as_json, limit=limit)
 
 
 @dlq.command()
@@ -63,7 +63,7 @@ def show(
     from iscp_dagster.cli.dlq import show as dlq_show
 
     _, letters = _find_letters([id_], None, None)
-    dlq_show.whole(letters, as_json=as_json)
+    dlq_show.print_letter_facts(letters, as_json=as_json)
 
 
 @dlq.command()
@@ -80,7 +80,7 @@ def replay(
 
     jobs, letters = _find_letters(ids, index, tenant)
     done = replay_letters(jobs.deployment, jobs.sources, letters)
-    dlq_show.replayed(done, as_json=as_json)
+    dlq_show.print_replay_results(done, as_json=as_json)
     raise typer.Exit(1 if any(each.error for each in done) else 0)
 
 

@@ -22,7 +22,7 @@ _HEAD = 8
 """Characters of an id that are enough to tell it from others."""
 
 
-def letters(found: Sequence[DeadLetter], *, as_json: bool, limit: int | None = None) -> None:
+def print_letters(found: Sequence[DeadLetter], *, as_json: bool, limit: int | None = None) -> None:
     """Print how many letters each index has, then one line per letter."""
     if as_json:
         write([_describe_letter(each) for each in found[:limit]])
@@ -42,7 +42,7 @@ def _build_row(each: DeadLetter) -> tuple[Cell, ...]:
     return each.id[:_HEAD], of, (str(each.version), str(each.code)), _truncate_reason(reason)
 
 
-def whole(found: Sequence[DeadLetter], *, as_json: bool) -> None:
+def print_letter_facts(found: Sequence[DeadLetter], *, as_json: bool) -> None:
     """Print one line per fact."""
     if as_json:
         write([_describe_letter(each) for each in found])
@@ -51,7 +51,7 @@ def whole(found: Sequence[DeadLetter], *, as_json: bool) -> None:
         print_facts({name: str(value) for name, value in _describe_letter(each).items()})
 
 
-def replayed(done: Sequence[Replayed], *, as_json: bool) -> None:
+def print_replay_results(done: Sequence[Replayed], *, as_json: bool) -> None:
     """Print what became of each letter."""
     if as_json:
         write([_describe_replay(each) for each in done])

@@ -47,9 +47,9 @@ def list_events(
     chosen = _parse_selection(deliveries, names, from_, to)
     found = deliveries.outbox.listed(chosen, limit=limit)
     if as_json:
-        write([event_json.delivery(each) for each in found])
+        write([event_json.describe_delivery(each) for each in found])
     else:
-        event_show.deliveries(found, limit, deliveries.outbox.count_states(chosen))
+        event_show.print_deliveries(found, limit, deliveries.outbox.count_states(chosen))
 
 
 @events.command()
@@ -65,9 +65,9 @@ def show(
     if not found:
         raise _make_no_event_error(id_, endpoint)
     if as_json:
-        write(event_json.whole(found, attempts))
+        write(event_json.describe_event(found, attempts))
     else:
-        event_show.whole(found, attempts)
+        event_show.print_event(found, attempts)
 
 
 @events.command()
@@ -116,15 +116,15 @@ def _parse_selection(
     deliveries: Deliveries, names: Mapping[str, str | None], from_: str | None, to: str | None
 ) -> Chosen:
     """Which events the options name. Raises ConfigError for a name or a time that is none."""
-    from iscp_dagster.cli.jobs.specs import moment_of
+    from iscp_dagster.cli.jobs.specs import parse_time
     from iscp_dagster.webhooks.history import Chosen
 
     now = deliveries.outbox.clock()
     _check_names(deliveries, names)
     return Chosen(
         **names,
-        source_from=moment_of(from_, now) if from_ else None,
-        source_to=moment_of(to, now) if to else None,
+        source_from=parse_time(from_, now) if from_ else None,
+        source_to=parse_time(to, now) if to else None,
     )
 
 

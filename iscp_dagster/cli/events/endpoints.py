@@ -34,7 +34,7 @@ def list_endpoints(*, as_json: AsJson = False) -> None:
     if as_json:
         write([event_json.endpoint(each) for each in found])
     else:
-        event_show.endpoints(found)
+        event_show.print_endpoints(found)
 
 
 @endpoint.command()

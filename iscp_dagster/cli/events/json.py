@@ -11,7 +11,7 @@ from iscp_dagster.api.outbox import Standing
 from iscp_dagster.webhooks.pending import Attempt, Delivery
 
 
-def delivery(each: Delivery) -> dict[str, Any]:
+def describe_delivery(each: Delivery) -> dict[str, Any]:
     """An event and one of its endpoints, without the body."""
     return {
         "event_id": each.event_id,
@@ -31,12 +31,12 @@ def delivery(each: Delivery) -> dict[str, Any]:
     }
 
 
-def whole(found: Sequence[Delivery], attempts: Sequence[Attempt]) -> dict[str, Any]:
+def describe_event(found: Sequence[Delivery], attempts: Sequence[Attempt]) -> dict[str, Any]:
     """An event with its body, its deliveries and their attempts."""
     return {
         "event_id": found[0].event_id,
         "body": json.loads(found[0].body),
-        "deliveries": [delivery(each) for each in found],
+        "deliveries": [describe_delivery(each) for each in found],
         "attempts": [_describe_attempt(each) for each in attempts],
     }
 

@@ -63,7 +63,7 @@ def show(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
     if as_json:
         write(found)
     else:
-        shown.whole(found)
+        shown.print_invocation(found)
 
 
 @invocations.command()

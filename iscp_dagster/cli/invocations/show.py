@@ -51,7 +51,7 @@ def invocations(found: Sequence[Facts], limit: int, counts: Mapping[str, int]) -
     line(f"{len(found):,} invocation{'s' * (len(found) != 1)}{more}")
 
 
-def whole(each: Facts) -> None:
+def print_invocation(each: Facts) -> None:
     """Print an invocation's facts, then its journal, entry by entry."""
     facts = {
         "invocation": each["id"],

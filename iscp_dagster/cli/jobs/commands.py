@@ -70,10 +70,10 @@ def register(
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
     from iscp_dagster.cli.jobs.registering import registered
-    from iscp_dagster.cli.jobs.specs import asked, read_file, wished
+    from iscp_dagster.cli.jobs.specs import build_job_request, build_spec_update, read_file
     from iscp_dagster.model.errors import ConfigError
 
-    change = asked(
+    change = build_spec_update(
         type=type,
         columns=columns,
         option=option,
@@ -91,7 +91,7 @@ def register(
     if file is not None:
         wishes = read_file(jobs, file)
     else:
-        wishes = [wished(jobs, tenant, parsed(name or ""), change, options=True)]
+        wishes = [build_job_request(jobs, tenant, parsed(name or ""), change, options=True)]
     done = []
     for wish in wishes:
         done.append(registered(jobs, wish))
@@ -134,12 +134,12 @@ def update(
 ) -> None:
     """Change a job's spec; options left out keep their values."""
     from iscp_dagster.api.names import parsed
-    from iscp_dagster.cli.jobs.specs import asked
+    from iscp_dagster.cli.jobs.specs import build_spec_update
     from iscp_dagster.cli.jobs.updating import update_spec
     from iscp_dagster.cli.parts.results import print_result
     from iscp_dagster.model.errors import ConfigError
 
-    change = asked(
+    change = build_spec_update(
         type=type,
         columns=columns,
         option=option,

@@ -20,7 +20,7 @@ from iscp_dagster.upkeep.progress import Progress
 write = print_json
 
 
-def standing(name: JobID, spec: JobSpec) -> dict[str, Any]:
+def describe_standing(name: JobID, spec: JobSpec) -> dict[str, Any]:
     """A standing registration, which is for every tenant."""
     return {"tenant": EVERY, "job": str(name), "state": None, "spec": spec.to_json()}
 
@@ -37,12 +37,12 @@ def history(found: Beginning | None) -> dict[str, Any]:
     return {"changes_since": moment(found.at), "gap": found.gap[0] if found.gap else None}
 
 
-def counted(tenant: str, name: JobID, each: JobStatus) -> dict[str, Any]:
+def describe_iteration(tenant: str, name: JobID, each: JobStatus) -> dict[str, Any]:
     """A job with its latest iteration."""
     return {"tenant": tenant, "job": str(name), "status": status(each)}
 
 
-def entry(each: Entry) -> dict[str, Any]:
+def describe_entry(each: Entry) -> dict[str, Any]:
     """Everything about a transition."""
     return {
         "number": each.number,

@@ -107,14 +107,14 @@ def list_jobs(
         tenants.setdefault(f"{each.name.db}.{each.name.table}", set()).add(each.key.tenant)
     lags = {key: lag for each in tenants.items() for key, lag in _read_lags(jobs, *each).items()}
     if as_json:
-        all_ = [job_json.standing(*each) for each in standing.items()]
+        all_ = [job_json.describe_standing(*each) for each in standing.items()]
         job_json.write(all_ + [job_facts(e) | {"lag": lags.get(e.key)} for e in found])
         return
     if every:
         job_show.count_states(every, len(standing))
     job_show.jobs(found, standing, lags)
     print_rest(len(found), len(every), "--state, --tenant, --table")
-    job_show.problems(_find_table_problems(jobs, every))
+    job_show.print_problems(_find_table_problems(jobs, every))
 
 
 def count(*, state: State = None, limit: Limit = None, as_json: AsJson = False) -> None:
@@ -129,13 +129,13 @@ def count(*, state: State = None, limit: Limit = None, as_json: AsJson = False) 
         if as_json:
             job_json.write({each.label: number for each, number in counted.items()})
         else:
-            job_show.counts(counted)
+            job_show.print_state_counts(counted)
         return
     found = [(each.key.tenant, each.name, each.status) for each in _list_jobs_in_state(jobs, state)]
     if as_json:
-        job_json.write([job_json.counted(*each) for each in found[:limit]])
+        job_json.write([job_json.describe_iteration(*each) for each in found[:limit]])
     else:
-        job_show.statuses(found, limit)
+        job_show.print_statuses(found, limit)
 
 
 def history(
@@ -156,16 +156,16 @@ def history(
     from iscp_dagster.api.names import parsed
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
-    from iscp_dagster.cli.jobs.specs import moment_of
+    from iscp_dagster.cli.jobs.specs import parse_time
     from iscp_dagster.cli.parts.known import check_known
 
     jobs = api.open_jobs(os.environ)
-    after = moment_of(since, jobs.deployment.clock()) if since else None
+    after = parse_time(since, jobs.deployment.clock()) if since else None
     found = jobs.history(tenant, parsed(name) if name else None, after, most)
     if not found:
         check_known(jobs, tenant=tenant, name=name)
     if as_json:
-        job_json.write([job_json.entry(each) for each in found])
+        job_json.write([job_json.describe_entry(each) for each in found])
     else:
         job_show.history(found)
 

@@ -20,13 +20,13 @@ from iscp_dagster.cli.parts.counting import (
 )
 from iscp_dagster.cli.parts.tables import (
     Listing,
-    fits,
+    build_table,
+    can_fit,
+    format_time,
     is_terminal,
     print_facts,
     print_line,
     print_listing,
-    table_of,
-    time_text,
 )
 from iscp_dagster.joblog.history import Entry, Usage
 from iscp_dagster.model.consumers.kinds import consumer_kind
@@ -48,7 +48,7 @@ _RARE_COUNTS = {"failed", "canceled", "deleted"}
 line = print_line
 
 
-def state_of(job: Job) -> str:
+def format_state(job: Job) -> str:
     """The state's label; `building` until the first iteration has completed."""
     label = BUILDING if is_building(job) else job.state.label
     if job.paused_at:
@@ -56,7 +56,7 @@ def state_of(job: Job) -> str:
     return f"{label}, waits" if is_building(job) and not job.active else label
 
 
-def state_label(job: Job) -> str:
+def get_state_label(job: Job) -> str:
     """The label by which a person asks for jobs like it: one of `STATES`."""
     return BUILDING if is_building(job) else job.state.label
 
@@ -83,7 +83,7 @@ def count_states(found: Sequence[Job], standing: int = 0) -> None:
     """Print how many jobs there are, by state, how many of them are paused, and how many standing
     registrations are listed with them.
     """
-    parts = count_labels(map(state_label, found), STATES)
+    parts = count_labels(map(get_state_label, found), STATES)
     parts |= {"paused": sum(bool(job.paused_at) for job in found)}
     stand = f"{count_nouns(standing, 'standing registration')} ({EVERY})" if standing else ""
     print_counts(len(found), "job", parts, stand)
@@ -102,7 +102,7 @@ def jobs(
         names = (str(job.name), job.key.tenant)
         place = (_format_version(job.watermark), _format_seconds(lags.get(job.key)))
         code = str(job.status.code or "")
-        rows.append((names, state_of(job), place, _get_kind_and_trigger(job.spec), code))
+        rows.append((names, format_state(job), place, _get_kind_and_trigger(job.spec), code))
     heads = ("job\ntenant", "state", "version\nlag", "type\ntrigger", "code")
     numbers = {"version\nlag", "code"}
     print_listing(
@@ -111,26 +111,26 @@ def jobs(
     )
 
 
-def problems(found: Sequence[Problem]) -> None:
+def print_problems(found: Sequence[Problem]) -> None:
     """Print one line per problem of a table."""
     for each in found:
         print_line(str(each))
 
 
-def counts(found: Mapping[JobState, int]) -> None:
+def print_state_counts(found: Mapping[JobState, int]) -> None:
     """Print one line per state."""
     rows = [(state.label, f"{number:,}") for state, number in found.items()]
     print_listing(Listing(heads=("state", "jobs"), rows=rows, numbers={"jobs"}))
 
 
-def statuses(found: Sequence[tuple[str, JobID, JobStatus]], limit: int | None = None) -> None:
+def print_statuses(found: Sequence[tuple[str, JobID, JobStatus]], limit: int | None = None) -> None:
     """Print how many jobs there are, then one line per job, with how its iteration ended."""
     print_counts(len(found), "job", {})
     rows = [
         (
             (str(name), tenant),
             (_format_range(each.from_, each.to), str(each.code)),
-            (time_text(each.end_at, _DAY), time_text(each.end_at, _CLOCK)),
+            (format_time(each.end_at, _DAY), format_time(each.end_at, _CLOCK)),
             each.message,
         )
         for tenant, name, each in found[: limit or ROWS]
@@ -145,7 +145,7 @@ def history(found: Sequence[Entry]) -> None:
     heads = ("at\nUTC", "job\ntenant", "event\nstates", "range\ncode", "who")
     rows = [
         (
-            (time_text(each.at, _DAY), time_text(each.at, _CLOCK)),
+            (format_time(each.at, _DAY), format_time(each.at, _CLOCK)),
             (str(each.name), each.key.tenant),
             (each.event.value, _format_transition(each)),
             (_format_range(each.from_, each.to), str(each.code or "")),
@@ -157,7 +157,7 @@ def history(found: Sequence[Entry]) -> None:
     if not (rows and is_terminal()):
         print_listing(listing, "no history")
         return
-    table = table_of(listing)
+    table = build_table(listing)
     table.columns[4].min_width, table.columns[4].max_width = 8, 12
     Console(highlight=False).print(table)
 
@@ -173,7 +173,7 @@ def usage(found: Sequence[Usage], limit: int | None = None) -> None:
     print_counts(len(found), "job", _compute_totals(found))
     most = sorted(found, key=lambda each: -each.seconds)[: limit or ROWS]
     wide = _build_wide_usage(most)
-    print_listing(wide if not is_terminal() or fits(wide) else _build_narrow_usage(most))
+    print_listing(wide if not is_terminal() or can_fit(wide) else _build_narrow_usage(most))
     print_rest(len(most), len(found), "--tenant, --table, --since")
 
 
@@ -218,15 +218,15 @@ def _describe_job(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
     return {
         "job": str(job.name),
         "tenant": job.key.tenant,
-        "state": state_of(job) + _describe_wait(job) + _format_progress(built),
+        "state": format_state(job) + _describe_wait(job) + _format_progress(built),
         "watermark": _format_moment(job.watermark),
         "lag": lag,
         "type": _get_kind_title(job.spec),
         "trigger": _format_trigger(job),
         "priority": str(job.priority),
         "last range": _format_range(status.from_, status.to),
-        "started": time_text(status.start_at, _FULL),
-        "ended": time_text(status.end_at, _FULL),
+        "started": format_time(status.start_at, _FULL),
+        "ended": format_time(status.end_at, _FULL),
         "code": str(status.code),
         "message": status.message,
         "counts": ", ".join(
@@ -292,7 +292,7 @@ def _format_trigger(job: Job) -> str:
 def _format_moment(watermark: Moment) -> str:
     if watermark == START:
         return "before the first version"
-    return f"{watermark.version} of {time_text(watermark.at, _FULL)}"
+    return f"{watermark.version} of {format_time(watermark.at, _FULL)}"
 
 
 def _format_version(watermark: Moment) -> str:

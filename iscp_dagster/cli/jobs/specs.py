@@ -39,7 +39,7 @@ class Wish:
     """What was asked for; the rest of `spec` is as declared, or a default."""
 
 
-def asked(
+def build_spec_update(
     *,
     type: str | None,  # noqa: A002  (the name of the field)
     columns: str | None,
@@ -72,7 +72,7 @@ def asked(
     )
 
 
-def scheduled(change: SpecUpdate, held: Collection[TriggerSpec]) -> SpecUpdate:
+def complete_schedule(change: SpecUpdate, held: Collection[TriggerSpec]) -> SpecUpdate:
     """Fill in what `change` leaves out of a schedule from the triggers that the jobs have.
 
     Raises ConfigError if the jobs would end up with different triggers.
@@ -95,7 +95,7 @@ def _merge_schedule(change: SpecUpdate, held: TriggerSpec) -> SpecUpdate:
     return replace(change, job_type=change.job_type or held.job_type, schedule=schedule)
 
 
-def wished(
+def build_job_request(
     jobs: Jobs, tenant: str, job: JobID, change: SpecUpdate, *, options: bool = False
 ) -> Wish:
     """A new job: its declaration, if there is one, with `change` applied.
@@ -105,7 +105,7 @@ def wished(
     with about(job):
         plain = jobs.plain_spec(job, change.type)
         if options:
-            change = scheduled(change, [plain.trigger])
+            change = complete_schedule(change, [plain.trigger])
         spec = change.apply_to(plain)
     # It has built nothing yet.
     first = replace(spec.detail.consumer, generation=0)
@@ -134,7 +134,7 @@ def read_file(jobs: Jobs, path: Path) -> list[Wish]:
     return list(wishes.values())
 
 
-def moment_of(text: str, now: datetime) -> datetime:
+def parse_time(text: str, now: datetime) -> datetime:
     """`text` as an aware time: a length of time before `now`, or an ISO time, UTC if it is naive.
 
     Raises ConfigError.
@@ -157,7 +157,7 @@ def _parse_entry(jobs: Jobs, where: str, value: Any) -> Wish:
         job = parsed(str(fields["job"]))
         change = SpecUpdate.from_json(fields.get("spec") or {})
         tenant = str(fields.get("tenant", DEFAULT_TENANT))
-        wish = wished(jobs, tenant, job, change)
+        wish = build_job_request(jobs, tenant, job, change)
         jobs.registrable(tenant, job, wish.spec)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error

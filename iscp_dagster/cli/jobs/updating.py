@@ -7,7 +7,7 @@ from typing import Any
 
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import titled
-from iscp_dagster.cli.jobs.specs import scheduled
+from iscp_dagster.cli.jobs.specs import complete_schedule
 from iscp_dagster.cli.parts.counting import count_nouns
 from iscp_dagster.joblog.protocol import Interrupted
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -57,7 +57,7 @@ def update_spec(
 ) -> Updated:
     """Change the spec. Raises ConfigError, NoSuchJobError."""
     before = jobs.specs(tenant, job)
-    wanted = scheduled(change, [each.trigger for each in before])
+    wanted = complete_schedule(change, [each.trigger for each in before])
     return Updated(
         tenant=tenant,
         job=job,

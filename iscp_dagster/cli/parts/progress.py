@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from iscp_dagster.cli.parts.plain import cell, plain
+from iscp_dagster.cli.parts.plain import escape_cell, escape_control_chars
 
 FRAMES_A_SECOND = 2
 """Of the spinner: more of them take processor time."""
 
 
 @contextmanager
-def telling(
+def show_progress(
     console: Console,
     *,
     seconds: float | None = None,
@@ -31,7 +31,7 @@ def telling(
         yield _ignore_text if seconds is None else Lines(console, seconds, monotonic)
         return
     with console.status("", refresh_per_second=FRAMES_A_SECOND) as shown:
-        yield lambda text: shown.update(cell(text))
+        yield lambda text: shown.update(escape_cell(text))
 
 
 @dataclass
@@ -50,7 +50,9 @@ class Lines:
     def __call__(self, text: str) -> None:
         """Print the text if it is new, and not too soon."""
         if text != self._last and self.monotonic() - self._at >= self.seconds:
-            self.console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
+            self.console.print(
+                escape_control_chars(text), markup=False, highlight=False, soft_wrap=True
+            )
             self._last, self._at = text, self.monotonic()
 
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from rich.console import Console
 from rich.table import Table
 
-from iscp_dagster.cli.parts.plain import cell, one_line, plain, word
+from iscp_dagster.cli.parts.plain import escape_cell, escape_control_chars, escape_word, to_one_line
 
 _UNBOUNDED = 10_000
 
@@ -43,7 +43,7 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def time_text(at: datetime | None, form: str) -> str:
+def format_time(at: datetime | None, form: str) -> str:
     """Return the time in that form of `strftime`; empty if there is none."""
     return "" if at is None else at.strftime(form)
 
@@ -59,13 +59,13 @@ def print_facts(facts: Mapping[str, str]) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name, cell(value))
+        table.add_row(name, escape_cell(value))
     Console(highlight=False).print(table)
 
 
 def print_line(text: str) -> None:
     """Print a line without wrapping or markup."""
-    Console(soft_wrap=True, highlight=False).print(plain(text), markup=False)
+    Console(soft_wrap=True, highlight=False).print(escape_control_chars(text), markup=False)
 
 
 def print_listing(listing: Listing, nothing: str = "") -> None:
@@ -75,16 +75,16 @@ def print_listing(listing: Listing, nothing: str = "") -> None:
             print_line(nothing)
     elif is_terminal():
         spread = _split_columns(listing) if listing.spreads else listing
-        Console(highlight=False).print(table_of(spread if fits(spread) else listing))
+        Console(highlight=False).print(build_table(spread if can_fit(spread) else listing))
     else:
         print_lines(listing)
 
 
-def fits(listing: Listing) -> bool:
+def can_fit(listing: Listing) -> bool:
     """Whether the terminal is as wide as the widest row."""
     console = Console(highlight=False)
     unbounded = console.options.update(max_width=_UNBOUNDED)
-    return console.measure(table_of(listing), options=unbounded).maximum <= console.width
+    return console.measure(build_table(listing), options=unbounded).maximum <= console.width
 
 
 def _split_columns(listing: Listing) -> Listing:
@@ -100,7 +100,7 @@ def _split_columns(listing: Listing) -> Listing:
     )
 
 
-def table_of(listing: Listing) -> Table:
+def build_table(listing: Listing) -> Table:
     """The listing as a terminal shows it; heads are aligned at the bottom."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     lines = max(head.count("\n") for head in listing.heads)
@@ -120,7 +120,7 @@ def print_lines(listing: Listing) -> None:
     """Print one line a row, with tabs between columns; a head of two lines makes two columns."""
     spread = _split_columns(listing)
     for line in (spread.heads, *spread.rows):
-        print("\t".join(map(one_line, map(str, line))))  # noqa: T201
+        print("\t".join(map(to_one_line, map(str, line))))  # noqa: T201
 
 
 def _flatten_row(row: Sequence[Cell], spans: Sequence[Sequence[str]]) -> list[str]:
@@ -135,6 +135,6 @@ def _flatten_row(row: Sequence[Cell], spans: Sequence[Sequence[str]]) -> list[st
 
 def _apply_style(listing: Listing, each: Cell) -> str:
     if not isinstance(each, str):
-        return "\n".join(map(word, each))
+        return "\n".join(map(escape_word, each))
     style = listing.styles.get(each)
-    return f"[{style}]{each}[/]" if style else word(each)
+    return f"[{style}]{each}[/]" if style else escape_word(each)

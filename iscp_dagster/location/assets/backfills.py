@@ -63,7 +63,9 @@ def _find_queued_runs(
     ]
 
 
-def taken(instance: DagsterInstance, run: DagsterRun, of: PartitionsDefinition[str]) -> list[str]:
+def list_taken_partitions(
+    instance: DagsterInstance, run: DagsterRun, of: PartitionsDefinition[str]
+) -> list[str]:
     """The partitions that this run, or the run that it executes again, took over from others."""
     before = (run.tags.get(internals.PARENT_RUN_ID_TAG), run.tags.get(internals.ROOT_RUN_ID_TAG))
     names = [run.run_id, *filter(None, before)]

@@ -7,10 +7,10 @@ from typing import Any
 
 import dagster as dg
 
-from iscp_dagster.location.assets.backfills import taken
+from iscp_dagster.location.assets.backfills import list_taken_partitions
 from iscp_dagster.location.internals import Target
-from iscp_dagster.location.names import index_key, partitions_of, verify_op_name
-from iscp_dagster.location.working import working
+from iscp_dagster.location.names import build_partitions_def, index_key, verify_op_name
+from iscp_dagster.location.working import renew_run_lease
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.verify import Failure, Verdict, compare_indexes
@@ -36,7 +36,7 @@ def index_checks(source: SourceTable) -> dg.AssetChecksDefinition:
         selected = context.op_execution_context.selected_asset_check_keys
         for check in sorted(selected, key=str):
             index = by_key[check.asset_key]
-            with working(deployment, context.run):
+            with renew_run_lease(deployment, context.run):
                 found = compare_indexes(
                     deployment, source, tenants=tenants or None, indexes=[index.name]
                 )
@@ -54,7 +54,10 @@ def _list_run_tenants(context: dg.AssetCheckExecutionContext, source: SourceTabl
     if not (asked.has_partition_key or asked.has_partition_key_range):
         return []
     return sorted(
-        {*asked.partition_keys, *taken(context.instance, asked.run, partitions_of(source))}
+        {
+            *asked.partition_keys,
+            *list_taken_partitions(context.instance, asked.run, build_partitions_def(source)),
+        }
     )
 
 
@@ -65,7 +68,7 @@ def _build_check_spec(source: SourceTable, index: Index) -> dg.AssetCheckSpec:
         return dg.AssetCheckSpec(
             CHECK,
             asset=index_key(source, index),
-            partitions_def=partitions_of(source),
+            partitions_def=build_partitions_def(source),
             description=(
                 "Compares the tenant with the source VERSION AS OF its watermark: "
                 "same keys, same values."

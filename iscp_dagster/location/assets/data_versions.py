@@ -15,15 +15,15 @@ import dagster as dg
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.sql.statements import split_for_statements
-from iscp_dagster.location.assets.metadata import facts_if_known
+from iscp_dagster.location.assets.metadata import try_read_log_facts
 from iscp_dagster.location.internals import DATA_VERSION_TAG
-from iscp_dagster.location.names import source_key
+from iscp_dagster.location.names import get_source_asset_key
 from iscp_dagster.model.declared.tables import SourceTable
 
 AssetEvent = dg.AssetObservation | dg.AssetMaterialization
 
 
-def version_event(
+def build_version_event(
     source: SourceTable, tenant: str, version: int, metadata: Mapping[str, Any] | None = None
 ) -> AssetEvent:
     """An event that reports `version` as the last to change the tenant.
@@ -33,7 +33,7 @@ def version_event(
     """
     kind = dg.AssetMaterialization if source.load else dg.AssetObservation
     return kind(
-        asset_key=source_key(source),
+        asset_key=get_source_asset_key(source),
         partition=tenant,
         metadata={"version": version, **(metadata or {})},
         tags={DATA_VERSION_TAG: str(version)},
@@ -47,11 +47,11 @@ def event_type(source: SourceTable) -> dg.DagsterEventType:
     return dg.DagsterEventType.ASSET_OBSERVATION
 
 
-def reported(
+def read_reported_versions(
     instance: dg.DagsterInstance, source: SourceTable, tenants: Collection[str]
 ) -> dict[str, str]:
     """The data version last reported for each tenant; tenants without one are left out."""
-    return latest(instance, source_key(source), event_type(source), tenants)
+    return latest(instance, get_source_asset_key(source), event_type(source), tenants)
 
 
 def latest(
@@ -80,22 +80,24 @@ class DataVersions:
     upto: int
     _changes_by_version: dict[int, Mapping[str, int] | None] = field(default_factory=dict)
 
-    def news(self, tenants: Collection[str]) -> list[AssetEvent]:
+    def build_unreported_events(self, tenants: Collection[str]) -> list[AssetEvent]:
         """Events for the tenants whose last change has not been reported."""
         before = self._read_reported_versions(tenants)
         found = ((tenant, before.get(tenant)) for tenant in tenants)
         now = {tenant: (last, self._find_version_since(tenant, last)) for tenant, last in found}
         told = {tenant: last for tenant, (reported, last) in now.items() if reported != last}
         # Of the facts about a table, Dagster shows only those in the latest event.
-        facts = facts_if_known(self.delta_log, self.upto) if told else {}
-        return [version_event(self.source, tenant, last, facts) for tenant, last in told.items()]
+        facts = try_read_log_facts(self.delta_log, self.upto) if told else {}
+        return [
+            build_version_event(self.source, tenant, last, facts) for tenant, last in told.items()
+        ]
 
-    def current(self, tenant: str) -> int:
+    def get_current_version(self, tenant: str) -> int:
         """The last version that changed the tenant; `upto` if that is unknown."""
         return self._find_version_since(tenant, self._read_reported_versions([tenant]).get(tenant))
 
     def _read_reported_versions(self, tenants: Collection[str]) -> dict[str, int]:
-        found = reported(self.instance, self.source, tenants)
+        found = read_reported_versions(self.instance, self.source, tenants)
         return {tenant: int(text) for tenant, text in found.items() if text.isdigit()}
 
     def _find_version_since(self, tenant: str, before: int | None) -> int:

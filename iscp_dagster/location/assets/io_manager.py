@@ -13,8 +13,8 @@ import dagster as dg
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.location.assets.iterations import InStep
-from iscp_dagster.location.assets.metadata import told_metadata
-from iscp_dagster.location.frames import Frame, arrow_of, frame_table, table_of
+from iscp_dagster.location.assets.metadata import build_consumer_metadata
+from iscp_dagster.location.frames import Frame, build_frame_table, get_database_and_table, to_arrow
 from iscp_dagster.location.names import CLICKHOUSE, SHARD, TENANT_COLUMN
 from iscp_dagster.model.consumers.kinds import ConsumerKind
 from iscp_dagster.model.declared.tables import SourceTable
@@ -76,8 +76,8 @@ class ClickHouseIOManager(dg.IOManager):
         return _show_outcome(context, obj)
 
     def _store_frame(self, context: dg.OutputContext, frame: Frame) -> dict[str, Any]:
-        rows = arrow_of(frame, context.asset_key.to_user_string())
-        table = frame_table(self._deployment().endpoint, context, context.definition_metadata)
+        rows = to_arrow(frame, context.asset_key.to_user_string())
+        table = build_frame_table(self._deployment().endpoint, context, context.definition_metadata)
         if table.partition is not None and not context.has_asset_partitions:
             raise ConfigError(
                 f"The asset {context.asset_key.to_user_string()} has partitions, and the run is "
@@ -92,11 +92,11 @@ class ClickHouseIOManager(dg.IOManager):
         upstream = context.upstream_output
         metadata = upstream.definition_metadata if upstream else {}
         if TENANT_COLUMN not in metadata:
-            table = frame_table(self._deployment().endpoint, context, metadata)
+            table = build_frame_table(self._deployment().endpoint, context, metadata)
             chosen = context.has_asset_partitions
             return table.load(context.asset_partition_keys if chosen else None)
         column = str(metadata[TENANT_COLUMN])
-        database, name = table_of(context.asset_key, metadata)
+        database, name = get_database_and_table(context.asset_key, metadata)
         where = (
             f" WHERE toString({quote_identifier(column)}) IN {{tenants:Array(String)}}"
             if column
@@ -111,16 +111,16 @@ class ClickHouseIOManager(dg.IOManager):
 
 
 def _show_outcome(context: dg.OutputContext, obj: Delivery | InStep | Outcomes) -> None:
-    shown_ = obj.summary() if isinstance(obj, Outcomes) else shown(obj, {})
+    shown_ = obj.summarize() if isinstance(obj, Outcomes) else build_outcome_metadata(obj, {})
     context.add_output_metadata(shown_)
 
 
-def needed(source: SourceTable) -> set[str]:
+def get_required_resources(source: SourceTable) -> set[str]:
     """The resources that an iteration of the table needs."""
     return {"iscp", *([CLICKHOUSE] if source.indexes else [])}
 
 
-def writer_of(
+def get_index_writer(
     context: dg.AssetExecutionContext | dg.OpExecutionContext, source: SourceTable
 ) -> IndexWriter | None:
     """The writer of the run's IO manager; None where the table has no index."""
@@ -140,7 +140,7 @@ class Outcomes:
     def delivered(self) -> list[Delivery]:
         return [each for each in self.outcomes if isinstance(each, Delivery)]
 
-    def summary(self) -> dict[str, Any]:
+    def summarize(self) -> dict[str, Any]:
         """The totals for the run's page."""
         invoked = sum(each.told_in_all.get("invocations", 0) for each in self.delivered)
         return {
@@ -152,7 +152,7 @@ class Outcomes:
         }
 
 
-def clickhouse_schema(store: IndexStore) -> dg.TableSchema:
+def build_clickhouse_schema(store: IndexStore) -> dg.TableSchema:
     """The index's columns with their ClickHouse types."""
     types = store.shape.get_column_types()
     return dg.TableSchema(
@@ -163,13 +163,15 @@ def clickhouse_schema(store: IndexStore) -> dg.TableSchema:
     )
 
 
-def shown(outcome: Delivery | InStep, tables: dict[int, Mapping[str, Any]]) -> dict[str, Any]:
+def build_outcome_metadata(
+    outcome: Delivery | InStep, tables: dict[int, Mapping[str, Any]]
+) -> dict[str, Any]:
     """The metadata of a materialization; Dagster plots the numbers.
 
     `tables` keeps what ClickHouse says about a table, for deliveries that share it.
     """
     if isinstance(outcome, InStep):
-        return dict(in_step(outcome.job))
+        return dict(build_in_step_metadata(outcome.job))
     store = outcome.store
     if store is None:
         return _build_delivery_metadata(outcome)
@@ -199,11 +201,11 @@ def _build_delivery_metadata(delivery: Delivery) -> dict[str, Any]:
         "bytes": delivery.bytes,
         "chunks": written.chunks,
         "registration": str(delivery.claim.registration),
-        **told_metadata(delivery.told_in_all),
+        **build_consumer_metadata(delivery.told_in_all),
     }
 
 
-def in_step(job: Job) -> Mapping[str, Any]:
+def build_in_step_metadata(job: Job) -> Mapping[str, Any]:
     """The metadata of the materialization of a job that had nothing to catch up with."""
     at = job.watermark
     return {
@@ -224,6 +226,6 @@ def _read_table_metadata(store: IndexStore) -> Mapping[str, Any]:
         lost = store.lost()
     return {
         "dagster/table_name": f"{store.shape.database}.{store.shape.view}",
-        "dagster/column_schema": clickhouse_schema(store),
+        "dagster/column_schema": build_clickhouse_schema(store),
         **({"lost_columns": lost} if lost else {}),
     }

@@ -14,7 +14,7 @@ from dagster import AssetExecutionContext, DagsterInstance, DagsterRun, Failure
 from iscp_dagster.delta.feed import Feed
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Failed, Iteration, iterates_alone
-from iscp_dagster.location.executor import nameless
+from iscp_dagster.location.executor import format_no_tenant_message
 from iscp_dagster.location.internals import PARENT_RUN_ID_TAG, ROOT_RUN_ID_TAG
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.tables import Consuming, SourceTable
@@ -308,10 +308,10 @@ def free(deployment: Deployment, jobs: Collection[Job]) -> None:
     deployment.log.repair([job.key for job in jobs if job.state is JobState.ERROR])
 
 
-def tenants_of(context: AssetExecutionContext, source: SourceTable) -> list[str]:
+def get_run_tenants(context: AssetExecutionContext, source: SourceTable) -> list[str]:
     """The tenants that a run is for. Raises Failure if it names none."""
     if not (context.has_partition_key or context.has_partition_key_range):
-        raise Failure(nameless(source.name), allow_retries=False)
+        raise Failure(format_no_tenant_message(source.name), allow_retries=False)
     return list(context.partition_keys)
 
 

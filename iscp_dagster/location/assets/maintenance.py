@@ -10,8 +10,8 @@ from pydantic import Field
 
 from iscp_dagster.location.assets.data_versions import event_type
 from iscp_dagster.location.assets.reporting import report_indexes
-from iscp_dagster.location.names import source_key, sync_job_name, tenants_job_name
-from iscp_dagster.location.working import working
+from iscp_dagster.location.names import get_batch_sync_job_name, get_source_asset_key, sync_job_name
+from iscp_dagster.location.working import renew_run_lease
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.variables import KEEP_RUNS_DAYS
 from iscp_dagster.planning.problems import as_ours
@@ -24,7 +24,7 @@ from iscp_dagster.upkeep.outbox import EVENTS, prune_events
 FLUSH, COLLECT = "iscp_flush_watermarks", "iscp_collect_garbage"
 PRUNE = "iscp_prune_runs"
 REPORT = "iscp_report_indexes"
-RUN_BY = (sync_job_name, tenants_job_name)
+RUN_BY = (sync_job_name, get_batch_sync_job_name)
 MOST_RUNS = 2_000
 """The most runs pruned at a time; each takes Dagster some 20 ms."""
 
@@ -59,7 +59,7 @@ class PruneConfig(dg.Config):
     )
 
 
-def maintenance_jobs(
+def build_maintenance_jobs(
     sources: Sequence[SourceTable], resources: Mapping[str, Any], runs_kept: timedelta
 ) -> list[dg.JobDefinition]:
     """The flush of watermarks, the collection of garbage, the pruning of runs, and the report."""
@@ -67,7 +67,7 @@ def maintenance_jobs(
     @dg.op(name=f"{FLUSH}_op", required_resource_keys={"iscp"})
     def flush(context: dg.OpExecutionContext) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
-        with working(deployment, context.run):
+        with renew_run_lease(deployment, context.run):
             flushed = maintenance.flush_watermarks(deployment, sources)
         context.log.info("Moved %s.", flushed.moved)
         context.add_output_metadata({"moved": sum(flushed.moved.values())})
@@ -79,7 +79,7 @@ def maintenance_jobs(
         deployment: Deployment = context.resources.iscp.deployment()
         forgotten, pruned, events, served = 0, 0, 0, Served()
         problems: list[str] = []
-        with working(deployment, context.run):
+        with renew_run_lease(deployment, context.run):
             found = maintenance.find_garbage(
                 deployment, sources, timedelta(hours=config.keep_hours)
             )
@@ -111,12 +111,12 @@ def maintenance_jobs(
     def prune(context: dg.OpExecutionContext, config: PruneConfig) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
         kept = runs_kept if config.keep_days is None else timedelta(days=config.keep_days)
-        with working(deployment, context.run):
+        with renew_run_lease(deployment, context.run):
             pruned = prune_runs(
                 context.instance,
                 before=datetime.now(timezone.utc) - kept,
                 jobs={name(source) for source in sources for name in RUN_BY},
-                assets=events_to_keep(context.instance, sources),
+                assets=find_kept_event_types(context.instance, sources),
                 most=MOST_RUNS,
                 dry_run=config.dry_run,
             )
@@ -168,7 +168,7 @@ def _build_report_job(
     @dg.op(name=f"{REPORT}_op", required_resource_keys={"iscp"})
     def report(context: dg.OpExecutionContext) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
-        with working(deployment, context.run):
+        with renew_run_lease(deployment, context.run):
             reported, problems = report_indexes(context, deployment, sources)
         context.add_output_metadata({"reported": sum(reported.values())})
         if problems:
@@ -187,7 +187,7 @@ def _build_report_job(
     return report_job
 
 
-def events_to_keep(
+def find_kept_event_types(
     instance: dg.DagsterInstance, sources: Sequence[SourceTable]
 ) -> dict[dg.AssetKey, dg.DagsterEventType]:
     """The type of event by which Dagster compares each table and index, undeclared ones too."""
@@ -197,10 +197,10 @@ def events_to_keep(
         for key in instance.get_asset_keys(prefix=[source.database])
         if key.path[-1].startswith(f"{source.table}_")
     }
-    return indexes | {source_key(source): event_type(source) for source in sources}
+    return indexes | {get_source_asset_key(source): event_type(source) for source in sources}
 
 
-def hourly(jobs: Sequence[dg.JobDefinition]) -> list[dg.ScheduleDefinition]:
+def build_hourly_schedules(jobs: Sequence[dg.JobDefinition]) -> list[dg.ScheduleDefinition]:
     """Run each Dagster job every hour, ten minutes apart."""
     return [
         dg.ScheduleDefinition(

@@ -21,17 +21,17 @@ import dagster as dg
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.location.assets.data_versions import AssetEvent, DataVersions, latest
-from iscp_dagster.location.assets.io_manager import shown
+from iscp_dagster.location.assets.io_manager import build_outcome_metadata
 from iscp_dagster.location.assets.iterations import InStep, Iterations, Outcome
-from iscp_dagster.location.assets.metadata import events_if_known, told_metadata
+from iscp_dagster.location.assets.metadata import build_consumer_metadata, try_read_event_counts
 from iscp_dagster.location.assets.provenance import Provenance
-from iscp_dagster.location.assets.source_check import evaluation
+from iscp_dagster.location.assets.source_check import build_check_evaluation
 from iscp_dagster.location.internals import (
     DATA_VERSION_TAG,
     AssetMaterializationPlannedData,
     DagsterEventBatchMetadata,
 )
-from iscp_dagster.location.names import job_key
+from iscp_dagster.location.names import get_job_asset_key
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobKey
 from iscp_dagster.model.moment import START
@@ -54,7 +54,7 @@ BATCH = 200
 """The events that are made and stored at a time."""
 
 
-def iterated(
+def sync_tenants(
     context: Context,
     its: Iterations,
     chosen: Callable[[Sequence[Success]], Sequence[Success]] = list,
@@ -66,7 +66,7 @@ def iterated(
     """
     told: list[Success] = []
     failed: list[Outcome] = []
-    with reporting(context, its) as tell:
+    with report_in_background(context, its) as tell:
         for outcomes in its.outcomes():
             served = chosen([each for each in outcomes if isinstance(each, Delivery | InStep)])
             wrong = [each for each in outcomes if not isinstance(each, Delivery | InStep)]
@@ -78,7 +78,7 @@ def iterated(
 
 
 @contextmanager
-def reporting(context: Context, its: Iterations) -> Iterator[Tell]:
+def report_in_background(context: Context, its: Iterations) -> Iterator[Tell]:
     """Yield a function that reports a scan's outcomes, in parallel with what the run does next.
 
     Ends when all are reported; raises Dagster's first error, which costs no tenant its rows. An
@@ -87,17 +87,22 @@ def reporting(context: Context, its: Iterations) -> Iterator[Tell]:
     ended, told, to = threading.Event(), list[Future[None]](), its.to
 
     @cache
-    def versions() -> DataVersions:
+    def get_versions() -> DataVersions:
         # With a log of its own, since two threads must not share one.
         log_ = its.deployment.delta_log(its.source)
         return DataVersions(context.instance, its.source, log_, to.version)
 
-    def made_of(served: Sequence[Success]) -> Iterator[Iterable[Reported]]:
-        yield news_of(its.deployment, versions(), {each.tenant for each in served})
-        yield materializations(context.instance, its.deployment, its.source, served, its.run_id)
+    def build_events(served: Sequence[Success]) -> Iterator[Iterable[Reported]]:
+        yield build_news_events(its.deployment, get_versions(), {each.tenant for each in served})
+        yield build_materializations(
+            context.instance, its.deployment, its.source, served, its.run_id
+        )
 
     def store(served: Sequence[Success], wrong: Sequence[Outcome]) -> None:
-        for events in (*(made_of(served) if served else ()), observations(its.source, wrong)):
+        for events in (
+            *(build_events(served) if served else ()),
+            build_observations(its.source, wrong),
+        ):
             store_events(context, takewhile(lambda _: not ended.is_set(), events))
         mark_failed_partitions(context, its.source, takewhile(lambda _: not ended.is_set(), wrong))
 
@@ -156,20 +161,23 @@ def log_event(context: Context, event: Reported, batch: DagsterEventBatchMetadat
             context.log_event(event)  # type: ignore[arg-type] # which takes it
 
 
-def news_of(
+def build_news_events(
     deployment: Deployment, versions: DataVersions, tenants: Collection[str]
 ) -> list[Reported]:
     """The tenants' data versions that Dagster has not been told yet.
 
     For a table that this location loads, adds its check, or Dagster would show that as older.
     """
-    news = versions.news(sorted(tenants))
+    news = versions.build_unreported_events(sorted(tenants))
     if news and versions.source.load:
-        return [*news, evaluation(versions.source, find_problems(deployment, versions.source))]
+        return [
+            *news,
+            build_check_evaluation(versions.source, find_problems(deployment, versions.source)),
+        ]
     return [*news]
 
 
-def materializations(
+def build_materializations(
     instance: dg.DagsterInstance,
     deployment: Deployment,
     source: SourceTable,
@@ -181,31 +189,33 @@ def materializations(
     tenants = {each.tenant for each in outcomes if each.job_name in declared}
     made_of = Provenance.of(instance, source, tenants, run_id)
     tables: dict[int, Mapping[str, Any]] = {}
-    events = cache(partial(events_if_known, deployment, source))
+    events = cache(partial(try_read_event_counts, deployment, source))
     for each in outcomes:
         tags = (
-            made_of.tags(each.job_name, each.tenant, agrees(each))
+            made_of.build_tags(each.job_name, each.tenant, agrees(each))
             if each.job_name in declared
             else {}
         )
         yield dg.AssetMaterialization(
-            asset_key=job_key(source, each.job_name),
+            asset_key=get_job_asset_key(source, each.job_name),
             partition=each.tenant,
-            metadata={**shown(each, tables), **events(each.job_name)},
+            metadata={**build_outcome_metadata(each, tables), **events(each.job_name)},
             tags={**tags, DATA_VERSION_TAG: str(each.data_version)},
         )
 
 
-def observations(source: SourceTable, wrong: Iterable[Outcome]) -> Iterator[dg.AssetObservation]:
+def build_observations(
+    source: SourceTable, wrong: Iterable[Outcome]
+) -> Iterator[dg.AssetObservation]:
     """One for each failed job whose handler was invoked all the same, with these invocations."""
     for each in wrong:
         if isinstance(each, Failed) and INVOKED in each.told:
             key = each.claim.key
             error = dg.MetadataValue.text(f"[{each.code}] {each.message}")
             yield dg.AssetObservation(
-                asset_key=job_key(source, key.job_name),
+                asset_key=get_job_asset_key(source, key.job_name),
                 partition=key.tenant,
-                metadata={**told_metadata(each.told), "error": error},
+                metadata={**build_consumer_metadata(each.told), "error": error},
             )
 
 
@@ -227,7 +237,7 @@ def _plan_partitions(context: Context, source: SourceTable, keys: Iterable[JobKe
     for key in keys:
         if key.job_name in declared:
             planned = AssetMaterializationPlannedData(
-                job_key(source, key.job_name), partition=key.tenant
+                get_job_asset_key(source, key.job_name), partition=key.tenant
             )
             event = dg.DagsterEvent.build_asset_materialization_planned_event(
                 step.job_name, step.step.key, planned
@@ -260,7 +270,7 @@ def _find_latest_attempts(
 ) -> dict[str, str]:
     """By tenant, the latest run that planned to materialize it and has not."""
     ask = instance.event_log_storage.get_latest_asset_partition_materialization_attempts_without_materializations  # noqa: E501
-    return {tenant: run for tenant, (run, _) in ask(job_key(source, name)).items()}
+    return {tenant: run for tenant, (run, _) in ask(get_job_asset_key(source, name)).items()}
 
 
 def _find_failed_runs(instance: dg.DagsterInstance, runs: Collection[str]) -> set[str]:
@@ -273,7 +283,7 @@ def _find_failed_runs(instance: dg.DagsterInstance, runs: Collection[str]) -> se
     }
 
 
-def unreported(
+def find_unreported_jobs(
     instance: dg.DagsterInstance, source: SourceTable, jobs: Collection[Job]
 ) -> list[InStep]:
     """The jobs that serve rows which Dagster does not know about, since their runs ended early.
@@ -285,7 +295,9 @@ def unreported(
     by_name = attrgetter("key.job_name")
     for name, group in groupby(sorted(jobs, key=by_name), key=by_name):
         served = [job for job in group if job.watermark.version > START.version]
-        told = latest(instance, job_key(source, name), kind, [job.key.tenant for job in served])
+        told = latest(
+            instance, get_job_asset_key(source, name), kind, [job.key.tenant for job in served]
+        )
         found += [
             InStep(job=job) for job in served if _is_unreported(job, told.get(job.key.tenant))
         ]
@@ -340,10 +352,14 @@ def _report_table(
         # Read after the jobs: a run that has ended since has reported what it completed.
         working = _find_working_runs(context.instance)
         idle = [job for job in jobs if not job.active and job.run_id not in working]
-        left = [each.job for each in unreported(context.instance, source, idle)]
+        left = [each.job for each in find_unreported_jobs(context.instance, source, idle)]
         outcomes = [InStep(job=job) for job in compute_effective_jobs(delta_log, left, to)]
-        store_events(context, news_of(deployment, versions, {each.tenant for each in outcomes}))
-        made = materializations(context.instance, deployment, source, outcomes, context.run_id)
+        store_events(
+            context, build_news_events(deployment, versions, {each.tenant for each in outcomes})
+        )
+        made = build_materializations(
+            context.instance, deployment, source, outcomes, context.run_id
+        )
         store_events(context, made)
         count += len(outcomes)
         wrong = find_unmarked_errors(context.instance, source, idle)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from iscp_dagster.location.names import source_key
+from iscp_dagster.location.names import get_source_asset_key
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.problems import Problem
 from iscp_dagster.planning.table_problems import find_problems
@@ -13,11 +13,11 @@ from iscp_dagster.sync.deployment import Deployment
 CHECK = "can_be_followed"
 
 
-def source_check(source: SourceTable) -> dg.AssetChecksDefinition:
+def build_source_check(source: SourceTable) -> dg.AssetChecksDefinition:
     """A check that fails if the table is missing or unreadable, or has rows that no index takes."""
 
     @dg.asset_check(
-        asset=source_key(source),
+        asset=get_source_asset_key(source),
         name=CHECK,
         description=(
             "The table exists and can be read, and each of its rows has a tenant. The sensor "
@@ -38,10 +38,12 @@ def source_check(source: SourceTable) -> dg.AssetChecksDefinition:
     return can_be_followed
 
 
-def evaluation(source: SourceTable, found: Sequence[Problem]) -> dg.AssetCheckEvaluation:
+def build_check_evaluation(
+    source: SourceTable, found: Sequence[Problem]
+) -> dg.AssetCheckEvaluation:
     """The check's outcome for the problems that were found."""
     return dg.AssetCheckEvaluation(
-        asset_key=source_key(source),
+        asset_key=get_source_asset_key(source),
         check_name=CHECK,
         passed=not found,
         severity=_get_severity(found),

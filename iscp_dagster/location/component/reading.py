@@ -24,7 +24,7 @@ from iscp_dagster.model.imports import object_at
 _IMPORTED = ("load", "tenants", "load_config")
 
 
-def declared_of(context: ResolutionContext, model: Model) -> Declared:
+def parse_declarations(context: ResolutionContext, model: Model) -> Declared:
     """What the attributes declare, the one table first. Raises ConfigError with file and line."""
     said = {
         name: _resolve_templates(context.at_path(name), value)

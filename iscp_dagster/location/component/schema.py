@@ -115,7 +115,7 @@ def is_template(value: object) -> bool:
 
 
 @cache
-def table_model() -> type[Model]:
+def build_table_model() -> type[Model]:
     """The attributes of a table: those of `SourceTable`, and what is declared over it."""
     offered = {
         name: _build_model(kind.__name__, kind, {}, kind=(Literal[name], ...))

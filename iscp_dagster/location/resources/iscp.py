@@ -33,7 +33,7 @@ class ClickHouse(ConfigurableResource[Endpoint]):
     connect_timeout: float = Field(default=10, description="Seconds.")
     query_timeout: float = Field(default=600, description="Seconds.")
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def parse_endpoints(self) -> tuple[Endpoint, ...]:
         """The parsed addresses, by shard. Raises ConfigError for a malformed one."""
         return parse_endpoints(
             self.url,
@@ -101,13 +101,13 @@ class Iscp(ConfigurableResource[Deployment]):
     def deployment(self) -> Deployment:
         """Make the deployment. Cheap: nothing is connected before it is used."""
         return wired(
-            shards=self.clickhouse.endpoints(),
+            shards=self.clickhouse.parse_endpoints(),
             log=self.log.open(),
             log_url=self.log.url,
             state_store=self.state_store,
             tolerate_state_mismatch=self.tolerate_state_mismatch,
             shared=self.spark.shared,
-            private=self.spark.private,
+            private=self.spark.open_private_session,
             lake=self.lake.root,
             bounds=Bounds(versions=self.max_versions, bytes=self.max_bytes),
             event_ids=IdScheme.parse(self.event_ids),

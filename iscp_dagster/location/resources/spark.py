@@ -26,9 +26,9 @@ class Spark(LazyPySparkResource):
     def _init_session(self) -> None:
         """Connect at first use. Raises UnavailableError when nothing answers."""
         if self._spark_session is None:
-            self._spark_session = self.private()
+            self._spark_session = self.open_private_session()
 
-    def private(self) -> SparkSession:
+    def open_private_session(self) -> SparkSession:
         """A new session. Raises UnavailableError when nothing answers."""
         return create_private_session(self.remote, self.spark_config)
 

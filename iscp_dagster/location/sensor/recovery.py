@@ -11,10 +11,10 @@ from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, Run
 from iscp_dagster.location.assets.maintenance import COLLECT, FLUSH, PRUNE, REPORT
 from iscp_dagster.location.names import (
     TABLE_TAG,
-    job_key,
-    source_key,
+    get_batch_sync_job_name,
+    get_job_asset_key,
+    get_source_asset_key,
     sync_job_name,
-    tenants_job_name,
 )
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import RunGoneError
@@ -40,9 +40,13 @@ class Ours:
     @classmethod
     def of(cls, sources: Sequence[SourceTable], location: str | None = None) -> Ours:
         names = {FLUSH, COLLECT, PRUNE, REPORT}
-        names |= {name(source) for source in sources for name in (sync_job_name, tenants_job_name)}
-        keys = {source_key(source) for source in sources}
-        keys |= {job_key(source, each.name) for source in sources for each in source.consumers}
+        names |= {
+            name(source) for source in sources for name in (sync_job_name, get_batch_sync_job_name)
+        }
+        keys = {get_source_asset_key(source) for source in sources}
+        keys |= {
+            get_job_asset_key(source, each.name) for source in sources for each in source.consumers
+        }
         return cls(
             tables=frozenset(source.name for source in sources),
             jobs=frozenset(names),

@@ -20,13 +20,18 @@ from iscp_dagster.location.names import (
     TABLE_TAG,
     TENANT_TAG,
     TENANTS_TAG,
-    job_key,
-    partitions_name,
+    get_batch_sync_job_name,
+    get_job_asset_key,
+    get_partitions_name,
     sync_job_name,
-    tenants_job_name,
 )
 from iscp_dagster.location.sensor.recovery import Ours, Recovery
-from iscp_dagster.location.sensor.trial import by_hand, is_trial, missing_partitions, trial_look
+from iscp_dagster.location.sensor.trial import (
+    build_partition_requests,
+    by_hand,
+    is_trial,
+    take_trial_look,
+)
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.look import Dispatch, Look
 from iscp_dagster.planning.reporter import Reporter
@@ -84,7 +89,7 @@ class Lookout:
                 return
 
     @contextmanager
-    def reporter(self, context: dg.SensorEvaluationContext) -> Iterator[Reporter]:
+    def open_reporter(self, context: dg.SensorEvaluationContext) -> Iterator[Reporter]:
         """Yield a reporter of the looks so far; no look is taken meanwhile."""
         with self._lock:
             _, runner = self._get_recovery_and_runner(context)
@@ -136,7 +141,7 @@ class Lookout:
             return runner.has_new_commit() or (events and runner.has_new_event())
 
 
-def runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> dg.SensorDefinition:
+def build_runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> dg.SensorDefinition:
     """The sensor that finds new commits and requests runs for what is due."""
 
     @dg.sensor(
@@ -170,12 +175,14 @@ def _evaluate_trial(
     context: dg.SensorEvaluationContext, sources: Sequence[SourceTable]
 ) -> dg.SensorResult:
     """What a tick would request now; the cursor stays, since a trial changes nothing."""
-    look = trial_look(context.resources.iscp.deployment(), sources, context.cursor)
+    look = take_trial_look(context.resources.iscp.deployment(), sources, context.cursor)
     return dg.SensorResult(
         run_requests=[by_hand(run_request(dispatch)) for dispatch in look.dispatches],
         skip_reason=None if look.dispatches else _format_skip_reason(look),
         cursor=context.cursor,
-        dynamic_partitions_requests=list(missing_partitions(context.instance, look.dispatches)),
+        dynamic_partitions_requests=list(
+            build_partition_requests(context.instance, look.dispatches)
+        ),
     )
 
 
@@ -195,9 +202,13 @@ def run_request(dispatch: Dispatch) -> dg.RunRequest:
         # The runner plans temporary failures again; other failures wait for a person.
         MAX_RETRIES_TAG: "0",
     }
-    selected = [job_key(source, each.name) for each in source.consumers if each.name in names]
+    selected = [
+        get_job_asset_key(source, each.name) for each in source.consumers if each.name in names
+    ]
     if others or not selected:
-        return dg.RunRequest(run_key=dispatch.name, job_name=tenants_job_name(source), tags=tags)
+        return dg.RunRequest(
+            run_key=dispatch.name, job_name=get_batch_sync_job_name(source), tags=tags
+        )
     return dg.RunRequest(
         run_key=dispatch.name,
         job_name=sync_job_name(source),
@@ -220,7 +231,7 @@ def add_partitions(
         if source.tenant is not None and tenants:
             # In portions: Dagster names all of them in one statement.
             for some in split_for_statements(tenants):
-                instance.add_dynamic_partitions(partitions_name(source), some)
+                instance.add_dynamic_partitions(get_partitions_name(source), some)
 
 
 def _list_dispatched_tenants(look: Look) -> Mapping[str, Sequence[str]]:

@@ -27,7 +27,7 @@ from tables import Table, rows
 from durable_invocations import Context, Service, service_app
 from iscp_dagster.demo.dagster_api import LOCATION, REPOSITORY
 from iscp_dagster.local.spark.server import get_default_cores
-from iscp_dagster.location.names import RUNNER, TABLE_TAG, TENANT_TAG, clickhouse_pool
+from iscp_dagster.location.names import RUNNER, TABLE_TAG, TENANT_TAG, get_clickhouse_pool
 from iscp_dagster.model.batch import Phase
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
@@ -170,7 +170,7 @@ class Scheduled(Deployed):
     @contextmanager
     def pool_limit(self, number: int) -> Iterator[None]:
         """Set how many runs may write to ClickHouse at once, as a person does."""
-        pool = clickhouse_pool(self.environment["CLICKHOUSE_URL"])
+        pool = get_clickhouse_pool(self.environment["CLICKHOUSE_URL"])
         command = [sys.executable, "-m", "dagster", "instance", "concurrency", "set"]
         subprocess.run([*command, pool, str(number)], env=self.stack.environment, check=True)
         try:

@@ -14,7 +14,7 @@ from iscp_dagster import Endpoint, Trigger, View
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.location.assets.io_manager import shown
+from iscp_dagster.location.assets.io_manager import build_outcome_metadata
 from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX
 
@@ -120,7 +120,7 @@ def test_a_gap_and_then_a_changed_condition_give_no_event_and_are_shown(followed
     outcomes = run(table, after)
     assert len(outbox(table)) == events
     for tenant in TENANTS:
-        metadata = shown(outcomes["high", tenant], {})
+        metadata = build_outcome_metadata(outcomes["high", tenant], {})
         assert metadata["gap"].startswith(f"versions {before + 1} to {after}: ")
         held = [row for key, row in model.states[after].items() if key[0] == tenant]
         assert metadata["active"] >= sum(high(row, active=False) for row in held)

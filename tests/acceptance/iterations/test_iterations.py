@@ -36,7 +36,7 @@ from iscp_dagster.delta.failures import wrap_spark_errors
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.location.assets.io_manager import shown
+from iscp_dagster.location.assets.io_manager import build_outcome_metadata
 from iscp_dagster.model.batch import Case, Phase
 from iscp_dagster.model.errors import FenceError, SchemaError, UnavailableError
 from iscp_dagster.model.jobs import JobID
@@ -286,7 +286,9 @@ def test_a_column_that_the_source_drops_stays_readable_and_is_told_of(spark_depl
     table.insert(3)
     outcomes = table.follow()
     assert kinds(outcomes) == [ReadKind.TAIL] * 6
-    told = {tuple(shown(each, {}).get("lost_columns", ())) for each in outcomes[3:]}
+    told = {
+        tuple(build_outcome_metadata(each, {}).get("lost_columns", ())) for each in outcomes[3:]
+    }
     assert told == {("note",)}
     for index in ALL:
         found = table.query(f"SELECT id, note FROM {{{index.name}}} ORDER BY id")

@@ -22,7 +22,7 @@ from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.build import build_definitions
-from iscp_dagster.location.names import index_key, partitions_name, sync_job_name
+from iscp_dagster.location.names import get_partitions_name, index_key, sync_job_name
 from iscp_dagster.location.resources.iscp import ClickHouse, ClickHouseTables, Iscp, IscpLog, Lake
 from iscp_dagster.location.resources.spark import Spark
 from iscp_dagster.model.clock import utc_now
@@ -509,7 +509,7 @@ def test_dagster_has_an_asset_a_shard_and_reads_each(table, servers, spark_remot
 
     @dg.asset(
         ins={"one": dg.AssetIn(first), "other": dg.AssetIn(second)},
-        partitions_def=dg.DynamicPartitionsDefinition(name=partitions_name(source)),
+        partitions_def=dg.DynamicPartitionsDefinition(name=get_partitions_name(source)),
     )
     def both(one, other):
         seen["a"] = [one["id"].to_pylist(), other["id"].to_pylist()]
@@ -521,7 +521,7 @@ def test_dagster_has_an_asset_a_shard_and_reads_each(table, servers, spark_remot
     home.mkdir()
     quiet = {"telemetry": {"enabled": False}}
     with dg.DagsterInstance.ephemeral(str(home), settings=quiet) as instance:
-        instance.add_dynamic_partitions(partitions_name(source), ["a"])
+        instance.add_dynamic_partitions(get_partitions_name(source), ["a"])
         done = defs.resolve_job_def(sync_job_name(source)).execute_in_process(
             instance=instance, partition_key="a"
         )

@@ -20,7 +20,7 @@ from test_location import INDEXES, again_tags, load, locating, range_tags, tenan
 from iscp_dagster import Mirror
 from iscp_dagster.location.assets import reporting
 from iscp_dagster.location.assets.data_versions import event_type
-from iscp_dagster.location.names import source_key
+from iscp_dagster.location.names import get_source_asset_key
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning import joining
@@ -222,7 +222,7 @@ def test_dagster_stores_the_same_of_a_tenant_whether_its_run_was_of_many_or_of_o
 
 def facts(location, run, made):
     """Return a materialization's fields, without what names its location or run, or measures."""
-    source, tags = source_key(location.source), dict(made.tags)
+    source, tags = get_source_asset_key(location.source), dict(made.tags)
     pointer = tags.pop(get_input_event_pointer_tag(source))
     version = tags.pop(get_input_data_version_tag(source))
     found = location.instance.event_log_storage.get_latest_tags_by_partition(

@@ -19,7 +19,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.clickhouse.kinds.searching import Search
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.location.component.schema import table_model
+from iscp_dagster.location.component.schema import build_table_model
 from iscp_dagster.model.consumers.kinds import consumer_kind, is_index
 from iscp_dagster.model.declared import kinds
 from iscp_dagster.model.errors import ConfigError, SchemaError
@@ -34,7 +34,13 @@ BLOOM = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.
 
 
 def forget():
-    for cached in (kinds.kind_names, kinds.kinds, kinds.views_beside, table_model, consumer_kind):
+    for cached in (
+        kinds.kind_names,
+        kinds.kinds,
+        kinds.views_beside,
+        build_table_model,
+        consumer_kind,
+    ):
         cached.cache_clear()
 
 

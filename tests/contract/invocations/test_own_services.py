@@ -18,8 +18,8 @@ from durable_invocations import Context, Service, VirtualObject, service_app
 from durable_invocations.client.client import Client
 from durable_invocations.client.errors import InvocationRefusedError
 from iscp_dagster.api.invocations import open_invocations_client
-from iscp_dagster.cli.checkup import careful
 from iscp_dagster.cli.checkup import invocations as checked
+from iscp_dagster.cli.checkup import run_inspection
 from iscp_dagster.jobservices.server import OWN, SERVICES, check_host, services_path, settings_of
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL, LOG_URL
@@ -86,7 +86,7 @@ def test_the_checkup_tells_of_a_runtime_that_does_not_answer():
 
 def test_the_checkup_goes_on_after_what_is_no_answer_of_a_runtime():
     with lying(http(b'{"invocations":[{}]}')) as url:
-        findings = list(careful("invocations", lambda: checked({INVOCATIONS_URL: url})))
+        findings = list(run_inspection("invocations", lambda: checked({INVOCATIONS_URL: url})))
     assert [each.code for each in findings] == [UnavailableError.code]
 
 

@@ -50,7 +50,7 @@ def test_an_index_that_cannot_be_compared_stops_no_other(table, capsys):
     ((_, failure),) = found.failures
     assert (failure.index, failure.tenants, failure.as_of) == ("narrow", ("a", "b", "c"), None)
     assert (found.differs, found.empty, found.whole) == (False, False, False)
-    show.comparison(found, as_json=False)
+    show.print_comparison(found, as_json=False)
     said = " ".join(capsys.readouterr().out.split())
     name = f"{table.source.name}/narrow"
     assert (
@@ -66,7 +66,7 @@ def test_what_an_earlier_version_lacks_is_said_of_that_version(table, capsys):
     table.insert(3, tenant="b")
     found = found_in(table.with_indexes(Mirror(), replace(NARROW, columns=["gone"])))
     assert {failure.as_of for _, failure in found.failures} == {None, at}
-    show.comparison(found, as_json=False)
+    show.print_comparison(found, as_json=False)
     said = " ".join(capsys.readouterr().out.split())
     assert f"/narrow, tenant b: could not be compared: as of version {at}, Index" in said
 
@@ -128,7 +128,7 @@ def test_what_differs_is_said_in_sentences(deployment, capsys):
         "the row with id = 2 is missing from the index",
         "the row with id = 3 has another value of name, v in the index",
     )
-    show.comparison(found_in(table), as_json=False)
+    show.print_comparison(found_in(table), as_json=False)
     said = " ".join(capsys.readouterr().out.split())
     assert f"{table.source.name}/mirror, tenant a: the row with id = 1 has another" in said
     assert said.endswith("name, v in the index; and 1 more")
@@ -165,7 +165,7 @@ def test_rows_that_no_reader_sees_are_missed_by_the_count_of_the_log(table, caps
         ("c", 3, False),
     }
     assert found.differs
-    show.comparison(found, as_json=False)
+    show.print_comparison(found, as_json=False)
     said = " ".join(capsys.readouterr().out.split())
     name = f"{table.source.name}/mirror, tenant c"
     assert f"{name}: 2 rows were read of the source, and its log counts 3" in said

@@ -15,7 +15,7 @@ from watches import NOON, Watch
 
 from iscp_dagster.api.outbox import Deliveries
 from iscp_dagster.cli import main as cli
-from iscp_dagster.cli.checkup import endpoints
+from iscp_dagster.cli.checkup import inspect_endpoints
 from iscp_dagster.demo.receiver import Receiver
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.variables import HOME, LOG_URL
@@ -266,7 +266,7 @@ def health(outbox, *used):
         deployment=SimpleNamespace(log=SqlLog(outbox.engine), clock=outbox.clock),
         sources=[SimpleNamespace(triggers=triggers)],
     )
-    return "\n".join(map(str, endpoints(deployed, 600.0))).splitlines()
+    return "\n".join(map(str, inspect_endpoints(deployed, 600.0))).splitlines()
 
 
 def test_health_names_the_endpoints_to_which_nothing_is_sent(outbox):

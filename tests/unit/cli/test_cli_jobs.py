@@ -28,7 +28,7 @@ from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import command_for, parsed
 from iscp_dagster.cli.jobs import show as job_show
-from iscp_dagster.cli.jobs.specs import moment_of
+from iscp_dagster.cli.jobs.specs import parse_time
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.joblog.history import Usage
 from iscp_dagster.model.declared.together.attach import attached
@@ -936,7 +936,7 @@ def test_the_help_loads_nothing_that_is_slow():
     ],
 )
 def test_a_time_is_a_length_back_from_now_or_an_iso_time(text, wanted):
-    assert moment_of(text, NOW) == wanted
+    assert parse_time(text, NOW) == wanted
 
 
 @pytest.mark.parametrize("text", ["", "shop/x", "shop.orders", "shop.orders/", ".orders/x"])

@@ -13,8 +13,8 @@ from assets.docs import symbols
 from iscp_dagster.cli import show
 from iscp_dagster.cli.dlq import show as dlq_show
 from iscp_dagster.cli.jobs import show as job_show
-from iscp_dagster.cli.parts.plain import plain
-from iscp_dagster.cli.parts.progress import telling
+from iscp_dagster.cli.parts.plain import escape_control_chars
+from iscp_dagster.cli.parts.progress import show_progress
 from iscp_dagster.clickhouse.write.letters import DeadLetter
 from iscp_dagster.joblog.history import Usage
 from iscp_dagster.model.errors import IscpError
@@ -32,7 +32,7 @@ def verdict(**changes):
 
 def compared(capsys, found, *, as_json=False, differs=False):
     """Return what is printed of a comparison, or the rows of its JSON."""
-    show.comparison(found, as_json=as_json, differs=differs)
+    show.print_comparison(found, as_json=as_json, differs=differs)
     said = capsys.readouterr().out
     return json.loads(said) if as_json else said
 
@@ -85,7 +85,9 @@ def test_a_row_is_one_whole_line_for_whoever_is_no_terminal(capsys, piped):
     assert heads.split("\t").index("agrees") == row.split("\t").index("yes")
     job_show.usage([used(failed=1, canceled=2, tenant=long)])
     assert len(capsys.readouterr().out.splitlines()) == 3
-    dlq_show.letters([replace(_letter(), tenant="名" * 50, reason="why " * 30)], as_json=False)
+    dlq_show.print_letters(
+        [replace(_letter(), tenant="名" * 50, reason="why " * 30)], as_json=False
+    )
     counts, heads, row = capsys.readouterr().out.splitlines()
     assert counts.startswith("1 dead letter: 1 of ")
     assert "名" * 50 in row
@@ -95,7 +97,7 @@ def test_a_row_is_one_whole_line_for_whoever_is_no_terminal(capsys, piped):
 def test_a_letter_s_reason_takes_two_lines_of_a_terminal_at_most(capsys):
     reason = "docs.symbols/mirror: " + "the value of the column is not a number, " * 10
     letter = replace(_letter(), index="docs.symbols/mirror", tenant="eu", reason=reason)
-    dlq_show.letters([letter], as_json=False)
+    dlq_show.print_letters([letter], as_json=False)
     _, *heads, first, second = capsys.readouterr().out.splitlines()
     assert len(heads) == 2
     assert first.split()[:4] == ["00000000", "docs.symbols/mirror", "1", "the"]
@@ -141,7 +143,7 @@ def _letter():
 @pytest.mark.parametrize(
     "print_",
     [
-        lambda: show.comparison(
+        lambda: show.print_comparison(
             Comparison(
                 verdicts=[(symbols, verdict(tenant=ODD, missing=1, samples=(ODD,), dead=1))],
                 unbuilt=[(symbols, Unbuilt(index="mirror", tenant=ODD))],
@@ -151,8 +153,8 @@ def _letter():
         ),
         lambda: job_show.line(ODD),
         lambda: job_show.usage([Usage(tenant=ODD, name=JobID(db="a", table="b", job="c"))]),
-        lambda: dlq_show.letters([_letter()], as_json=False),
-        lambda: dlq_show.whole([_letter()], as_json=False),
+        lambda: dlq_show.print_letters([_letter()], as_json=False),
+        lambda: dlq_show.print_letter_facts([_letter()], as_json=False),
     ],
 )
 def test_what_others_wrote_tells_a_terminal_nothing(capsys, monkeypatch, print_):
@@ -190,7 +192,7 @@ def test_usage_is_one_line_a_job_where_that_fits(capsys):
 
 
 def test_a_letter_s_job_is_no_number_for_json(capsys):
-    for print_ in (dlq_show.letters, dlq_show.whole):
+    for print_ in (dlq_show.print_letters, dlq_show.print_letter_facts):
         print_([replace(_letter(), registration=2**63 - 1)], as_json=True)
         (row,) = json.loads(capsys.readouterr().out)
         assert row["registration"] == str(2**63 - 1)
@@ -204,7 +206,7 @@ def test_what_became_of_a_letter_is_a_word_with_the_error_beside_it(capsys):
         Replayed(letter=letter, superseded=True),
         Replayed(letter=letter),
     ]
-    dlq_show.replayed(done, as_json=True)
+    dlq_show.print_replay_results(done, as_json=True)
     refused, *others = json.loads(capsys.readouterr().out)
     assert refused == {
         "id": letter.id,
@@ -214,19 +216,22 @@ def test_what_became_of_a_letter_is_a_word_with_the_error_beside_it(capsys):
     }
     assert [each["outcome"] for each in others] == ["rebuild", "dropped", "written"]
     assert {each["message"] for each in others} == {None}
-    dlq_show.replayed(done[:1], as_json=False)
+    dlq_show.print_replay_results(done[:1], as_json=False)
     assert "00000000: refused again: too long\n0 replayed, 1 stay" in capsys.readouterr().out
 
 
 def test_an_error_keeps_the_colours_of_the_log_in_it_and_nothing_else():
-    assert plain("\x1b[31mred\x1b[0m \x1b]0;x\x07", colours=True) == (
+    assert escape_control_chars("\x1b[31mred\x1b[0m \x1b]0;x\x07", colours=True) == (
         "\x1b[31mred\x1b[0m \\x1b]0;x\\x07"
     )
 
 
 def test_what_turns_the_direction_of_text_is_written_out():
     """A name could look like another, and push what follows it to its left."""
-    assert plain("a\u202egpj.exe\u2069 \u05d0\u200f") == "a\\u202egpj.exe\\u2069 \u05d0\u200f"
+    assert (
+        escape_control_chars("a\u202egpj.exe\u2069 \u05d0\u200f")
+        == "a\\u202egpj.exe\\u2069 \u05d0\u200f"
+    )
 
 
 def test_json_has_every_count(capsys):
@@ -265,7 +270,7 @@ def test_what_is_in_error_is_told_from_what_is_not_built_yet(capsys):
 def test_what_is_being_done_is_told_to_a_terminal_alone():
     for terminal in (True, False):
         out = io.StringIO()
-        with telling(Console(file=out, force_terminal=terminal, width=80)) as tell:
+        with show_progress(Console(file=out, force_terminal=terminal, width=80)) as tell:
             tell("comparing docs.symbols/[odd], a and 2 more, at version 3")
         assert ("comparing docs.symbols/[odd], a and 2 more" in out.getvalue()) is terminal
         assert terminal or out.getvalue() == ""
@@ -273,7 +278,7 @@ def test_what_is_being_done_is_told_to_a_terminal_alone():
 
 def test_a_long_wait_is_told_of_now_and_then_elsewhere():
     out, now = io.StringIO(), [0.0]
-    with telling(Console(file=out, width=80), seconds=10, monotonic=lambda: now[0]) as tell:
+    with show_progress(Console(file=out, width=80), seconds=10, monotonic=lambda: now[0]) as tell:
         for second in range(40):
             now[0] = float(second)
             tell(f"version 1 is still to come in {'2 indexes' if second < 25 else '1 index'}\x1b")

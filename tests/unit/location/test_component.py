@@ -30,7 +30,7 @@ from iscp_dagster import (
     resources_from_environment,
 )
 from iscp_dagster.api.discovery import declared, declared_endpoints
-from iscp_dagster.location.component.schema import table_model
+from iscp_dagster.location.component.schema import build_table_model
 from iscp_dagster.model.declared.tables import spread
 from iscp_dagster.model.errors import ConfigError, IscpError
 
@@ -242,7 +242,7 @@ def test_yaml_says_all_that_python_says(tables):
     # A table has either this or a key; the other table has this one.
     assert offered - given == {"append", "left_out", "services", "triggers"}
     said = {each.name for each in fields(SourceTable)} - {"left_out"}
-    assert set(table_model().model_fields) == said | {"views", "endpoints"}
+    assert set(build_table_model().model_fields) == said | {"views", "endpoints"}
 
 
 def test_yaml_says_all_that_python_says_of_what_is_over_a_table(project):

@@ -9,7 +9,7 @@ from dagster import Config
 from pydantic import BaseModel, Field
 
 from iscp_dagster.local.services.settings import get_repository
-from iscp_dagster.location.assets.source_asset import offered
+from iscp_dagster.location.assets.source_asset import to_dagster_config
 
 
 class Plain(BaseModel):
@@ -30,9 +30,9 @@ def shown(model):
 
 
 def test_a_model_of_pydantic_is_offered_as_one_of_dagsters():
-    assert shown(offered(Plain)) == shown(Ours)
-    assert offered(Plain).__name__ == "Plain"
-    assert offered(Ours) is Ours
+    assert shown(to_dagster_config(Plain)) == shown(Ours)
+    assert to_dagster_config(Plain).__name__ == "Plain"
+    assert to_dagster_config(Ours) is Ours
 
 
 def test_who_reads_what_the_demo_declares_need_not_import_dagster():

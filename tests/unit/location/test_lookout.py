@@ -7,7 +7,7 @@ from logs import carry_out
 from onetable import Clock, commit, in_memory, orders
 
 from iscp_dagster.location.sensor.runner import COMMITS_SECONDS, EVENTS_SECONDS, Lookout
-from iscp_dagster.location.sensor.trial import trial_look
+from iscp_dagster.location.sensor.trial import take_trial_look
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import make_job_spec
@@ -215,7 +215,7 @@ def test_a_trial_finds_what_a_look_would_and_leaves_the_log_as_it_was(tmp_path):
     log.stand(mirror, make_job_spec(source, source.index("mirror")))
     commit(source, "eu", "us", "gone", "new")
     before = log.jobs(include_dropped=True), log.history(), log.standing()
-    tried = trial_look(deployment, [source], None)
+    tried = take_trial_look(deployment, [source], None)
     assert (log.jobs(include_dropped=True), log.history(), log.standing()) == before
     found = Runner(deployment, [source]).look(None)
     assert [each.iteration for each in tried.dispatches] == [

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from dagster import DagsterInstance, DagsterRun
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.location.names import partitions_name
+from iscp_dagster.location.names import get_partitions_name
 from iscp_dagster.location.sensor.runner import add_partitions
 from iscp_dagster.runs.named import DISPATCH_TAG, find_runs
 
@@ -34,7 +34,7 @@ def instance(tmp_path):
 def test_forty_thousand_tenants_become_partitions_once(instance):
     for tenants in (MANY, [*MANY, "another"]):
         add_partitions(instance, [SOURCE], {SOURCE.name: tenants})
-        held = instance.get_dynamic_partitions(partitions_name(SOURCE))
+        held = instance.get_dynamic_partitions(get_partitions_name(SOURCE))
         assert sorted(held) == sorted(tenants)
 
 

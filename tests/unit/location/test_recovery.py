@@ -11,7 +11,7 @@ from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.joblog.renewal import kept
 from iscp_dagster.location.names import TABLE_TAG
 from iscp_dagster.location.sensor.recovery import Ours, Recovery
-from iscp_dagster.location.working import working
+from iscp_dagster.location.working import renew_run_lease
 from iscp_dagster.model.errors import FenceError, RunGoneError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
@@ -248,7 +248,7 @@ def test_an_error_before_the_claim_is_told_and_counted(world, error, code, state
     world.put("waits", "ticket", begun=False)
     world.put("waits for another", "ticket 2", begun=False)
     run = DagsterRun(job_name="j", run_id="run", tags={DISPATCH_TAG: "ticket"})
-    with pytest.raises(type(error)), working(world.deployment, run):
+    with pytest.raises(type(error)), renew_run_lease(world.deployment, run):
         raise error
     assert world.states() == {"waits": state, "waits for another": "pending"}
     assert world.code("waits") == (code, 1)

@@ -13,7 +13,7 @@ from tables import deployment_at
 from iscp_dagster import Mirror, ServiceConsumer, SourceTable, build_definitions
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager, OutcomeIOManager
-from iscp_dagster.location.names import partitions_name
+from iscp_dagster.location.names import get_partitions_name
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.model.moment import START
@@ -58,7 +58,7 @@ def location(source, runtime, near_spark, tmp_path):
     resources = {"iscp": SimpleNamespace(deployment=lambda: deployment)}
     defs = build_definitions([source], resources, environ={})
     with dg.DagsterInstance.ephemeral() as instance:
-        instance.add_dynamic_partitions(partitions_name(source), ["eu", "us"])
+        instance.add_dynamic_partitions(get_partitions_name(source), ["eu", "us"])
         yield SimpleNamespace(defs=defs, instance=instance, deployment=deployment)
 
 

@@ -32,7 +32,7 @@ def outcomes_of(*names):
 def run(its, store, *scans, ends=lambda: None):
     """Report the scans as a run does, then end as `ends` does."""
     context = SimpleNamespace(instance=None, store=store)
-    with reporting.reporting(context, its) as tell:
+    with reporting.report_in_background(context, its) as tell:
         for some in scans:
             tell(some, [])
         ends()

@@ -18,10 +18,10 @@ from iscp_dagster.joblog.iterations import Failed, Iteration
 from iscp_dagster.location.assets.io_manager import (
     ClickHouseIOManager,
     OutcomeIOManager,
-    clickhouse_schema,
+    build_clickhouse_schema,
 )
 from iscp_dagster.location.assets.iterations import Iterations
-from iscp_dagster.location.names import partitions_name, partitions_of
+from iscp_dagster.location.names import build_partitions_def, get_partitions_name
 from iscp_dagster.location.outs import InOrder
 from iscp_dagster.location.sensor.recovery import Ours
 from iscp_dagster.location.sensor.runner import run_request
@@ -91,7 +91,7 @@ class Location:
     def in_step(self, *tenants):
         """Commit for the tenants, and have every job reach the commit."""
         commit(self.source, *tenants)
-        self.instance.add_dynamic_partitions(partitions_name(self.source), list(tenants))
+        self.instance.add_dynamic_partitions(get_partitions_name(self.source), list(tenants))
         table_id = self.deployment.delta_log(self.source).table_id()
         specs = list_table_specs(self.source, {})
         self.deployment.log.register_many(make_new_jobs(table_id, tenants, specs))
@@ -124,9 +124,9 @@ class Location:
 
     def partition_statuses(self, name):
         """How Dagster's page of partitions shows each tenant."""
-        tenants = self.instance.get_dynamic_partitions(partitions_name(self.source))
+        tenants = self.instance.get_dynamic_partitions(get_partitions_name(self.source))
         return self.instance.get_status_by_partition(
-            self.key(name), tenants, partitions_of(self.source)
+            self.key(name), tenants, build_partitions_def(self.source)
         )
 
     def latest(self, name):
@@ -329,7 +329,7 @@ def test_outputs_come_after_those_of_their_views_where_they_come_at_all():
     assert [*held.put("a", 1)] == [1, 2, 3]
     late = InOrder({"b": "a", "c": "b"}, {"a", "b", "c"})
     assert [*late.put("c", 3), *late.put("b", 2)] == []
-    assert [*late.rest()] == [2, 3]
+    assert [*late.release_rest()] == [2, 3]
 
 
 def test_the_sensor_s_run_selects_views_and_triggers(location):
@@ -357,7 +357,7 @@ def test_a_materialization_shows_the_view_s_columns_with_their_types(location):
         for name, type_ in (("id", "long"), ("region", "string"), ("gross", "double"))
     ]
     shape = IndexTable(source=source, index=source.index("big"), fields=[*fields, *IMAGE_FIELDS])
-    shown = clickhouse_schema(IndexStore(endpoint=location.deployment.endpoint, shape=shape))
+    shown = build_clickhouse_schema(IndexStore(endpoint=location.deployment.endpoint, shape=shape))
     columns = {each.name: each.type for each in shown.columns}
     assert columns["gross"] == "Nullable(Float64)"
     assert set(columns) == {"id", "region", "gross", *IMAGE_COLUMNS}

@@ -15,7 +15,7 @@ from onetable import Clock
 
 from iscp_dagster import ServiceConsumer, SourceTable
 from iscp_dagster.joblog import lifecycle
-from iscp_dagster.location.assets.metadata import told_metadata
+from iscp_dagster.location.assets.metadata import build_consumer_metadata
 from iscp_dagster.model.consumers.protocol import together
 from iscp_dagster.model.errors import ConfigError, FenceError, SchemaError, UnavailableError
 from iscp_dagster.model.jobs import NewJob
@@ -370,15 +370,17 @@ def test_without_a_runtime_or_with_a_column_of_a_taken_name_there_is_no_consumer
 def test_the_invocations_are_shown_with_status_and_link():
     runtime = Runtime()
     retriever = consumed(runtime, CHANGES[:3], ["acme"])
-    shown = told_metadata(retriever.told["acme"])
+    shown = build_consumer_metadata(retriever.told["acme"])
     assert (shown["invocations"], shown["attached"]) == (2, 0)
     assert shown["invoked"].value.splitlines()[2:] == [
         "| (1, 5] | 0 | 2 | [inv_0](http://here/inv_0) | completed |",
         "| (1, 5] | 1 | 1 | [inv_1](http://here/inv_1) | completed |",
     ]
     again = consumed(runtime, CHANGES[:3], ["acme"])
-    assert told_metadata(again.told["acme"])["invoked"].value.endswith("was there already |")
-    assert told_metadata({"matches": 3}) == {"matches": 3}
+    assert build_consumer_metadata(again.told["acme"])["invoked"].value.endswith(
+        "was there already |"
+    )
+    assert build_consumer_metadata({"matches": 3}) == {"matches": 3}
 
 
 def test_of_many_invocations_the_latest_are_shown_of_which_the_last_one_failed():

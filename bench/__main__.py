@@ -44,7 +44,7 @@ from bench import (
 )
 from bench.report import Report
 from bench.setting import Setting
-from iscp_dagster.api.environment import deployment_of
+from iscp_dagster.api.environment import open_deployment
 from iscp_dagster.local.stack.environment import add_stack_variables
 
 WITH_STACK = ["snapshot", "tail", "detection", "shapes", "store"]
@@ -140,7 +140,7 @@ def _with_stack(chosen: argparse.Namespace, parts: Sequence[str], report: Report
 def user_files(environ: Mapping[str, str]) -> str:
     """Return the folder that ClickHouse's own Delta reader may read."""
     found = (
-        deployment_of(environ)
+        open_deployment(environ)
         .endpoint.client()
         .query("SELECT value FROM system.server_settings WHERE name = 'user_files_path'")
     )

@@ -18,7 +18,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from iscp_dagster import FullText, Mirror, SourceTable
-from iscp_dagster.api.environment import deployment_of
+from iscp_dagster.api.environment import open_deployment
 from iscp_dagster.local.services.settings import get_repository
 from iscp_dagster.local.stack.environment import add_stack_variables
 from iscp_dagster.model.errors import UnavailableError
@@ -135,7 +135,7 @@ def deployed(
         stdout=subprocess.DEVNULL,
     )
     try:
-        deployment = deployment_of(add_stack_variables(environ))
+        deployment = open_deployment(add_stack_variables(environ))
         yield {name: Followed(deployment, _source(name)) for name in names}
     finally:
         # A session that is still there when its server ends asks it again and again.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from iscp_dagster import Index, Mirror, SourceTable
-from iscp_dagster.api.environment import deployment_of
+from iscp_dagster.api.environment import open_deployment
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
@@ -52,7 +52,7 @@ class Setting:
         folder.mkdir(exist_ok=True)
         self.shape = shape
         log = f"sqlite:///{folder / 'log.sqlite'}"
-        self.deployment: Deployment = deployment_of({**environ, "ISCP_LOG_URL": log})
+        self.deployment: Deployment = open_deployment({**environ, "ISCP_LOG_URL": log})
         self.folder = folder
         self.rows = rows
         self.database = f"bench_{secrets.token_hex(4)}"

@@ -9,7 +9,7 @@ from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 
 
-def chosen(
+def select_indexes(
     names: Sequence[str], tables: Sequence[SourceTable], registered: Collection[JobID] = ()
 ) -> list[tuple[SourceTable, list[str] | None]]:
     """The named indexes by table; None means all indexes of the table.
@@ -27,12 +27,12 @@ def chosen(
             there = ", ".join(known) or "none"
             raise ConfigError(f"No index {name!r} is declared or registered; there are: {there}.")
 
-    def named(table: SourceTable, indexes: dict[str, frozenset[str]]) -> list[str]:
+    def pick_named(table: SourceTable, indexes: dict[str, frozenset[str]]) -> list[str]:
         return [
             each for each, its in indexes.items() if any(_is_match(n, table, its) for n in names)
         ]
 
-    picked = [(table, named(table, indexes)) for table, indexes in called]
+    picked = [(table, pick_named(table, indexes)) for table, indexes in called]
     return [(table, indexes) for table, indexes in picked if indexes]
 
 

@@ -14,12 +14,12 @@ from pydantic import ValidationError
 
 from iscp_dagster.clickhouse.types.asked import check_types
 from iscp_dagster.model.declared.endpoints import Endpoint
-from iscp_dagster.model.declared.tables import SourceTable, spread
+from iscp_dagster.model.declared.tables import SourceTable, expand_shards
 from iscp_dagster.model.declared.together.attach import DECLARATIONS, Declared
 from iscp_dagster.model.declared.together.clashes import check_declared_once
-from iscp_dagster.model.declared.together.sound import Sound, sound
+from iscp_dagster.model.declared.together.sound import Sound, select_consistent
 from iscp_dagster.model.errors import ConfigError, IscpError
-from iscp_dagster.model.imports import ASSETS, imported, mistake
+from iscp_dagster.model.imports import ASSETS, describe_import_error, import_user_module
 from iscp_dagster.model.variables import STRICT, is_true
 
 if TYPE_CHECKING:
@@ -31,25 +31,25 @@ TABLES = "iscp_dagster/tables"
 """The metadata key under which Dagster definitions keep the declarations they were built from."""
 
 
-def declared(environ: Mapping[str, str]) -> list[SourceTable]:
+def load_tables(environ: Mapping[str, str]) -> list[SourceTable]:
     """Every table of the location, for the ClickHouse servers that the environment names.
 
     Those that cannot stand beside the others are left out, see `sound`. Raises ConfigError for a
     module that cannot be imported, naming its file and line, and as `stands` does.
     """
-    return stands(declarations(environ), environ).tables
+    return resolve_declarations(load_declarations(environ), environ).tables
 
 
-def declared_endpoints(environ: Mapping[str, str]) -> list[Endpoint]:
+def load_endpoints(environ: Mapping[str, str]) -> list[Endpoint]:
     """Every endpoint of the location, also those that no trigger names, by name."""
-    return stands(declarations(environ), environ).endpoints
+    return resolve_declarations(load_declarations(environ), environ).endpoints
 
 
-def declarations(environ: Mapping[str, str]) -> Declared:
+def load_declarations(environ: Mapping[str, str]) -> Declared:
     """What the modules of the location declare, whether or not it can stand together."""
     found = [
         (each, _format_file(module))
-        for module in modules_of(environ)
+        for module in import_modules(environ)
         for each in _list_declarations(module)
     ]
     files: dict[int, str] = {}
@@ -58,26 +58,26 @@ def declarations(environ: Mapping[str, str]) -> Declared:
     return Declared.of((each for each, _ in found), files)
 
 
-def stands(given: Declared, environ: Mapping[str, str]) -> Sound:
+def resolve_declarations(given: Declared, environ: Mapping[str, str]) -> Sound:
     """What of the declarations stands together at the environment's ClickHouse servers.
 
     Each sharded index is replaced by one index per shard. Raises ConfigError for a setting that is
     wrong, and with ISCP_STRICT=true for all that would be left out.
     """
-    from iscp_dagster.api.environment import databases_of, shards_of
+    from iscp_dagster.api.environment import count_shards, get_databases
 
-    shards, databases = shards_of(environ), databases_of(environ)
+    shards, databases = count_shards(environ), get_databases(environ)
 
     def check(tables: Sequence[SourceTable]) -> None:
-        check_declared_once([spread(table, shards) for table in tables], databases)
+        check_declared_once([expand_shards(table, shards) for table in tables], databases)
         for table in tables:
             for index in table.indexes:
                 check_types(table, index)
 
-    found = sound(given, check)
+    found = select_consistent(given, check)
     if found.mistakes and is_true(environ, STRICT):
         raise ConfigError("\n".join(map(str, found.mistakes)))
-    spread_out = {key: spread(table, shards) for key, table in found.declared.items()}
+    spread_out = {key: expand_shards(table, shards) for key, table in found.declared.items()}
     return replace(found, tables=list(spread_out.values()), declared=spread_out)
 
 
@@ -117,12 +117,12 @@ def _describe_missing(environ: Mapping[str, str]) -> str:
     )
 
 
-def modules_of(environ: Mapping[str, str]) -> list[ModuleType]:
+def import_modules(environ: Mapping[str, str]) -> list[ModuleType]:
     """The package that declares the location's tables, and its modules. Raises ConfigError."""
     with _use_package(environ) as package:
-        top = imported(package)
+        top = import_user_module(package)
         names = sorted(found.name for found in pkgutil.iter_modules(getattr(top, "__path__", ())))
-        return [top, *(imported(f"{package}.{name}") for name in names)]
+        return [top, *(import_user_module(f"{package}.{name}") for name in names)]
 
 
 def _list_declarations(module: ModuleType) -> list[object]:
@@ -137,12 +137,12 @@ def _format_file(module: ModuleType) -> str:
 
 
 def _list_definition_sources(module: ModuleType) -> Iterator[object]:
-    for definitions in definitions_in(module):
+    for definitions in find_definitions(module):
         held = definitions.metadata.get(TABLES)
         yield from getattr(held, "instance", None) or ()
 
 
-def definitions_in(module: ModuleType) -> Iterator[Definitions]:
+def find_definitions(module: ModuleType) -> Iterator[Definitions]:
     """The `Definitions` at the module's top, also by `@definitions`. Raises ConfigError."""
     if "dagster" not in sys.modules:
         # Dagster takes a second to import, and a module with definitions has imported it.
@@ -178,4 +178,4 @@ def _describe_cause(cause: BaseException, module: str) -> str:
             for each in cause.errors()
         ]
         return f"{'; '.join(said)}."
-    return mistake(cause, module)
+    return describe_import_error(cause, module)

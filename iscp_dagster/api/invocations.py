@@ -53,7 +53,7 @@ def open_invocations_client(environ: Mapping[str, str] | None = None) -> Client:
     return open_client(url, given.get(INVOCATIONS_TOKEN, ""))
 
 
-def chosen(
+def build_selection(
     *, status: str | None, service: str | None, handler: str | None, key: str | None, limit: int
 ) -> Chosen:
     """The invocations that the names choose. Raises ConfigError for a status that is none."""
@@ -68,7 +68,7 @@ def chosen(
     )
 
 
-def whole(store: SqlStore, id_: str) -> dict[str, Any]:
+def describe_invocation(store: SqlStore, id_: str) -> dict[str, Any]:
     """An invocation with its journal, as JSON. Raises ConfigError if it is unknown."""
     found = store.invocation(escape_surrogates(id_))
     if found is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 
-from iscp_dagster.api.names import no_such
+from iscp_dagster.api.names import make_unknown_error
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.webhooks.history import Count
@@ -40,35 +40,35 @@ class Deliveries:
     @cached_property
     def endpoints(self) -> list[Endpoint]:
         """The declared endpoints. Raises ConfigError if the declarations cannot be imported."""
-        from iscp_dagster.api.discovery import declared_endpoints
+        from iscp_dagster.api.discovery import load_endpoints
 
-        return list(declared_endpoints(self.environ) if self._declared is None else self._declared)
+        return list(load_endpoints(self.environ) if self._declared is None else self._declared)
 
     def endpoint(self, name: str) -> Endpoint:
         """The declared endpoint. Raises NoSuchJobError, naming those that there are."""
         for each in self.endpoints:
             if each.name == name:
                 return each
-        raise no_such("endpoint", name, {each.name for each in self.endpoints})
+        raise make_unknown_error("endpoint", name, {each.name for each in self.endpoints})
 
     def check_endpoint(self, name: str) -> None:
         """Raise NoSuchJobError for an endpoint that is neither declared nor was served."""
-        if name not in self.outbox.endpoints():
+        if name not in self.outbox.list_endpoints():
             self.endpoint(name)
 
     def check_trigger(self, name: str) -> None:
         """Raise NoSuchJobError for a trigger that is not declared and has no events."""
-        from iscp_dagster.api.discovery import declared
+        from iscp_dagster.api.discovery import load_tables
 
-        if any(each.trigger == name for each in self.outbox.counts()):
+        if any(each.trigger == name for each in self.outbox.count_deliveries()):
             return
-        known = {trigger.name for table in declared(self.environ) for trigger in table.triggers}
+        known = {trigger.name for table in load_tables(self.environ) for trigger in table.triggers}
         if name not in known:
-            raise no_such("trigger", name, known)
+            raise make_unknown_error("trigger", name, known)
 
-    def standings(self) -> list[Standing]:
+    def summarize_endpoints(self) -> list[Standing]:
         """Every endpoint that is declared, was served or has events, by name."""
-        held, counts = self.outbox.endpoints(), self.outbox.counts()
+        held, counts = self.outbox.list_endpoints(), self.outbox.count_deliveries()
         declared = {each.name for each in self.endpoints}
         return [
             _summarize_endpoint(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from iscp_dagster.api.names import command_for, has_remedy, listed, mending_verb
+from iscp_dagster.api.names import format_names, get_remedy_verb, has_remedy, suggest_command
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -95,7 +95,7 @@ class Wait:
     tell: Callable[[str], None] = lambda _: None
     """Called before each pause with what is still to come."""
 
-    def until(self, version: int | None, timeout: float) -> int:
+    def wait_for_version(self, version: int | None, timeout: float) -> int:
         """Return the version once every index has it (None: the latest).
 
         Looks at once, then for `timeout` seconds whenever a commit or an event of the table's jobs
@@ -282,7 +282,7 @@ class Wait:
         if tenant not in tenants:
             raise errors.NoSuchJobError(
                 f"{self.source.name} has neither rows nor a job of tenant {tenant!r}; its "
-                f"tenants are: {listed(tenants, tenant)}."
+                f"tenants are: {format_names(tenants, tenant)}."
             )
 
     def _refuse_broken(self, goal: int, lagging: Collection[Lag]) -> None:
@@ -327,7 +327,7 @@ class Wait:
             tenants.setdefault((_get_remedy_verb(lag), lag.index), []).append(lag.tenant)
         of_table = {"db": self.source.database, "table": self.source.table}
         return " and ".join(
-            command_for(verb, its, JobID(**of_table, job=index))
+            suggest_command(verb, its, JobID(**of_table, job=index))
             for (verb, index), its in tenants.items()
         )
 
@@ -389,7 +389,7 @@ def _format_count(lagging: Collection[Lag]) -> str:
 def _get_remedy_verb(lag: Lag) -> str:
     if lag.job is None:
         return "register"
-    return mending_verb(lag.job.status) if lag.broken else "resume"
+    return get_remedy_verb(lag.job.status) if lag.broken else "resume"
 
 
 def _describe_lags(lagging: Collection[Lag]) -> str:

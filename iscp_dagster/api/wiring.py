@@ -10,12 +10,12 @@ from iscp_dagster.batches.factory import make_opener
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.events.ids import DEFAULT_IDS, IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.serviceconsumers.runtime import runtime_at
+from iscp_dagster.serviceconsumers.runtime import open_runtime
 from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.deployment import Deployment
 
 
-def wired(
+def wire_deployment(
     *,
     shards: Sequence[Endpoint],
     log: SqlLog,
@@ -45,5 +45,5 @@ def wired(
         lake=lake,
         bounds=bounds,
         event_ids=event_ids,
-        services=partial(runtime_at, *invocations) if invocations[0] else None,
+        services=partial(open_runtime, *invocations) if invocations[0] else None,
     )

@@ -15,7 +15,14 @@ from urllib.parse import urlsplit
 from durable_invocations.errors import DurableError
 from iscp_dagster.api.invocations import open_invocations_client
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import command, command_for, has_remedy, listed, mending_verb, titled
+from iscp_dagster.api.names import (
+    command,
+    format_names,
+    format_title,
+    get_remedy_verb,
+    has_remedy,
+    suggest_command,
+)
 from iscp_dagster.cli.parts.counting import count_nouns
 from iscp_dagster.clickhouse.connect.endpoint import split_urls
 from iscp_dagster.local.services.clickhouse_health import find_problem as clickhouse_problem
@@ -207,9 +214,9 @@ def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
 
 def inspect_declarations(environ: Mapping[str, str]) -> Iterator[Finding]:
     """What is left out of the location and belongs to no table of it; `jobs` tells the rest."""
-    from iscp_dagster.api.discovery import declarations, stands
+    from iscp_dagster.api.discovery import load_declarations, resolve_declarations
 
-    for error in stands(declarations(environ), environ).placeless:
+    for error in resolve_declarations(load_declarations(environ), environ).placeless:
         yield Finding(what="declarations", problem=_to_one_line(str(error)), code=error.code)
 
 
@@ -258,10 +265,10 @@ def inspect_endpoints(deployed: Jobs, limit: float) -> Iterator[Finding]:
     `limit` seconds.
     """
     outbox = open_outbox(deployed.deployment)
-    states, now = outbox.endpoints(), deployed.deployment.clock()
+    states, now = outbox.list_endpoints(), deployed.deployment.clock()
     triggers = [each for source in deployed.sources for each in source.triggers]
     names = sorted({*states, *(name for each in triggers for name in each.endpoints)})
-    served, waiting = outbox.served(names), outbox.waiting(names)
+    served, waiting = outbox.find_served(names), outbox.find_waiting(names)
     for name in names:
         what, state = f"endpoint {name}", states.get(name, EndpointState(name=name))
         since = state.health.failing_since
@@ -339,15 +346,15 @@ def _inspect_failed_jobs(found: Collection[Job]) -> Iterator[Finding]:
         yield Finding(what="jobs")
     alike: dict[tuple[JobID, int, str, bool], list[Job]] = {}
     for job in sorted(found, key=_get_name_and_tenant):
-        remedy = (mending_verb(job.status), has_remedy(job.status))
+        remedy = (get_remedy_verb(job.status), has_remedy(job.status))
         alike.setdefault((job.name, job.status.code, *remedy), []).append(job)
     for (name, code, verb, remedied), held in sorted(alike.items()):
         tenants = sorted({job.key.tenant for job in held})
-        mend = command_for(verb, tenants, name) if verb else ""
+        mend = suggest_command(verb, tenants, name) if verb else ""
         whose = "tenant" if len(tenants) == 1 else "tenants"
         yield Finding(
             what=f"job {name}",
-            problem=f"in error for {whose} {listed(tenants)}: {_join_messages(held)}",
+            problem=f"in error for {whose} {format_names(tenants)}: {_join_messages(held)}",
             code=code,
             then=mend if remedied else f"remove the cause, then {mend}",
         )
@@ -360,7 +367,7 @@ def _join_messages(jobs: Collection[Job]) -> str:
         tenants.setdefault(_to_one_line(job.status.message), []).append(job.key.tenant)
     if len(tenants) == 1:
         return next(iter(tenants))
-    said = [f"{listed(names)}: {message}" for message, names in tenants.items()]
+    said = [f"{format_names(names)}: {message}" for message, names in tenants.items()]
     more = " (`iscp job list --state error` shows all)" if len(said) > _SHOWN else ""
     return f"{_join_first(said)}{more}"
 
@@ -371,7 +378,9 @@ def _inspect_lag(what: str, found: Collection[Position], limit: float, now: floa
     over = sorted((each for each in found if late[each] > limit), key=lambda each: -late[each])
     if not over:
         return Finding(what=what)
-    said = [f"{titled(str(each.job.name), each.tenant)} by {late[each]:,.0f} s" for each in over]
+    said = [
+        f"{format_title(str(each.job.name), each.tenant)} by {late[each]:,.0f} s" for each in over
+    ]
     worst = over[0].job
     return Finding(
         what=what,

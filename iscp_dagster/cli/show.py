@@ -8,8 +8,8 @@ from operator import attrgetter
 
 from rich.console import Console
 
-from iscp_dagster.api.facts import compared, named
-from iscp_dagster.api.names import command_for, listed, titled
+from iscp_dagster.api.facts import describe_comparison, format_index_name
+from iscp_dagster.api.names import format_names, format_title, suggest_command
 from iscp_dagster.cli.parts.counting import ROWS, count_nouns, print_counts, print_rest
 from iscp_dagster.cli.parts.results import print_json
 from iscp_dagster.cli.parts.tables import Listing, print_line, print_listing
@@ -31,7 +31,7 @@ def print_comparison(
     """
     chosen = replace(found, verdicts=_select_verdicts(found.verdicts, differs=differs))
     if as_json:
-        rows = compared(chosen)
+        rows = describe_comparison(chosen)
         print_json(rows if limit is None else rows[:limit])
         return
     if found.verdicts:
@@ -73,20 +73,26 @@ def _format_unbuilt(found: Comparison) -> Iterator[str]:
         why = "not built yet"
         if lacking.error is not None:
             why = f"in error {lacking.error.code}: {lacking.error.message}"
-        tenants.setdefault((named(source, lacking.index), why), []).append(lacking.tenant)
+        tenants.setdefault((format_index_name(source, lacking.index), why), []).append(
+            lacking.tenant
+        )
     for (name, why), its in tenants.items():
         yield f"{_format_head(name, its)}: {why}"
 
 
 def _format_failures(found: Comparison) -> Iterator[str]:
     for source, failure in found.failures:
-        head = _format_head(named(source, failure.index), failure.tenants)
+        head = _format_head(format_index_name(source, failure.index), failure.tenants)
         yield f"{head}: could not be compared: {failure}"
 
 
 def _format_head(name: str, tenants: Sequence[str]) -> str:
     """An index of these tenants, as the head of a line."""
-    return titled(name, tenants[0]) if len(tenants) == 1 else f"{name}, tenants {listed(tenants)}"
+    return (
+        format_title(name, tenants[0])
+        if len(tenants) == 1
+        else f"{name}, tenants {format_names(tenants)}"
+    )
 
 
 def print_nothing_found(found: Comparison, tenant: str | None, ended: Collection[Job] = ()) -> None:
@@ -112,14 +118,14 @@ def _format_register_hint(ended: Collection[Job]) -> str:
     tenants: dict[JobID, list[str]] = {}
     for each in sorted(ended, key=attrgetter("name", "key")):
         tenants.setdefault(each.name, []).append(each.key.tenant)
-    commands = [command_for("register", its, name) for name, its in tenants.items()]
+    commands = [suggest_command("register", its, name) for name, its in tenants.items()]
     return f"It was unregistered; to register it again, run {' and '.join(commands)}."
 
 
 def _print_verdicts(found: Verdicts) -> None:
     rows = [
         (
-            *(named(source, verdict.index), verdict.tenant),
+            *(format_index_name(source, verdict.index), verdict.tenant),
             *(f"{n:,}" for n in (verdict.version, verdict.rows, verdict.missing)),
             *(f"{n:,}" for n in (verdict.extra, verdict.different)),
             "yes" if verdict.agrees else "no",
@@ -137,7 +143,7 @@ def _print_verdicts(found: Verdicts) -> None:
         )
     )
     for source, verdict in found:
-        place = titled(named(source, verdict.index), verdict.tenant)
+        place = format_title(format_index_name(source, verdict.index), verdict.tenant)
         if verdict.samples:
             rest = verdict.wrong - len(verdict.samples)
             more = f"; and {rest:,} more" if rest > 0 else ""

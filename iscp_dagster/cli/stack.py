@@ -90,10 +90,10 @@ def _list_table_paths() -> list[str | None]:
     """The paths of the declared tables; empty without AWS settings, since then none is in S3."""
     if not any(name.startswith("AWS_") for name in os.environ):
         return []
-    from iscp_dagster.api.discovery import declared
+    from iscp_dagster.api.discovery import load_tables
 
     try:
-        return [source.path for source in declared(os.environ)]
+        return [source.path for source in load_tables(os.environ)]
     except IscpError:
         # Dagster will say what is wrong with the location.
         return []

@@ -42,9 +42,9 @@ def verify(
     """
     from rich.console import Console
 
-    from iscp_dagster.api.chosen import chosen
-    from iscp_dagster.api.discovery import declared
-    from iscp_dagster.api.environment import deployment_of
+    from iscp_dagster.api.chosen import select_indexes
+    from iscp_dagster.api.discovery import load_tables
+    from iscp_dagster.api.environment import open_deployment
     from iscp_dagster.cli import show
     from iscp_dagster.cli.parts.known import check_tenant
     from iscp_dagster.cli.parts.plain import escape_control_chars
@@ -57,9 +57,9 @@ def verify(
 
     try:
         environ = add_stack_variables(os.environ)
-        deployment = deployment_of(environ)
+        deployment = open_deployment(environ)
         held = [job for job in deployment.log.jobs() if is_index(job.spec.detail.consumer)]
-        wanted = chosen(index or [], declared(environ), {job.name for job in held})
+        wanted = select_indexes(index or [], load_tables(environ), {job.name for job in held})
         with show_progress(Console(stderr=True)) as tell:
             found = compare_tables(deployment, wanted, tenant, tell)
         show.print_comparison(found, as_json=as_json, differs=differs, limit=limit)

@@ -18,7 +18,12 @@ from typing import Any
 
 from iscp_dagster.delta.failures import summarize_message, translate_error
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS, Condition, Stage, Transitions
-from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, DeltaField, parse_schema, schema_json
+from iscp_dagster.model.declared.schema import (
+    SYSTEM_COLUMNS,
+    DeltaField,
+    parse_schema,
+    to_schema_json,
+)
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 
 APART = re.compile(
@@ -160,7 +165,7 @@ def _query_types(spark: Any, held: Sequence[DeltaField], said: Sequence[Said]) -
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.types import StructType
 
-    rows = spark.createDataFrame([], StructType.fromJson(schema_json(held)))
+    rows = spark.createDataFrame([], StructType.fromJson(to_schema_json(held)))
     asked = [F.any_value(F.expr(each.text)).alias(f"e{n}") for n, each in enumerate(said)]
     with _suspend_error_logs():
         found = rows.agg(*asked).schema

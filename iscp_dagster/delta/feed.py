@@ -9,7 +9,7 @@ from iscp_dagster.delta.log.columns import format_visible_type, get_visible_colu
 from iscp_dagster.delta.log.commit import Commit
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
-from iscp_dagster.model.declared.schema import DeltaField, table_columns
+from iscp_dagster.model.declared.schema import DeltaField, parse_stored_columns
 from iscp_dagster.model.errors import SourceError
 from iscp_dagster.model.moment import START
 
@@ -146,11 +146,11 @@ def _find_metadata_break(log: DeltaLog, after: int, commits: Sequence[Commit]) -
     before, partitioned = start.fields, sorted(start.metadata.partition_columns)
     if commits[0].metadata is not None and has_only_drops(before, commits[0]):
         # The feed is read from that commit on, with the columns that are left.
-        before = table_columns(commits[0].metadata.schema)
+        before = parse_stored_columns(commits[0].metadata.schema)
     for version, metadata in stated:
         if not metadata.feed_enabled:
             return _build_unavailable(f"the change data feed was off at version {version}")
-        fields = table_columns(metadata.schema)
+        fields = parse_stored_columns(metadata.schema)
         change = _find_schema_change(before, fields)
         if not change and sorted(metadata.partition_columns) != partitioned:
             change = "the table was partitioned by other columns"
@@ -173,7 +173,7 @@ def _find_first_drop(log: DeltaLog, after: int, upto: int) -> int | None:
             return None
         if has_only_drops(before, commit):
             return commit.version
-        before = table_columns(commit.metadata.schema)
+        before = parse_stored_columns(commit.metadata.schema)
     return None
 
 
@@ -181,7 +181,7 @@ def has_only_drops(before: Collection[DeltaField], commit: Commit) -> bool:
     """Whether the commit drops some of the columns `before` it, and does nothing else."""
     if commit.metadata is None or commit.changed != {}:
         return False
-    after = table_columns(commit.metadata.schema)
+    after = parse_stored_columns(commit.metadata.schema)
     return get_visible_columns(after) < get_visible_columns(before)
 
 

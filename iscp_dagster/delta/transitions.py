@@ -51,8 +51,8 @@ from iscp_dagster.model.declared.schema import (
     DeltaField,
     DeltaType,
     Primitive,
-    nullable,
-    schema_json,
+    to_nullable,
+    to_schema_json,
 )
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.spark.columns import columns, get_column
@@ -92,7 +92,7 @@ class ViewRead:
     def output(self) -> tuple[str, ...]:
         """The columns of an image."""
         given = self.selection
-        return self.transitions.carried(given.output, given.identity)
+        return self.transitions.select_columns(given.output, given.identity)
 
     @property
     def types(self) -> dict[str, DeltaType]:
@@ -103,7 +103,7 @@ class ViewRead:
     def conditions(self) -> list[str]:
         """The names of the conditions' columns."""
         found = self.transitions.conditions
-        return [each.column(which) for each in found for which in (MATCH, UNMATCH)]
+        return [each.format_column_name(which) for each in found for which in (MATCH, UNMATCH)]
 
     @property
     def based(self) -> list[str]:
@@ -143,7 +143,7 @@ def build_images(spark: Any, read: ViewRead, rows: pa.Table) -> Any:
     _set_utc(spark)
     types = {**read.types, VERSION: LONG, TIMESTAMP: LONG, UPSERT: BOOLEAN}
     names = [*read.selection.output, VERSION, TIMESTAMP, UPSERT]
-    schema = schema_json([DeltaField(name=name, type=types[name]) for name in names])
+    schema = to_schema_json([DeltaField(name=name, type=types[name]) for name in names])
     given = spark.createDataFrame(rows.select(names), StructType.fromJson(schema))
     return _apply_schema(_derive_images(given, read, 1), read)
 
@@ -157,8 +157,8 @@ def _apply_schema(rows: Any, read: ViewRead) -> Any:
     types = {each.name: each.type for each in IMAGE_FIELDS}
     types |= read.types | dict.fromkeys(read.conditions, BOOLEAN)
     types |= {VERSION: LONG, TIMESTAMP: LONG, DELETED: BOOLEAN, REPEATS: BOOLEAN, FRESH: BOOLEAN}
-    fields = [DeltaField(name=name, type=nullable(types[name])) for name in read.imaged]
-    return rows.to(StructType.fromJson(schema_json(fields)))
+    fields = [DeltaField(name=name, type=to_nullable(types[name])) for name in read.imaged]
+    return rows.to(StructType.fromJson(to_schema_json(fields)))
 
 
 def _derive_images(rows: Any, read: ViewRead, partitions: int) -> Any:
@@ -230,7 +230,10 @@ def _build_conditions(transitions: Transitions) -> list[Any]:
     found = []
     for each in transitions.conditions:
         unmatch = ~is_met(each.match) if each.unmatch is None else is_met(each.unmatch)
-        found += [is_met(each.match).alias(each.column(MATCH)), unmatch.alias(each.column(UNMATCH))]
+        found += [
+            is_met(each.match).alias(each.format_column_name(MATCH)),
+            unmatch.alias(each.format_column_name(UNMATCH)),
+        ]
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from iscp_dagster.api.environment import number_of
+from iscp_dagster.api.environment import parse_number
 
 TRIGGER, RECEIVER = "deprecated", "receiver"
 DEPRECATED = "rich.progress.track"
@@ -21,7 +21,7 @@ _PORTS = (1, 65_535)
 
 def get_port(environ: Mapping[str, str]) -> int:
     """The port that the demo receives events at. Raises ConfigError for anything else."""
-    return number_of(environ, PORT_VARIABLE, int, _PORTS, unit="a port") or PORT
+    return parse_number(environ, PORT_VARIABLE, int, _PORTS, unit="a port") or PORT
 
 
 def get_address(environ: Mapping[str, str]) -> str:

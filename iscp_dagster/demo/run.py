@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from iscp_dagster.api.discovery import declared
-from iscp_dagster.api.environment import deployment_of
+from iscp_dagster.api.discovery import load_tables
+from iscp_dagster.api.environment import open_deployment
 from iscp_dagster.demo import alerts, searches
 from iscp_dagster.demo.dagster_api import DagsterApi
 from iscp_dagster.demo.load import list_installed
@@ -107,7 +107,7 @@ class Demo:
         outbox = open_outbox(self.deployment)
         with self._show_step(what):
             deadline = time.monotonic() + DELIVERY_SECONDS
-            while outbox.numbers(alerts.TRIGGER, [alerts.RECEIVER]).events["pending"]:
+            while outbox.summarize_trigger(alerts.TRIGGER, [alerts.RECEIVER]).events["pending"]:
                 if time.monotonic() > deadline:
                     raise OutOfStepError(
                         f"events are not delivered after {DELIVERY_SECONDS} s; see "
@@ -166,13 +166,13 @@ def run(*, keep: bool) -> int:
     try:
         control.up({}, (), detach=True)
         environ = add_stack_variables(os.environ)
-        deployment = deployment_of(environ)
+        deployment = open_deployment(environ)
         with Receiver(alerts.get_port(environ), environ.get(WEBHOOK_SECRET, "")) as receiver:
             # What an earlier demo left for its receiver comes to this one.
             open_outbox(deployment).resume(alerts.RECEIVER)
             demo = Demo(
                 deployment=deployment,
-                source=_find_table(declared(environ)),
+                source=_find_table(load_tables(environ)),
                 dagster=DagsterApi(environ[DAGSTER_URL]),
                 console=console,
                 tenants=list_installed(),

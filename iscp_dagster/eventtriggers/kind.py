@@ -42,7 +42,7 @@ class EventTriggers(DeclaredKind):
                 "Declare it, or unregister the job."
             )
         condition = Condition(name=trigger.name, match=trigger.match, unmatch=trigger.unmatch)
-        return Transitions.of(trigger.on.definition).with_conditions([condition])
+        return Transitions.of(trigger.on.definition).replace_conditions([condition])
 
     def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
         from iscp_dagster.eventtriggers.consumer import TriggerConsumer

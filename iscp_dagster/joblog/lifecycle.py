@@ -23,10 +23,10 @@ from iscp_dagster.model.errors import (
     RunGoneError,
     TableGoneError,
 )
-from iscp_dagster.model.jobs import ERROR_TEXT_LIMIT, Job, JobKey, JobStatus, NewJob, storable
+from iscp_dagster.model.jobs import ERROR_TEXT_LIMIT, Job, JobKey, JobStatus, NewJob, to_sql_text
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec
-from iscp_dagster.model.states import Event, JobState, after, allowed
+from iscp_dagster.model.states import Event, JobState, after, get_allowed_states
 
 Outcome = TypeVar("Outcome", Done, Failed)
 
@@ -316,7 +316,7 @@ def lost(job: Job, now: datetime) -> Job:
 
 def mark_stranded(job: Job, code: int, message: str, now: datetime) -> Job:
     """In error because its table is gone; a run that holds it loses its claim."""
-    status = replace(_end_status(job, now), code=code, message=storable(message))
+    status = replace(_end_status(job, now), code=code, message=to_sql_text(message))
     return _reset_if_rebuilding(_apply_event(job, Event.STRAND, now, status=status))
 
 
@@ -370,7 +370,7 @@ def _apply_failure(row: Job, code: int, message: str, now: datetime) -> Job:
 
 
 def _make_error_status(job: Job, code: int, message: str, now: datetime) -> JobStatus:
-    text = storable(message)[:ERROR_TEXT_LIMIT]
+    text = to_sql_text(message)[:ERROR_TEXT_LIMIT]
     attempts = 0 if job.rebuild else job.status.attempts + 1
     return replace(job.status, end_at=now, code=code, message=text, attempts=attempts)
 
@@ -389,7 +389,7 @@ def _apply_keeping_fence(job: Job, event: Event, now: datetime) -> Job:
 def _check_startable(job: Job | None, key: JobKey, iteration: Iteration, event: Event) -> Job:
     if job is None or job.drop_at is not None:
         raise FenceError(f"Job {key} is not registered; plan without it.")
-    if job.state not in allowed(event):
+    if job.state not in get_allowed_states(event):
         raise FenceError(
             f"Job {key} is {job.state.label} in run {job.run_id}; plan again when it is not."
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.declared.kinds import kind_names
+from iscp_dagster.model.declared.kinds import list_kind_names
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.specs import ConsumerInfo, JobSpec
@@ -23,7 +23,7 @@ def joined(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) ->
     if not found:
         return spec
     held, live = found[-1].spec.detail.consumer, found[-1].drop_at is None
-    if not {consumer.type, held.type} & set(kind_names()):
+    if not {consumer.type, held.type} & set(list_kind_names()):
         return spec
     if replace(consumer, generation=held.generation) == held:
         return _replace_consumer(spec, held)
@@ -43,7 +43,7 @@ def joined(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) ->
 def check_alone(name: JobID, change: SpecUpdate, job: Job, others: Iterable[Job]) -> None:
     """Reject a change of an index's consumer for one tenant of several. Raises ConfigError."""
     before, after = job.spec.detail.consumer, change.apply_to(job.spec).detail.consumer
-    if before == after or not {before.type, after.type} & set(kind_names()):
+    if before == after or not {before.type, after.type} & set(list_kind_names()):
         return
     if any(other.key != job.key and other.drop_at is None for other in others):
         raise ConfigError(

@@ -8,7 +8,7 @@ from typing import Any
 
 from iscp_dagster.model.declared.sharding import SHARD
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.specs import JobSpec, json_object
+from iscp_dagster.model.specs import JobSpec, parse_json_object
 
 _TRIGGER = ("job_type", "schedule", "independent")
 _DETAIL = ("priority", "max_versions", "max_bytes")
@@ -73,10 +73,10 @@ class SpecUpdate:
     @classmethod
     def from_json(cls, value: Any) -> SpecUpdate:
         """Read an object shaped like a job spec's JSON; missing and null fields are empty."""
-        outer = json_object("job spec", value, ("trigger", "detail"))
-        trigger = json_object("trigger", outer.get("trigger") or {}, _TRIGGER)
-        detail = json_object("detail", outer.get("detail") or {}, (*_DETAIL, "consumer"))
-        consumer = json_object("consumer", detail.pop("consumer", None) or {}, _CONSUMER)
+        outer = parse_json_object("job spec", value, ("trigger", "detail"))
+        trigger = parse_json_object("trigger", outer.get("trigger") or {}, _TRIGGER)
+        detail = parse_json_object("detail", outer.get("detail") or {}, (*_DETAIL, "consumer"))
+        consumer = parse_json_object("consumer", detail.pop("consumer", None) or {}, _CONSUMER)
         columns = consumer.get("columns")
         if columns is not None and (isinstance(columns, str) or not _is_list(columns)):
             raise ConfigError(f"The consumer's columns {columns!r} are not a list of names.")

@@ -59,7 +59,7 @@ class Settings:
     """The service endpoint of the process's own services, if there is one."""
 
 
-def settings_of(
+def build_settings(
     environ: Mapping[str, str],
     host: str,
     *,
@@ -115,7 +115,7 @@ def serve(
         address, at, *_ = place.getsockname()
         tell(f"Invocations: http://{_bracket_host(host)}:{at}")
         config = uvicorn.Config(
-            application(
+            build_application(
                 settings, store, clock, f"http://{_bracket_host(_get_own_address(address))}:{at}"
             ),
             **options(),
@@ -126,9 +126,11 @@ def serve(
             server.run(sockets=[place])
 
 
-def application(settings: Settings, store: SqlStore, clock: SteadyClock, address: str) -> Starlette:
+def build_application(
+    settings: Settings, store: SqlStore, clock: SteadyClock, address: str
+) -> Starlette:
     """The application that is served at `address`; the runtime runs while it does."""
-    path = services_path(settings.token)
+    path = derive_services_path(settings.token)
     hosts = parse_names(settings.environ.get(ALLOWED_HOSTS, ""))
     return serve_store(
         store,
@@ -145,7 +147,7 @@ def application(settings: Settings, store: SqlStore, clock: SteadyClock, address
     )
 
 
-def services_path(token: str) -> str:
+def derive_services_path(token: str) -> str:
     """Where the own services are. Who has no token cannot guess it, so it needs none."""
     if not token:
         return SERVICES

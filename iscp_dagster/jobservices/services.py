@@ -20,13 +20,13 @@ from iscp_dagster.jobservices.arguments import (
     VersionOfKey,
 )
 from iscp_dagster.jobservices.steps import BAD, Steps
-from iscp_dagster.jobservices.waits import waited
+from iscp_dagster.jobservices.waits import wait_for_commit
 
 _PARTS = 3
 JobArgument = TypeVar("JobArgument", bound=Named)
 
 
-def iscp_service(steps: Steps) -> Service:
+def build_iscp_service(steps: Steps) -> Service:
     """`Iscp`: the jobs of the deployment, each named in the argument."""
     iscp = Service("Iscp", documentation="The jobs of this deployment.")
 
@@ -59,7 +59,7 @@ def iscp_service(steps: Steps) -> Service:
     @iscp.handler
     async def wait(ctx: Context, asked: Awaited) -> int:
         """The version once a commit is searchable in every index."""
-        return await waited(ctx, steps, asked)
+        return await wait_for_commit(ctx, steps, asked)
 
     @iscp.handler
     async def verify(ctx: Context, asked: Compared | None = None) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def index_object(steps: Steps) -> VirtualObject:
         """The version once the tenant's commit is searchable in this index."""
         table, name, tenant = _parse_key(ctx.key)
         goal = Awaited(table=table, tenant=tenant, index=name, **vars(asked or VersionOfKey()))
-        return await waited(ctx, steps, goal)
+        return await wait_for_commit(ctx, steps, goal)
 
     @index.shared
     async def verify(ctx: Context) -> dict[str, Any]:
@@ -125,7 +125,7 @@ async def _run_step(ctx: Context, step: Callable[[Any], Any], asked: Any) -> dic
 async def _verify_tables(ctx: Context, steps: Steps, asked: Compared) -> dict[str, Any]:
     """A step for each table, so that what is compared is not compared again."""
     found: list[dict[str, Any]] = []
-    for table, indexes in await ctx.run("tables", steps.verifiable, asked):
+    for table, indexes in await ctx.run("tables", steps.list_verifiable, asked):
         name = f"verify {table}"
         found += await ctx.run(name, steps.verify, table, indexes, asked.tenant)
     return {"agrees": bool(found) and all(each["agrees"] for each in found), "indexes": found}

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from durable_invocations.serving.errors import RetryableError, TerminalError
-from iscp_dagster.api.chosen import chosen
-from iscp_dagster.api.facts import compared as compared_facts
+from iscp_dagster.api.chosen import select_indexes
+from iscp_dagster.api.facts import describe_comparison as compared_facts
 from iscp_dagster.api.facts import job as job_facts
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import EVERY, job_of
+from iscp_dagster.api.names import EVERY, to_job_id
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.jobservices import arguments
 from iscp_dagster.model.consumers.kinds import is_index
@@ -37,9 +37,9 @@ class Steps:
     def register(self, asked: arguments.Specified) -> dict[str, Any]:
         """Register a job, or those of every tenant; it is the same whoever did it before."""
         with _translate_errors():
-            jobs, job = self.jobs(), job_of(asked.job)
+            jobs, job = self.jobs(), to_job_id(asked.job)
             change = _parse_change(asked)
-            spec = _reset_generation(change.apply_to(jobs.plain_spec(job, change.type)))
+            spec = _reset_generation(change.apply_to(jobs.get_default_spec(job, change.type)))
             jobs.register_job(asked.tenant, job, spec)
         return {"tenant": asked.tenant, "job": str(job), "registered": True}
 
@@ -75,7 +75,7 @@ class Steps:
             jobs = self.jobs()
             return jobs.deployment.delta_log(jobs.source(table)).latest().version
 
-    def lacking(self, asked: arguments.Awaited) -> tuple[str | None, float]:
+    def find_lag(self, asked: arguments.Awaited) -> tuple[str | None, float]:
         """What lacks the commit that is waited for, or None; and when that was, in Unix time.
 
         TerminalError (409) if waiting cannot help: a job is in error or paused.
@@ -91,13 +91,13 @@ class Steps:
                 return str(error), now
         return None, now
 
-    def verifiable(self, asked: arguments.Compared) -> list[tuple[str, list[str] | None]]:
+    def list_verifiable(self, asked: arguments.Compared) -> list[tuple[str, list[str] | None]]:
         """The tables to compare, each with the names of some of its indexes; None: all."""
         with _translate_errors():
             jobs = self.jobs()
             held = jobs.deployment.log.jobs()
             names = {each.name for each in held if is_index(each.spec.detail.consumer)}
-            wanted = chosen(asked.index, jobs.sources, names)
+            wanted = select_indexes(asked.index, jobs.sources, names)
             return [(source.name, indexes) for source, indexes in wanted]
 
     def verify(
@@ -113,7 +113,7 @@ class Steps:
         jobs = self.jobs()
         if asked.tenant != EVERY:
             return [jobs.get_job(asked.tenant, asked.job)]
-        name = job_of(asked.job)
+        name = to_job_id(asked.job)
         return [each for each in jobs.list_jobs(EVERY) if each.name == name]
 
 
@@ -137,7 +137,7 @@ def _reset_generation(spec: JobSpec) -> JobSpec:
 
 
 def _identify_job(asked: arguments.Named) -> dict[str, Any]:
-    return {"tenant": asked.tenant, "job": str(job_of(asked.job))}
+    return {"tenant": asked.tenant, "job": str(to_job_id(asked.job))}
 
 
 @contextmanager

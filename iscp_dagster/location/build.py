@@ -9,8 +9,13 @@ from typing import Any
 
 from dagster import AssetsDefinition, AssetSpec, Definitions
 
-from iscp_dagster.api.discovery import TABLES, stands
-from iscp_dagster.api.environment import databases_of, number_of, runs_kept_of, shards_of
+from iscp_dagster.api.discovery import TABLES, resolve_declarations
+from iscp_dagster.api.environment import (
+    count_shards,
+    get_databases,
+    parse_number,
+    parse_run_retention,
+)
 from iscp_dagster.location.assets.checks import index_checks
 from iscp_dagster.location.assets.index_assets import index_assets
 from iscp_dagster.location.assets.io_manager import OutcomeIOManager
@@ -27,7 +32,7 @@ from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.services import ServiceConsumer
-from iscp_dagster.model.declared.tables import SourceTable, spread
+from iscp_dagster.model.declared.tables import SourceTable, expand_shards
 from iscp_dagster.model.declared.together.attach import Declared
 from iscp_dagster.model.declared.together.sound import Sound
 from iscp_dagster.model.declared.views import View
@@ -78,7 +83,7 @@ def build_declared_definitions(
 
 def filter_declarations(given: Declared, environ: Mapping[str, str]) -> Sound:
     """What of the declarations stands, see `stands`; the log says what is left out, and why."""
-    found = stands(given, environ)
+    found = resolve_declarations(given, environ)
     for error in found.mistakes:
         _LOGGER.warning("[%s] %s", error.code, error)
     return found
@@ -89,9 +94,9 @@ def build_table_definitions(
 ) -> Definitions:
     """What belongs to one table alone: its assets and their checks."""
     environ = os.environ if environ is None else environ
-    table = spread(table, shards_of(environ))
+    table = expand_shards(table, count_shards(environ))
     below = (
-        [index_assets(table, _get_pool(environ), databases_of(environ))] if table.consumers else []
+        [index_assets(table, _get_pool(environ), get_databases(environ))] if table.consumers else []
     )
     return Definitions(
         assets=[_build_source(table), *below],
@@ -115,12 +120,12 @@ def build_runner_definitions(
     Raises ConfigError for a wrong setting.
     """
     environ = os.environ if environ is None else environ
-    laid_out = [spread(table, shards_of(environ)) for table in tables]
+    laid_out = [expand_shards(table, count_shards(environ)) for table in tables]
     kinds = {consumer_kind(each.kind) for table in laid_out for each in table.consumers}
     reporting = {kind.io_manager: OutcomeIOManager(kind) for kind in kinds if not kind.keeps_index}
     resources = {**reporting, **resources}
     lookout = Lookout(laid_out, scan_seconds_of(environ))
-    maintenance = build_maintenance_jobs(laid_out, resources, runs_kept_of(environ))
+    maintenance = build_maintenance_jobs(laid_out, resources, parse_run_retention(environ))
     iterations = build_startable_jobs(laid_out, resources, _get_pool(environ))
     return Definitions(
         jobs=maintenance,
@@ -140,7 +145,7 @@ def _get_pool(environ: Mapping[str, str]) -> str:
 
 def scan_seconds_of(environ: Mapping[str, str]) -> int:
     """How often the runner looks when it waits for no commit. Raises ConfigError."""
-    seconds = number_of(environ, _SCAN, int, (1, _MOST_SECONDS), unit="whole seconds")
+    seconds = parse_number(environ, _SCAN, int, (1, _MOST_SECONDS), unit="whole seconds")
     return SCAN_SECONDS if seconds is None else seconds
 
 

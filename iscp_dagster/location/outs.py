@@ -9,8 +9,8 @@ from dagster import AssetOut, MetadataValue
 
 from iscp_dagster.location.names import SHARD, TENANT_COLUMN, get_job_asset_key
 from iscp_dagster.model.consumers.kinds import consumer_kind
-from iscp_dagster.model.declared.lineage import definition_of
-from iscp_dagster.model.declared.tables import Consuming, Index, SourceTable, shown_in
+from iscp_dagster.model.declared.lineage import get_definition
+from iscp_dagster.model.declared.tables import Consuming, Index, SourceTable, qualify_view_name
 
 T = TypeVar("T")
 
@@ -92,10 +92,12 @@ def _build_index_settings(
         "description": index.description or _describe_index(source, index),
         "tags": {**source.tags, **index.tags, "iscp/index": index.kind},
         "metadata": {
-            "dagster/table_name": shown_in(source, index, databases),
+            "dagster/table_name": qualify_view_name(source, index, databases),
             TENANT_COLUMN: source.tenant or "",
             **({SHARD: index.shard} if index.placement else {}),
-            **({"view": _render_definition(definition_of(index))} if definition_of(index) else {}),
+            **(
+                {"view": _render_definition(get_definition(index))} if get_definition(index) else {}
+            ),
         },
     }
 
@@ -103,7 +105,7 @@ def _build_index_settings(
 def _describe_index(source: SourceTable, index: Index) -> str:
     held = index.placement
     which = f"Shard {held.shard} of {held.shards} of the" if held else "The"
-    if definition_of(index):
+    if get_definition(index):
         return f"The changes of the view `{index.name}` of `{source.name}`, one row for each image."
     return f"{which} {index.kind} index of `{source.name}`, kept in step by its jobs."
 

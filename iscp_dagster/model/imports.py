@@ -26,12 +26,12 @@ EXTRAS = {
 """The modules that only this extra brings."""
 
 
-def imported(module: str) -> ModuleType:
+def import_user_module(module: str) -> ModuleType:
     """Import a module of the user's. Raises ConfigError with file, line and reason."""
     try:
         return import_module(module)
     except (Exception, SystemExit) as error:
-        raise ConfigError(mistake(error, module)) from error
+        raise ConfigError(describe_import_error(error, module)) from error
 
 
 def load_object(name: str, group: str, what: str, built_in: str = "") -> Any:
@@ -49,10 +49,10 @@ def load_object(name: str, group: str, what: str, built_in: str = "") -> Any:
             f"The {what} {name!r} is unknown: it is {neither} nor an entry point of {group} "
             f"(known: {known}) nor an import path such as package.module:Name."
         )
-    return object_at(name, what)
+    return import_object(name, what)
 
 
-def object_at(name: str, what: str) -> Any:
+def import_object(name: str, what: str) -> Any:
     """Load the object at an import path `module:Name`. Raises ConfigError."""
     if not _is_path(name):
         raise ConfigError(f"The {what} {name!r} is not an import path such as package.module:Name.")
@@ -71,7 +71,7 @@ def _run_loader(called: str, module: str, load: Callable[[], Any]) -> Any:
             "where Dagster's code runs."
         ) from error
     except Exception as error:
-        told = mistake(error, module)
+        told = describe_import_error(error, module)
         raise ConfigError(f"The {called} cannot be imported. {told}") from error
 
 
@@ -87,7 +87,7 @@ def need(extra: str, what: str, *modules: str) -> None:
         raise SetupError(f"{what} needs {', '.join(missing)}: pip install 'iscp_dagster[{extra}]'")
 
 
-def mistake(error: BaseException, module: str) -> str:
+def describe_import_error(error: BaseException, module: str) -> str:
     """Where in a user's module an import failed, and why, in one line.
 
     As in `package/module.py, line 2: why`, for an `error` raised while `module` was imported.

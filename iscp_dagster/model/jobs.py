@@ -10,7 +10,7 @@ from typing import Any
 from iscp_dagster.model.batch import BatchRecord
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import START, Moment
-from iscp_dagster.model.specs import JobSpec, checked_name
+from iscp_dagster.model.specs import JobSpec, check_printable_name
 from iscp_dagster.model.states import ACTIVE, Event, JobState
 
 ERROR_TEXT_LIMIT = 4_000
@@ -33,7 +33,7 @@ class JobID:
 
     def __post_init__(self) -> None:
         for part in ("db", "table", "job"):
-            checked_name(f"job name's {part}", getattr(self, part))
+            check_printable_name(f"job name's {part}", getattr(self, part))
 
     def __str__(self) -> str:
         return f"{self.db}.{self.table}/{self.job}"
@@ -48,9 +48,9 @@ class JobKey:
     job_name: str
 
     def __post_init__(self) -> None:
-        checked_tenant(self.tenant)
-        checked_name("table id", self.table_id)
-        checked_name("job name", self.job_name)
+        check_tenant(self.tenant)
+        check_printable_name("table id", self.table_id)
+        check_printable_name("job name", self.job_name)
 
     def __str__(self) -> str:
         return f"{self.job_name!r} of tenant {self.tenant!r} on table {self.table_id}"
@@ -168,7 +168,7 @@ class Job:
         return self.state in ACTIVE
 
 
-def checked_tenant(tenant: Any) -> str:
+def check_tenant(tenant: Any) -> str:
     """`tenant` if databases can store it as a name. Raises ConfigError if not."""
     if isinstance(tenant, str) and is_name(tenant):
         return tenant
@@ -182,10 +182,10 @@ def checked_tenant(tenant: Any) -> str:
 
 def is_name(tenant: str) -> bool:
     """Whether databases can store and index the text as a tenant's name."""
-    return storable(tenant) == tenant and len(tenant.encode()) <= TENANT_BYTES
+    return to_sql_text(tenant) == tenant and len(tenant.encode()) <= TENANT_BYTES
 
 
-def storable(text: str) -> str:
+def to_sql_text(text: str) -> str:
     """`text` without what SQL text columns reject: NUL and halves of surrogate pairs."""
     return text.replace("\0", "").encode(errors="replace").decode()
 

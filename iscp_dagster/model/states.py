@@ -29,7 +29,7 @@ class JobState(IntEnum):
         return self.name.lower()
 
     @classmethod
-    def named(cls, state: JobState | str) -> JobState:
+    def parse_state(cls, state: JobState | str) -> JobState:
         """The state, which may be given by its name. Raises ConfigError naming all states."""
         states = {each.label: each for each in cls}
         if isinstance(state, JobState):
@@ -97,7 +97,7 @@ TRANSITIONS: Mapping[Event, Transition] = MappingProxyType(
 schedules the job again."""
 
 
-def allowed(event: Event) -> frozenset[JobState | None]:
+def get_allowed_states(event: Event) -> frozenset[JobState | None]:
     """The states that allow `event`; None stands for a job that has no row."""
     return TRANSITIONS[event].allowed
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from iscp_dagster.model.errors import ConfigError, IscpError
-from iscp_dagster.model.imports import object_at
+from iscp_dagster.model.imports import import_object
 
 EVERY_TENANT = "*"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -132,7 +132,7 @@ def access(setting: str) -> Access:
     if not setting:
         return OpenAccess()
     if _FUNCTION.fullmatch(setting) and not Path(setting).exists():
-        return FunctionAccess(function=object_at(setting, "function of tokens"), named=setting)
+        return FunctionAccess(function=import_object(setting, "function of tokens"), named=setting)
     found = FileAccess(Path(setting))
     found._read_tokens()  # noqa: SLF001 - a mistake in the file is told at the start
     return found

@@ -74,7 +74,7 @@ class Chunk:
         return f"{key}-{repairs}" if repairs else key
 
 
-def line(row: Mapping[str, Any], version: int, change: str) -> str:
+def format_line(row: Mapping[str, Any], version: int, change: str) -> str:
     """One row as text: how it sorts, then its JSON. Raises SchemaError naming a column.
 
     Values have the texts that they have in an event's `data`.
@@ -83,7 +83,7 @@ def line(row: Mapping[str, Any], version: int, change: str) -> str:
     return f"{version:0{_DIGITS}d}{_to_json({**said, CHANGE: change, VERSION: version})}"
 
 
-def chunks(
+def cut_chunks(
     part: Part, lines: Iterable[str], *, rows: int, most: int = MOST_BYTES
 ) -> Iterator[Chunk]:
     """Cut sorted `line`s into chunks of at most `rows` rows and `most` bytes.
@@ -94,11 +94,11 @@ def chunks(
     for each in lines:
         text = each[_DIGITS:]
         if held.texts and (len(held.texts) >= rows or held.bytes + len(text.encode()) > most):
-            yield held.chunk(part, number, last=False)
+            yield held.build_chunk(part, number, last=False)
             number, held = number + 1, _ChunkBuilder()
         held.add(text)
     if held.texts or (part.snapshot and number == 0):
-        yield held.chunk(part, number, last=True)
+        yield held.build_chunk(part, number, last=True)
 
 
 class _ChunkBuilder:
@@ -112,7 +112,7 @@ class _ChunkBuilder:
         self.texts.append(text)
         self.bytes += len(text.encode())
 
-    def chunk(self, part: Part, number: int, *, last: bool) -> Chunk:
+    def build_chunk(self, part: Part, number: int, *, last: bool) -> Chunk:
         head = {
             "table": part.table,
             "tenant": part.tenant,

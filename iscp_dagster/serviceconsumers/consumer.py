@@ -14,7 +14,7 @@ from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.serviceconsumers.chunks import CHANGE, Chunk, Owner, Part, chunks
+from iscp_dagster.serviceconsumers.chunks import CHANGE, Chunk, Owner, Part, cut_chunks
 from iscp_dagster.serviceconsumers.invoking import Invoking, Patience
 from iscp_dagster.serviceconsumers.rows import Lines
 from iscp_dagster.serviceconsumers.services import Services
@@ -69,7 +69,7 @@ class InvokingConsumer:
             )
         return cls(
             source=source,
-            declared=source.service(info.job),
+            declared=source.get_service(info.job),
             table_id=table_id,
             generation=info.generation,
             services=services(),
@@ -148,4 +148,4 @@ class _Consumption:
             to=retriever.range.to.version,
             snapshot=retriever.data_type is DataType.SNAPSHOT,
         )
-        return chunks(part, self.sorter.sorted(tenant), rows=self.its.declared.rows)
+        return cut_chunks(part, self.sorter.read_sorted(tenant), rows=self.its.declared.rows)

@@ -90,13 +90,13 @@ class Invoking:
         declared, services = self.declared, self.services
         service, handler = declared.service, declared.method
         self._check_fence()
-        keyed = services.keyed(declared.url, service, handler)
+        keyed = services.is_keyed(declared.url, service, handler)
         key = self.tenant if keyed else None
         names = [chunk.key(self.owner, repairs=each) for each in range(self.repairs + 1)]
         standing = (
             each
             for each in names[:-1]
-            if services.stands(service, handler, key=key, idempotency_key=each)
+            if services.has_invocation(service, handler, key=key, idempotency_key=each)
         )
         name = next(standing, names[-1])
         self._check_fence()

@@ -28,8 +28,8 @@ class ServiceConsumers(DeclaredKind):
     def columns(
         self, source: SourceTable, info: ConsumerInfo, available: Sequence[str]
     ) -> tuple[str, ...]:
-        columns = tuple(source.service(info.job).columns)
-        return source.columns_of(Index(name=info.job, columns=columns or None), available)
+        columns = tuple(source.get_service(info.job).columns)
+        return source.select_columns(Index(name=info.job, columns=columns or None), available)
 
     def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
         from iscp_dagster.serviceconsumers.consumer import InvokingConsumer

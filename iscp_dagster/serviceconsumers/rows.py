@@ -13,7 +13,7 @@ from iscp_dagster.model.consumers.protocol import DataRetriever
 from iscp_dagster.model.declared.schema import DELETED, SYSTEM_COLUMNS, VERSION
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serviceconsumers.chunks import DELETE, UPSERT, line
+from iscp_dagster.serviceconsumers.chunks import DELETE, UPSERT, format_line
 from iscp_dagster.serviceconsumers.sorting import Sorter
 
 
@@ -53,4 +53,4 @@ class Lines:
             gone = bool(row[DELETED])
             kept = identity if gone else row.keys() - set(SYSTEM_COLUMNS)
             only = {name: value for name, value in row.items() if name in kept}
-            yield line(only, row[VERSION], DELETE if gone else UPSERT)
+            yield format_line(only, row[VERSION], DELETE if gone else UPSERT)

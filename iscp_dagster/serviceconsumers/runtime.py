@@ -36,7 +36,7 @@ class RuntimeServices:
     _registering: threading.Lock = field(default_factory=threading.Lock)
 
     @as_job_errors()
-    def keyed(self, url: str, service: str, handler: str) -> bool:
+    def is_keyed(self, url: str, service: str, handler: str) -> bool:
         asked = url, service, handler
         with self._registering:
             if asked not in self._keyed:
@@ -67,7 +67,9 @@ class RuntimeServices:
         )
 
     @as_job_errors()
-    def stands(self, service: str, handler: str, *, key: str | None, idempotency_key: str) -> bool:
+    def has_invocation(
+        self, service: str, handler: str, *, key: str | None, idempotency_key: str
+    ) -> bool:
         keyed = () if key is None else (key,)
         try:
             self.client.output(service, *keyed, handler, idempotency_key)
@@ -167,6 +169,6 @@ def open_client(url: str, token: str) -> Client:
 
 
 @lru_cache(maxsize=4)
-def runtime_at(url: str, token: str = "") -> RuntimeServices:
+def open_runtime(url: str, token: str = "") -> RuntimeServices:
     """The runtime at an address, with one client for the whole process. Raises ConfigError."""
     return RuntimeServices(open_client(url, token))

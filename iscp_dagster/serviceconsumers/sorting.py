@@ -23,7 +23,7 @@ class _SpillFile:
     places: Mapping[str, tuple[int, int]]
     """By tenant, where its lines begin and end."""
 
-    def lines(self, tenant: str) -> Iterator[str]:
+    def read_lines(self, tenant: str) -> Iterator[str]:
         at, end = self.places.get(tenant, (0, 0))
         rest = b""
         while at < end:
@@ -61,10 +61,10 @@ class Sorter:
         """Forget a tenant's lines that are in memory; nobody will ask for the others."""
         self._size -= sum(map(len, self._held.pop(tenant, ())))
 
-    def sorted(self, tenant: str) -> Iterator[str]:
+    def read_sorted(self, tenant: str) -> Iterator[str]:
         """The tenant's lines in order; add no more."""
         held = sorted(self._held.get(tenant, ()))
-        return heapq.merge(held, *(run.lines(tenant) for run in self._runs))
+        return heapq.merge(held, *(run.read_lines(tenant) for run in self._runs))
 
     def _spill_to_disk(self) -> None:
         # It has no name, so that nothing is left of it after a crash.

@@ -24,10 +24,10 @@ from iscp_dagster.delta.expressions import analyze_expressions
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.events.ids import DEFAULT_IDS, IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.model.clock import Clock, utc_now
+from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.declared.images import IMAGE_FIELDS, Transitions
 from iscp_dagster.model.declared.schema import DeltaField, parse_schema
-from iscp_dagster.model.declared.sharding import base_name, shard_of
+from iscp_dagster.model.declared.sharding import shard_of, strip_shard_suffix
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import ConsumerInfo
@@ -53,7 +53,7 @@ class Deployment:
     """The root folder of tables without a path; each is at `database/table` below it."""
     states: Callable[[], StateStore] | None = None
     """Opens the store of batch states beside the job rows; None: only the rows keep them."""
-    clock: Clock = utc_now
+    clock: Clock = get_utc_now
     tolerate_state_mismatch: bool = False
     """Whether to skip a range that lies before the recorded batch instead of stopping the job."""
     private_spark: Callable[[], SparkSession] | None = None
@@ -126,7 +126,7 @@ class Deployment:
         `calculated` are a view's own columns; None: as its table has them, or else as Spark says.
         """
         check_table_nulls(source, schema)
-        wanted = source.columns_of(index, [field.name for field in schema])
+        wanted = source.select_columns(index, [field.name for field in schema])
         fields = [field for field in schema if field.name in wanted]
         endpoint = self.get_endpoint(index)
         made = partial(IndexTable, source=source, generation=generation, database=endpoint.database)
@@ -169,7 +169,7 @@ class Deployment:
         if (shard or 0) >= len(self.endpoints):
             return None
         endpoint = self.endpoints[shard or 0]
-        view = f"{info.table}_{base_name(info.job, shard)}"
+        view = f"{info.table}_{strip_shard_suffix(info.job, shard)}"
         return IndexData(endpoint=endpoint, database=endpoint.resolve_database(info.db), view=view)
 
     def get_endpoint(self, index: Index) -> Endpoint:

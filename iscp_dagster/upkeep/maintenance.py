@@ -13,7 +13,7 @@ from iscp_dagster.clickhouse.tables.staging import find_leftover_tables
 from iscp_dagster.clickhouse.write.letters import DeadLetters
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.names import view_name
-from iscp_dagster.model.declared.sharding import base_name, shard_of, suffix
+from iscp_dagster.model.declared.sharding import format_suffix, shard_of, strip_shard_suffix
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError, UnavailableError
 from iscp_dagster.model.jobs import Job, JobID
@@ -267,15 +267,15 @@ def _list_sharing_names(name: JobID, dropped: Sequence[Job]) -> list[JobID]:
     shards = {shard_of(job.spec.detail.consumer.options) for job in dropped}
     if shards - {None, 0}:
         return [name]
-    bases = {base_name(name.job, shard) for shard in shards}
-    found = {name.job, *bases, *(f"{base}{suffix(0)}" for base in bases)}
+    bases = {strip_shard_suffix(name.job, shard) for shard in shards}
+    found = {name.job, *bases, *(f"{base}{format_suffix(0)}" for base in bases)}
     return [replace(name, job=job) for job in sorted(found)]
 
 
 def _is_twin(job: Job) -> bool:
     """Whether it keeps a shard, or an index that is not merely named like a first shard."""
     shard = shard_of(job.spec.detail.consumer.options)
-    return shard is not None or not job.name.job.endswith(suffix(0))
+    return shard is not None or not job.name.job.endswith(format_suffix(0))
 
 
 def _get_name(job: Job) -> JobID:

@@ -35,7 +35,7 @@ def describe_events(deployment: Deployment, trigger: Trigger) -> dict[str, Any]:
     """
     if not trigger.endpoints:
         return {}
-    found = open_outbox(deployment).numbers(trigger.name, trigger.endpoints)
+    found = open_outbox(deployment).summarize_trigger(trigger.name, trigger.endpoints)
     return {
         **{f"events_{state}": number for state, number in found.events.items()},
         "oldest_pending": found.oldest,

@@ -145,7 +145,7 @@ def outcome(
     return Outcome(verdict=Verdict.AGAIN, next_at=next_at, change=change, reason=reason)
 
 
-def seconds_asked(header: str | None, now: datetime) -> float | None:
+def parse_retry_after(header: str | None, now: datetime) -> float | None:
     """The seconds in a `Retry-After`, given as such or as a date; None if it is neither."""
     text = (header or "").strip()
     if text.isascii() and text.isdigit():
@@ -172,7 +172,7 @@ def _is_exhausted(
 
 
 def _get_requested_delay(answer: Answer, now: datetime, rules: Rules) -> float | None:
-    asked = seconds_asked(answer.retry_after, now)
+    asked = parse_retry_after(answer.retry_after, now)
     # A receiver that asks for no wait at all is not asked again within the second.
     return None if asked is None else min(max(asked, 1.0), rules.longest)
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.webhooks.pending import Delivery
-from iscp_dagster.webhooks.putting import lock, numbers
+from iscp_dagster.webhooks.putting import build_number_query, lock
 from iscp_dagster.webhooks.tables import IS_NEXT, IS_PENDING, ISCP_OUTBOX, OUTBOX, State
 from sql_transactions.given import given
 
@@ -49,7 +49,7 @@ class Message:
         return min((each.failed_at for each in self.events if each.failed_at), default=None)
 
 
-def halves(message: Message, batch_id: BatchId) -> tuple[Message, Message]:
+def split_batch(message: Message, batch_id: BatchId) -> tuple[Message, Message]:
     """A batch of several events as two; only that of a single lane is cut within it.
 
     Otherwise one half might be sent with a lane's later events while the other waits.
@@ -136,7 +136,7 @@ def due(connection: sa.Connection, endpoint: str) -> datetime | None:
 def _read_recorded_batch(connection: sa.Connection, endpoint: str, batch: str) -> Work:
     chosen = (OUTBOX.endpoint == endpoint, OUTBOX.batch_id == batch, IS_PENDING)
     rows = connection.execute(sa.select(ISCP_OUTBOX).where(*chosen).order_by(OUTBOX.number)).all()
-    return _make_batch_sequence(batch, [(row.lane, delivery(row)) for row in rows])
+    return _make_batch_sequence(batch, [(row.lane, to_delivery(row)) for row in rows])
 
 
 def _compose_batch(
@@ -154,7 +154,7 @@ def _compose_batch(
         held += [(lane, each) for each in more]
     held.sort(key=lambda each: each[1].number)
     made = batch_id([each.event_id for _, each in held])
-    numbered = numbers(connection, (each.number for _, each in held))
+    numbered = build_number_query(connection, (each.number for _, each in held))
     lock(connection, OUTBOX.number.in_(numbered))
     recorded = sa.update(ISCP_OUTBOX).where(OUTBOX.number.in_(numbered), IS_PENDING)
     connection.execute(recorded.values(batch_id=made))
@@ -178,7 +178,7 @@ def _read_lane_heads(
         chosen = chosen.where(OUTBOX.lane.not_in(sa.select(lanes)))
     # Only in this order does the index give the first without a look at all others.
     rows = connection.execute(chosen.order_by(OUTBOX.next_at).limit(room))
-    return [(row.lane, delivery(row)) for row in rows]
+    return [(row.lane, to_delivery(row)) for row in rows]
 
 
 def _read_followers(
@@ -197,10 +197,10 @@ def _read_followers(
     for row in connection.execute(chosen).all():
         if row.batch_id is not None:
             return
-        yield delivery(row)
+        yield to_delivery(row)
 
 
-def delivery(row: sa.Row[Any]) -> Delivery:
+def to_delivery(row: sa.Row[Any]) -> Delivery:
     """The delivery in a row of the outbox."""
     return Delivery(
         number=row.number,

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.webhooks.claims import delivery
+from iscp_dagster.webhooks.claims import to_delivery
 from iscp_dagster.webhooks.pending import Attempt, Delivery
 from iscp_dagster.webhooks.tables import (
     ATTEMPTS,
@@ -54,7 +54,7 @@ class Count:
     """When the first of them was recorded."""
 
 
-def conditions(chosen: Chosen) -> list[sa.ColumnElement[bool]]:
+def build_conditions(chosen: Chosen) -> list[sa.ColumnElement[bool]]:
     """The conditions that choose the deliveries."""
     columns = {
         "trigger": OUTBOX.trigger_name,
@@ -75,13 +75,13 @@ def conditions(chosen: Chosen) -> list[sa.ColumnElement[bool]]:
     return where
 
 
-def listed(connection: sa.Connection, chosen: Chosen, limit: int) -> list[Delivery]:
+def list_deliveries(connection: sa.Connection, chosen: Chosen, limit: int) -> list[Delivery]:
     """The deliveries recorded last, newest first."""
-    found = sa.select(ISCP_OUTBOX).where(*conditions(chosen)).order_by(OUTBOX.number.desc())
-    return [delivery(row) for row in connection.execute(found.limit(limit))]
+    found = sa.select(ISCP_OUTBOX).where(*build_conditions(chosen)).order_by(OUTBOX.number.desc())
+    return [to_delivery(row) for row in connection.execute(found.limit(limit))]
 
 
-def attempts(connection: sa.Connection, deliveries: Sequence[Delivery]) -> list[Attempt]:
+def list_attempts(connection: sa.Connection, deliveries: Sequence[Delivery]) -> list[Attempt]:
     """The attempts of these deliveries, oldest first, those of their batches included."""
     ids = {each.event_id for each in deliveries} | {each.batch_id for each in deliveries}
     of = (
@@ -93,7 +93,7 @@ def attempts(connection: sa.Connection, deliveries: Sequence[Delivery]) -> list[
     return [Attempt(**row._asdict()) for row in connection.execute(found)]
 
 
-def counts(connection: sa.Connection, trigger: str | None) -> list[Count]:
+def count_deliveries(connection: sa.Connection, trigger: str | None) -> list[Count]:
     """The deliveries by trigger, endpoint and state."""
     by = (OUTBOX.trigger_name, OUTBOX.endpoint, OUTBOX.state)
     where = () if trigger is None else (OUTBOX.trigger_name == trigger,)
@@ -115,13 +115,13 @@ def counts(connection: sa.Connection, trigger: str | None) -> list[Count]:
 def count_states(connection: sa.Connection, chosen: Chosen) -> dict[str, int]:
     """The chosen deliveries by state, 0 included."""
     found = dict.fromkeys((State.NEXT.label, State.DELIVERED.label, State.DEAD.label), 0)
-    rows = sa.select(OUTBOX.state, sa.func.count()).where(*conditions(chosen))
+    rows = sa.select(OUTBOX.state, sa.func.count()).where(*build_conditions(chosen))
     for state, number in connection.execute(rows.group_by(OUTBOX.state)):
         found[State(state).label] += number
     return found
 
 
-def counted(
+def count_trigger_states(
     connection: sa.Connection, trigger: str, endpoints: Sequence[str], most: int
 ) -> dict[str, int]:
     """The trigger's deliveries to these endpoints by state, each counted up to `most`.

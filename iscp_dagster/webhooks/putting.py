@@ -66,7 +66,7 @@ def elect(connection: sa.Connection, lanes: Collection[Lane]) -> None:
     connection.execute(promoted.values(state=int(State.NEXT)))
 
 
-def again(
+def requeue_deliveries(
     connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]], now: Any
 ) -> tuple[int, int]:
     """Make ended deliveries pending again, and pending ones due; returns how many of each."""
@@ -93,7 +93,7 @@ def lock(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> None:
         connection.execute(held.with_for_update()).all()
 
 
-def numbers(connection: sa.Connection, chosen: Iterable[int]) -> sa.Select[Any]:
+def build_number_query(connection: sa.Connection, chosen: Iterable[int]) -> sa.Select[Any]:
     """The deliveries' numbers as a query; any number of them."""
     rows = [{"number": number} for number in chosen]
     return sa.select(given(connection.dialect, [OUTBOX.number], rows))

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from iscp_dagster.webhooks.answers import Answer, Health, Outcome, Verdict
 from iscp_dagster.webhooks.claims import Message
-from iscp_dagster.webhooks.putting import elect, lock, numbers
+from iscp_dagster.webhooks.putting import build_number_query, elect, lock
 from iscp_dagster.webhooks.tables import (
     ENDPOINTS,
     IS_PENDING,
@@ -87,7 +87,10 @@ def _update_deliveries(
     connection: sa.Connection, endpoint: str, rows: Sequence[dict[str, Any]], now: datetime
 ) -> set[tuple[str, str]]:
     """Write the deliveries back; returns the lanes in which something ended."""
-    lock(connection, OUTBOX.number.in_(numbers(connection, (row["number"] for row in rows))))
+    lock(
+        connection,
+        OUTBOX.number.in_(build_number_query(connection, (row["number"] for row in rows))),
+    )
     new = given(connection.dialect, _CHANGED, rows)
     unended = new.c.state < int(State.DELIVERED)
     values = {
@@ -103,7 +106,7 @@ def _update_deliveries(
 
 
 def _recompose_batch(connection: sa.Connection, batch: Message) -> None:
-    numbered = numbers(connection, (each.number for each in batch.events))
+    numbered = build_number_query(connection, (each.number for each in batch.events))
     mine = sa.update(ISCP_OUTBOX).where(OUTBOX.number.in_(numbered), IS_PENDING)
     connection.execute(mine.values(batch_id=batch.id))
 
@@ -171,7 +174,7 @@ def add_endpoints(connection: sa.Connection, names: Sequence[str], now: datetime
         connection.execute(insert, rows)
 
 
-def endpoints(
+def read_endpoints(
     connection: sa.Connection, names: Sequence[str] | None = None
 ) -> dict[str, EndpointState]:
     """The endpoints that have a row, by name; with `names`, of these."""
@@ -181,7 +184,7 @@ def endpoints(
     return {row.name: _to_endpoint_state(row) for row in connection.execute(chosen)}
 
 
-def change(
+def set_endpoint_state(
     connection: sa.Connection, name: str, state: str, reason: str, now: datetime
 ) -> EndpointState:
     """Have a person pause or resume an endpoint; resuming begins its retries anew, at once."""
@@ -196,7 +199,7 @@ def change(
     connection.execute(
         sa.update(ISCP_ENDPOINTS).where(mine).values(values | {"seq": ENDPOINTS.seq + 1})
     )
-    return endpoints(connection, [name])[name]
+    return read_endpoints(connection, [name])[name]
 
 
 def _to_endpoint_state(row: sa.Row[Any]) -> EndpointState:

@@ -19,7 +19,7 @@ import anyio
 
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.joblog.sql.engine import open_engine
-from iscp_dagster.model.clock import Clock, utc_now
+from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.imports import need
@@ -66,7 +66,9 @@ class SenderService:
             return
         outbox = Outbox(open_engine(self.environ[LOG_URL], kept=True))
         await asyncio.to_thread(outbox.ensure)
-        await asyncio.to_thread(outbox.inherit, lambda owner: is_gone(owner, machine()))
+        await asyncio.to_thread(
+            outbox.free_gone_senders, lambda owner: is_gone(owner, identify_machine())
+        )
         resolver = Resolver()
         sender = Sender(
             outbox,
@@ -74,7 +76,7 @@ class SenderService:
                 (each, partial(_make_poster, each, self.environ, resolver))
                 for each in self.endpoints
             ],
-            owner=f"{machine()}:{os.getpid()}:{secrets.token_hex(4)}",
+            owner=f"{identify_machine()}:{os.getpid()}:{secrets.token_hex(4)}",
             batch_id=IdScheme.from_environment(self.environ).make_batch_id,
         )
         try:
@@ -111,7 +113,7 @@ async def _keep_running(load: Callable[[], SenderService], stop: asyncio.Event) 
             await stop.wait()
 
 
-def machine() -> str:
+def identify_machine() -> str:
     """What makes a process's number unique; empty where that cannot be told."""
     try:
         booted = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -126,7 +128,9 @@ def is_gone(owner: str, here: str) -> bool:
     return bool(here) and place == here and not Path(f"/proc/{process}").exists()
 
 
-async def ping(endpoint: Endpoint, environ: Mapping[str, str], clock: Clock = utc_now) -> Answer:
+async def ping(
+    endpoint: Endpoint, environ: Mapping[str, str], clock: Clock = get_utc_now
+) -> Answer:
     """Send the endpoint one signed event of type PING that is in no outbox; gives its answer.
 
     It is sent even while the endpoint is paused. Raises ConfigError as SenderService does.
@@ -151,7 +155,7 @@ async def ping(endpoint: Endpoint, environ: Mapping[str, str], clock: Clock = ut
 
 
 def _make_poster(
-    endpoint: Endpoint, environ: Mapping[str, str], resolver: Resolver, clock: Clock = utc_now
+    endpoint: Endpoint, environ: Mapping[str, str], resolver: Resolver, clock: Clock = get_utc_now
 ) -> Poster:
     from iscp_dagster.webhooks.sending.posting import Poster
 

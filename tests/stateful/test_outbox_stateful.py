@@ -120,7 +120,7 @@ class OutboxMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def resend(self, data):
         id_ = data.draw(st.sampled_from(sorted(self.keys)))
-        assert self.outbox.resend(id_) == 1
+        assert self.outbox.resend_event(id_) == 1
         self.states[id_], self.due[id_] = "pending", self.watch()
 
     @rule()
@@ -133,7 +133,7 @@ class OutboxMachine(RuleBasedStateMachine):
     @invariant()
     def the_first_pending_event_of_each_key_is_next(self):
         chosen = sa.select(OUTBOX.event_id, OUTBOX.state).order_by(OUTBOX.number)
-        with self.outbox.reading() as connection:
+        with self.outbox.begin_read() as connection:
             held = {id_: State(state) for id_, state in connection.execute(chosen)}
         assert {id_: state.label for id_, state in held.items()} == self.states
         following = {id_ for id_, state in held.items() if state is State.NEXT}
@@ -168,7 +168,7 @@ class BatchMachine(OutboxMachine):
     def recorded(self):
         chosen = sa.select(OUTBOX.event_id, OUTBOX.batch_id)
         waiting = chosen.where(OUTBOX.batch_id.is_not(None), OUTBOX.state <= 1)
-        with self.outbox.reading() as connection:
+        with self.outbox.begin_read() as connection:
             return dict(connection.execute(waiting).all())
 
 

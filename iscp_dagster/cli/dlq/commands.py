@@ -114,12 +114,12 @@ def _find_letters(
     ids: list[str] | None, index: str | None, tenant: str | None
 ) -> tuple[Jobs, list[DeadLetter]]:
     from iscp_dagster.api import jobs as api
-    from iscp_dagster.api.names import narrowed
+    from iscp_dagster.api.names import to_tenant_filter
     from iscp_dagster.cli.parts.known import check_known
     from iscp_dagster.upkeep.dead_letters import find_letters
 
     jobs = api.open_jobs(os.environ)
-    chosen = narrowed(tenant)
+    chosen = to_tenant_filter(tenant)
     found = find_letters(jobs.deployment, jobs.sources, index=index, tenant=chosen, ids=ids or ())
     if not found:
         check_known(jobs, tenant=tenant, name=index, what="index")

@@ -45,7 +45,7 @@ def list_events(
     deliveries = _open_deliveries()
     names = {"trigger": trigger, "endpoint": endpoint, "tenant": tenant, "state": state}
     chosen = _parse_selection(deliveries, names, from_, to)
-    found = deliveries.outbox.listed(chosen, limit=limit)
+    found = deliveries.outbox.list_deliveries(chosen, limit=limit)
     if as_json:
         write([event_json.describe_delivery(each) for each in found])
     else:
@@ -77,7 +77,7 @@ def resend(
     """Send an event again, under the same id, whether it was delivered or is a dead letter."""
     from iscp_dagster.cli.parts.results import print_result
 
-    sent = _open_deliveries().outbox.resend(id_, endpoint)
+    sent = _open_deliveries().outbox.resend_event(id_, endpoint)
     if not sent:
         raise _make_no_event_error(id_, endpoint)
     text = f"{id_} is sent again, to {sent:,} endpoint{'s' * (sent != 1)}."

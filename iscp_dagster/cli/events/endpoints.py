@@ -30,7 +30,7 @@ def list_endpoints(*, as_json: AsJson = False) -> None:
     from iscp_dagster.cli.events import show as event_show
     from iscp_dagster.cli.jobs.json import write
 
-    found = open_deliveries(os.environ).standings()
+    found = open_deliveries(os.environ).summarize_endpoints()
     if as_json:
         write([event_json.endpoint(each) for each in found])
     else:
@@ -47,12 +47,12 @@ def pause(
     as_json: AsJson = False,
 ) -> None:
     """Send nothing to an endpoint until it is resumed; its events wait."""
-    from iscp_dagster.api.environment import user
+    from iscp_dagster.api.environment import get_user
     from iscp_dagster.api.outbox import open_deliveries
 
     deliveries = open_deliveries(os.environ)
     deliveries.check_endpoint(name)
-    why = reason or f"paused by {user()}"
+    why = reason or f"paused by {get_user()}"
     _print_state(deliveries.outbox.pause(name, why), as_json=as_json)
 
 

@@ -17,13 +17,13 @@ def send() -> None:
 
     Several may run: each endpoint is served by one of them at a time.
     """
-    from iscp_dagster.api.discovery import declared_endpoints
+    from iscp_dagster.api.discovery import load_endpoints
     from iscp_dagster.local.stack.environment import add_stack_variables
     from iscp_dagster.serve.web.server import log_to_stderr
     from iscp_dagster.webhooks.service import SenderService
 
     environ = add_stack_variables(os.environ)
-    endpoints = declared_endpoints(environ)
+    endpoints = load_endpoints(environ)
     service = SenderService(environ, endpoints)
     log_to_stderr()
     names = ", ".join(sorted(each.name for each in endpoints)) or "no endpoint: none is declared"

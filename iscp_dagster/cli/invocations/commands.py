@@ -36,11 +36,11 @@ def list_invocations(
 ) -> None:
     """Count invocations by status, and list them, the latest first."""
     from durable_invocations.ingress import facts
-    from iscp_dagster.api.invocations import chosen, open_invocations
+    from iscp_dagster.api.invocations import build_selection, open_invocations
     from iscp_dagster.cli.invocations import show as shown
     from iscp_dagster.cli.jobs.json import write
 
-    wanted = chosen(status=status, service=service, handler=handler, key=key, limit=limit)
+    wanted = build_selection(status=status, service=service, handler=handler, key=key, limit=limit)
     store = open_invocations(os.environ)
     found = [facts.invocation(each) for each in store.invocations(wanted)]
     if as_json:
@@ -55,11 +55,11 @@ def list_invocations(
 @invocations.command()
 def show(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
     """Show an invocation, and its journal entry by entry."""
-    from iscp_dagster.api.invocations import open_invocations, whole
+    from iscp_dagster.api.invocations import describe_invocation, open_invocations
     from iscp_dagster.cli.invocations import show as shown
     from iscp_dagster.cli.jobs.json import write
 
-    found = whole(open_invocations(os.environ), id_)
+    found = describe_invocation(open_invocations(os.environ), id_)
     if as_json:
         write(found)
     else:

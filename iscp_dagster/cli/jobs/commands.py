@@ -66,7 +66,7 @@ def register(
 
     Exit code 1 when the job exists with a different specification.
     """
-    from iscp_dagster.api.names import parsed
+    from iscp_dagster.api.names import parse_job_id
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
     from iscp_dagster.cli.jobs.registering import registered
@@ -91,7 +91,7 @@ def register(
     if file is not None:
         wishes = read_file(jobs, file)
     else:
-        wishes = [build_job_request(jobs, tenant, parsed(name or ""), change, options=True)]
+        wishes = [build_job_request(jobs, tenant, parse_job_id(name or ""), change, options=True)]
     done = []
     for wish in wishes:
         done.append(registered(jobs, wish))
@@ -133,7 +133,7 @@ def update(
     as_json: AsJson = False,
 ) -> None:
     """Change a job's spec; options left out keep their values."""
-    from iscp_dagster.api.names import parsed
+    from iscp_dagster.api.names import parse_job_id
     from iscp_dagster.cli.jobs.specs import build_spec_update
     from iscp_dagster.cli.jobs.updating import update_spec
     from iscp_dagster.cli.parts.results import print_result
@@ -154,7 +154,7 @@ def update(
     if change.empty and not interrupt:
         raise ConfigError("There is nothing to change; name an option, see `iscp job update -h`.")
 
-    done = update_spec(_open_jobs(), tenant, parsed(name), change, interrupt=interrupt)
+    done = update_spec(_open_jobs(), tenant, parse_job_id(name), change, interrupt=interrupt)
     print_result(done.to_json(), str(done), as_json=as_json)
 
 
@@ -200,13 +200,13 @@ def _apply_verb(
     name: str, tenant: str, verb: Verb, said: Mapping[bool, str], *, as_json: bool
 ) -> None:
     """Apply `verb` to the job, and print whether it changed anything."""
-    from iscp_dagster.api.names import parsed, titled
+    from iscp_dagster.api.names import format_title, parse_job_id
     from iscp_dagster.cli.parts.results import print_result
 
-    wanted = parsed(name)
+    wanted = parse_job_id(name)
     changed = verb(_open_jobs())(tenant, wanted)
     fact = {"tenant": tenant, "job": str(wanted), "changed": changed}
-    print_result(fact, f"{titled(str(wanted), tenant)}: {said[changed]}", as_json=as_json)
+    print_result(fact, f"{format_title(str(wanted), tenant)}: {said[changed]}", as_json=as_json)
 
 
 job.command()(job_look.status)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from iscp_dagster.api.facts import moment, status
+from iscp_dagster.api.facts import describe_moment, status
 from iscp_dagster.api.names import EVERY
 from iscp_dagster.cli.parts.results import print_json
 from iscp_dagster.joblog.history import Entry, Usage
@@ -34,7 +34,7 @@ def history(found: Beginning | None) -> dict[str, Any]:
     """Where a changes index's history begins, and what it lacks; empty for any other."""
     if found is None:
         return {}
-    return {"changes_since": moment(found.at), "gap": found.gap[0] if found.gap else None}
+    return {"changes_since": describe_moment(found.at), "gap": found.gap[0] if found.gap else None}
 
 
 def describe_iteration(tenant: str, name: JobID, each: JobStatus) -> dict[str, Any]:
@@ -55,8 +55,8 @@ def describe_entry(each: Entry) -> dict[str, Any]:
         "before": None if each.before is None else each.before.label,
         "after": each.after.label,
         "who": each.who,
-        "from": moment(each.from_),
-        "to": moment(each.to),
+        "from": describe_moment(each.from_),
+        "to": describe_moment(each.to),
         "code": each.code,
         "message": each.message,
         "inserted": each.inserted,

@@ -39,12 +39,12 @@ def status(
     """
     from iscp_dagster.api import jobs as api
     from iscp_dagster.api.facts import job as job_facts
-    from iscp_dagster.api.names import EVERY, parsed
+    from iscp_dagster.api.names import EVERY, parse_job_id
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
     from iscp_dagster.cli.parts.counting import ROWS, print_rest
 
-    jobs, wanted = api.open_jobs(os.environ), parsed(name)
+    jobs, wanted = api.open_jobs(os.environ), parse_job_id(name)
     table = f"{wanted.db}.{wanted.table}"
     jobs.get_job(tenant or EVERY, wanted)
     held = jobs.list_jobs(tenant, table)
@@ -99,7 +99,7 @@ def list_jobs(
     if not as_json:
         every.sort(key=lambda each: each.state is not JobState.ERROR)
     found = every[: limit or (None if as_json else ROWS)]
-    standing = jobs.standing(table) if state is None and tenant in {None, EVERY} else {}
+    standing = jobs.list_templates(table) if state is None and tenant in {None, EVERY} else {}
     if not (found or standing):
         check_known(jobs, tenant=tenant, table=table)
     tenants: dict[str, set[str]] = {}
@@ -153,7 +153,7 @@ def history(
 ) -> None:
     """Show what happened to jobs, oldest first."""
     from iscp_dagster.api import jobs as api
-    from iscp_dagster.api.names import parsed
+    from iscp_dagster.api.names import parse_job_id
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
     from iscp_dagster.cli.jobs.specs import parse_time
@@ -161,7 +161,7 @@ def history(
 
     jobs = api.open_jobs(os.environ)
     after = parse_time(since, jobs.deployment.clock()) if since else None
-    found = jobs.history(tenant, parsed(name) if name else None, after, most)
+    found = jobs.history(tenant, parse_job_id(name) if name else None, after, most)
     if not found:
         check_known(jobs, tenant=tenant, name=name)
     if as_json:

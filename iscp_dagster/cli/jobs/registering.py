@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import EVERY, command, titled, whose
+from iscp_dagster.api.names import EVERY, command, describe_tenant, format_title
 from iscp_dagster.cli.jobs.specs import Wish
 from iscp_dagster.delta.log.tenants import find_tenants
 from iscp_dagster.model.specs import JobSpec
@@ -27,7 +27,7 @@ class Registered:
     def __str__(self) -> str:
         done = "registered" if self.created else "already exists"
         mark = (", " if self.differs and self.wish.tenant != EVERY else "; ") if self.note else ""
-        return f"{titled(str(self.wish.job), self.wish.tenant)}: {done}{mark}{self.note}"
+        return f"{format_title(str(self.wish.job), self.wish.tenant)}: {done}{mark}{self.note}"
 
     def to_json(self) -> Mapping[str, Any]:
         told = {"note": self.note} if self.note else {}
@@ -58,10 +58,13 @@ def _describe_difference(jobs: Jobs, wish: Wish) -> str:
 def _list_existing_jobs(jobs: Jobs, wish: Wish) -> Iterator[tuple[str, JobSpec]]:
     """The existing jobs that the wish names, each with the start of a sentence about it."""
     name, every = wish.job, wish.tenant == EVERY
-    if every and name in (standing := jobs.standing()):
+    if every and name in (standing := jobs.list_templates()):
         yield "for later tenants it already exists, ", standing[name]
     for job in jobs.deployment.log.jobs(tenant=None if every else wish.tenant, name=name):
-        yield f"for {whose(job.key.tenant)} it already exists, " if every else "", job.spec
+        yield (
+            f"for {describe_tenant(job.key.tenant)} it already exists, " if every else "",
+            job.spec,
+        )
 
 
 def _format_difference(name: str, held: Any, asked: Any) -> str:
@@ -78,4 +81,4 @@ def _note_missing_rows(jobs: Jobs, wish: Wish) -> str:
     tenants = find_tenants(delta_log)
     if wish.tenant == EVERY or tenants is None or wish.tenant in tenants:
         return ""
-    return f"the table holds no rows of {whose(wish.tenant)} yet"
+    return f"the table holds no rows of {describe_tenant(wish.tenant)} yet"

@@ -9,17 +9,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iscp_dagster.api.names import about, parsed
+from iscp_dagster.api.names import parse_job_id, prefix_errors
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.clock import DURATION, duration
-from iscp_dagster.model.declared.kinds import kind_names
+from iscp_dagster.model.clock import DURATION, parse_duration
+from iscp_dagster.model.declared.kinds import list_kind_names
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import (
     JobSpec,
     TriggerSpec,
-    json_object,
+    parse_json_object,
 )
 from iscp_dagster.planning.triggers.loading import BUILT_IN, schedule_settings
 from iscp_dagster.planning.triggers.periodic import INTERVAL, SHARE
@@ -102,8 +102,8 @@ def build_job_request(
 
     `options`: the change comes from the command line (`asked`). Raises ConfigError.
     """
-    with about(job):
-        plain = jobs.plain_spec(job, change.type)
+    with prefix_errors(job):
+        plain = jobs.get_default_spec(job, change.type)
         if options:
             change = complete_schedule(change, [plain.trigger])
         spec = change.apply_to(plain)
@@ -140,7 +140,7 @@ def parse_time(text: str, now: datetime) -> datetime:
     Raises ConfigError.
     """
     try:
-        if (length := duration(text)) is not None:
+        if (length := parse_duration(text)) is not None:
             return now - length
         found = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
     except (ValueError, OverflowError):
@@ -153,12 +153,12 @@ def parse_time(text: str, now: datetime) -> datetime:
 
 def _parse_entry(jobs: Jobs, where: str, value: Any) -> Wish:
     try:
-        fields = json_object("entry", value, ("tenant", "job", "spec"), ("job",))
-        job = parsed(str(fields["job"]))
+        fields = parse_json_object("entry", value, ("tenant", "job", "spec"), ("job",))
+        job = parse_job_id(str(fields["job"]))
         change = SpecUpdate.from_json(fields.get("spec") or {})
         tenant = str(fields.get("tenant", DEFAULT_TENANT))
         wish = build_job_request(jobs, tenant, job, change)
-        jobs.registrable(tenant, job, wish.spec)
+        jobs.prepare_registration(tenant, job, wish.spec)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     return wish
@@ -166,7 +166,7 @@ def _parse_entry(jobs: Jobs, where: str, value: Any) -> Wish:
 
 def _check_same_consumer(where: str, wish: Wish, first: Wish) -> None:
     consumers = [each.spec.detail.consumer for each in (first, wish)]
-    if consumers[0] != consumers[1] and {each.type for each in consumers} & set(kind_names()):
+    if consumers[0] != consumers[1] and {each.type for each in consumers} & set(list_kind_names()):
         raise ConfigError(
             f"{where}: index {wish.job} differs from an earlier entry; it has one table for "
             "all its tenants, so give it the same type, columns and options in every entry."

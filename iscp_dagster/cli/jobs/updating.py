@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import titled
+from iscp_dagster.api.names import format_title
 from iscp_dagster.cli.jobs.specs import complete_schedule
 from iscp_dagster.cli.parts.counting import count_nouns
 from iscp_dagster.joblog.protocol import Interrupted
@@ -28,7 +28,7 @@ class Updated:
 
     def __str__(self) -> str:
         then = f"; {self._interruption_text}" if self.interrupt else ""
-        return f"{titled(str(self.job), self.tenant)}: {self._change_text}{then}"
+        return f"{format_title(str(self.job), self.tenant)}: {self._change_text}{then}"
 
     def to_json(self) -> dict[str, Any]:
         """Return what was changed; with --interrupt, of how many jobs iterations were canceled."""
@@ -56,12 +56,12 @@ def update_spec(
     jobs: Jobs, tenant: str, job: JobID, change: SpecUpdate, *, interrupt: bool
 ) -> Updated:
     """Change the spec. Raises ConfigError, NoSuchJobError."""
-    before = jobs.specs(tenant, job)
+    before = jobs.list_specs(tenant, job)
     wanted = complete_schedule(change, [each.trigger for each in before])
     return Updated(
         tenant=tenant,
         job=job,
-        done=jobs.change_job_spec(tenant, job, wanted, interrupt=interrupt),
+        done=jobs.apply_spec_change(tenant, job, wanted, interrupt=interrupt),
         respecified=any(wanted.apply_to(each) != each for each in before),
         interrupt=interrupt,
     )

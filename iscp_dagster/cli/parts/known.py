@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from iscp_dagster.api.names import EVERY, check_table, no_such, parsed
+from iscp_dagster.api.names import EVERY, check_table, make_unknown_error, parse_job_id
 from iscp_dagster.delta.log.tenants import find_tenants
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def check_known(
 
     Call it only when nothing was found: it reads all jobs. Messages call `name` a `what`.
     """
-    held, tables = jobs.list_jobs(), jobs.known_tables()
+    held, tables = jobs.list_jobs(), jobs.list_known_tables()
     if table is not None and table not in tables:
         check_table(table)
     _check_name("table", table, tables)
@@ -38,9 +38,11 @@ def check_known(
         for called in (each.name, each.shown)
     }
     if name is not None:
-        _check_name(what, str(parsed(name, what)), declared | {str(each.name) for each in held})
+        _check_name(
+            what, str(parse_job_id(name, what)), declared | {str(each.name) for each in held}
+        )
     if tenant is not None and tenant != EVERY:
-        where = table or (_get_table_name(parsed(name, what)) if name else None)
+        where = table or (_get_table_name(parse_job_id(name, what)) if name else None)
         check_tenant(jobs.deployment, jobs.sources, held, tenant, where)
 
 
@@ -65,7 +67,9 @@ def check_tenant(
         known.setdefault(source.name, set()).update(its)
     every = set().union(*known.values())
     if tenant not in every:
-        raise no_such("tenant", tenant, every if table is None else known[table], table or "")
+        raise make_unknown_error(
+            "tenant", tenant, every if table is None else known[table], table or ""
+        )
 
 
 def _get_table_name(job: JobID) -> str:
@@ -74,4 +78,4 @@ def _get_table_name(job: JobID) -> str:
 
 def _check_name(what: str, name: str | None, known: set[str]) -> None:
     if name is not None and name not in known:
-        raise no_such(what, name, known)
+        raise make_unknown_error(what, name, known)

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from iscp_dagster.clickhouse.connect.failures import map_error
 from iscp_dagster.clickhouse.connect.whole import WHOLE
-from iscp_dagster.model.declared.names import checked_database
+from iscp_dagster.model.declared.names import check_database
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def _parse_settings(query: str) -> dict[str, str]:
             "database=NAME and insert_quorum=N (or auto), once each."
         )
     if "database" in asked:
-        checked_database(asked["database"])
+        check_database(asked["database"])
     return asked
 
 

@@ -18,7 +18,7 @@ from iscp_dagster.model.declared.images import (
     ChangeKind,
     Transitions,
 )
-from iscp_dagster.model.declared.schema import TIMESTAMP, VERSION, DeltaField, schema_json
+from iscp_dagster.model.declared.schema import TIMESTAMP, VERSION, DeltaField, to_schema_json
 from iscp_dagster.model.declared.views import check_calculated
 from iscp_dagster.model.errors import ConfigError
 
@@ -80,7 +80,7 @@ class Changes(IndexKind):
         """Keep the calculated columns' types, so that no Spark is needed to open the table."""
         names = self.transitions.calculated
         made = [each for each in fields if each.name in names]
-        return {CALCULATED: schema_json(made)["fields"]} if made else {}
+        return {CALCULATED: to_schema_json(made)["fields"]} if made else {}
 
     def sorted_after(self) -> Sequence[str]:
         return (VERSION, IMAGE)

@@ -44,7 +44,7 @@ class Indexes(ConsumerKind):
     def columns(
         self, source: SourceTable, info: ConsumerInfo, available: Sequence[str]
     ) -> tuple[str, ...]:
-        return source.columns_of(index_of(source, info), available)
+        return source.select_columns(index_of(source, info), available)
 
     def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
         """Raise ConfigError: the writer of index tables takes the rows, in Spark's executors."""

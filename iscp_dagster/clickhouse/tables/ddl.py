@@ -25,7 +25,7 @@ from iscp_dagster.clickhouse.types import nulls
 from iscp_dagster.clickhouse.types.stored import Stored, resolve_stored_type
 from iscp_dagster.clickhouse.types.typetext import FLOATS
 from iscp_dagster.clickhouse.write.chunks import FEWEST_TASKS, MOST_CHUNKS
-from iscp_dagster.model.declared.kinds import views_beside
+from iscp_dagster.model.declared.kinds import list_view_suffixes
 from iscp_dagster.model.declared.names import view_name
 from iscp_dagster.model.declared.schema import (
     DELETED,
@@ -144,7 +144,7 @@ class IndexTable:
     @property
     def views(self) -> tuple[str, ...]:
         """All views that the index may have, including those of earlier generations' kinds."""
-        return (self.view, *map(self.beside, views_beside()))
+        return (self.view, *map(self.beside, list_view_suffixes()))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -298,7 +298,7 @@ class IndexTable:
     def _render_view_drops(self) -> Iterator[str]:
         """Drop the views of other kinds: an earlier generation may have been of one."""
         if self.generation:
-            for end in views_beside():
+            for end in list_view_suffixes():
                 if end not in self.index.beside:
                     yield f"DROP VIEW IF EXISTS {self.name(self.beside(end))}"
 

@@ -18,7 +18,7 @@ from iscp_dagster.clickhouse.connect.portions import split_names
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
 from iscp_dagster.clickhouse.tables.ddl import MADE_BY, SETTINGS, format_table_name
 from iscp_dagster.clickhouse.tables.staging import ATTEMPT, make_attempt_id
-from iscp_dagster.model.declared.kinds import views_beside
+from iscp_dagster.model.declared.kinds import list_view_suffixes
 
 _TABLE = re.compile(
     rf"(?P<view>.+)__(?P<role>rows|staging)(_(?P<generation>[1-9][0-9]*))?(_{ATTEMPT})?"
@@ -128,7 +128,7 @@ class IndexData:
 
     def drop(self) -> None:
         """Drop the views, then the tables. A delayed statement cannot drop tables created later."""
-        for view in (*(f"{self.view}_{end}" for end in views_beside()), self.view):
+        for view in (*(f"{self.view}_{end}" for end in list_view_suffixes()), self.view):
             self._run_statement(f"DROP VIEW IF EXISTS {quote_identifier(self.database, view)}")
         for table, generation in self.tables().items():
             if _get_role(table) == "rows":

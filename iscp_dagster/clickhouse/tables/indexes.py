@@ -28,7 +28,7 @@ from iscp_dagster.clickhouse.write.letters import DeadLetters
 from iscp_dagster.clickhouse.write.placement import Placement
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.clock import Clock, utc_now
+from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.declared.images import BEFORE, CHANGE, FIELDS, IMAGE, ChangeKind
 from iscp_dagster.model.declared.schema import TIMESTAMP, VERSION
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
@@ -47,7 +47,7 @@ class IndexStore:
     """The attempt at building tenants, which alone uses its staging table; see `new_attempt`."""
     epochs: Epochs = field(default_factory=Epochs)
     """The epochs that it shows to the barriers; see `enter` and `take_over`."""
-    clock: Clock = utc_now
+    clock: Clock = get_utc_now
 
     @property
     def staging(self) -> str:

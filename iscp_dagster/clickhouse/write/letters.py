@@ -31,7 +31,7 @@ from iscp_dagster.clickhouse.write.chunks import hash_rows
 from iscp_dagster.clickhouse.write.inserts import insert
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.clock import Clock, utc_now
+from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import IscpError
@@ -115,7 +115,7 @@ class DeadLetters:
     endpoint: Endpoint
     database: str
     sleep: Callable[[float], None] = time.sleep
-    clock: Clock = utc_now
+    clock: Clock = get_utc_now
 
     def ensure(self) -> None:
         """Create the table if it is missing, with a barrier."""

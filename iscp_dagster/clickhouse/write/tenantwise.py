@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.model.portions import halves, in_halves
+from iscp_dagster.model.portions import bisect_on_failure, split_into_halves
 
 T = TypeVar("T")
 
@@ -85,8 +85,8 @@ def bisect_tenants(
 
     done: list[T] = []
     wrong: dict[str, IscpError] = {}
-    for half in halves(split_by_tenant(rows, get_row_tenants(rows, column))):
-        for parts, (found, error) in in_halves(half, attempt):
+    for half in split_into_halves(split_by_tenant(rows, get_row_tenants(rows, column))):
+        for parts, (found, error) in bisect_on_failure(half, attempt):
             done += found
             if error is not None:
                 wrong[parts[0].tenant] = error

@@ -26,7 +26,7 @@ from iscp_dagster.delta.log.facts import (
 )
 from iscp_dagster.delta.log.files import LogFiles, log_files, to_spark_path
 from iscp_dagster.delta.log.mark import LogMark
-from iscp_dagster.model.declared.schema import table_columns
+from iscp_dagster.model.declared.schema import parse_stored_columns
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import SourceError
 from iscp_dagster.model.moment import START, Moment
@@ -224,7 +224,7 @@ class DeltaLog:
             if commit.metadata is None:
                 continue
             seen = self._get_visible_columns(version - 1) if seen is None else seen
-            if get_visible_columns(table_columns(commit.metadata.schema)) != seen:
+            if get_visible_columns(parse_stored_columns(commit.metadata.schema)) != seen:
                 return version
         return None
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from iscp_dagster.delta.log.commit import Commit, Metadata
 from iscp_dagster.delta.log.opening import open_table
 from iscp_dagster.delta.log.unreadable import wrap_store_errors
-from iscp_dagster.model.declared.schema import DeltaField, table_columns
+from iscp_dagster.model.declared.schema import DeltaField, parse_stored_columns
 from iscp_dagster.model.jobs import is_name
 
 VECTORS = "deletionVectors"
@@ -41,7 +41,7 @@ class TableFacts:
         return TableFacts(
             version=commit.version,
             metadata=metadata,
-            fields=table_columns(metadata.schema) if commit.metadata else self.fields,
+            fields=parse_stored_columns(metadata.schema) if commit.metadata else self.fields,
             reader_features=self.reader_features if features is None else features,
         )
 
@@ -126,7 +126,7 @@ class DeltaFacts:
                 partition_columns=tuple(metadata.partition_columns),
                 configuration=dict(metadata.configuration),
             ),
-            fields=table_columns(schema),
+            fields=parse_stored_columns(schema),
             reader_features=frozenset(protocol.reader_features or ()),
         )
 

@@ -46,7 +46,7 @@ from iscp_dagster.joblog.sql.statements import (
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, METADATA, from_row, to_row
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.batch import ALIKE, Layout, Range
-from iscp_dagster.model.clock import Clock, NewId, new_id, utc_now
+from iscp_dagster.model.clock import Clock, NewId, get_utc_now, make_id
 from iscp_dagster.model.errors import FenceError, SetupError
 from iscp_dagster.model.jobs import Job, JobID, JobKey, NewJob
 from iscp_dagster.model.moment import START, Moment
@@ -77,8 +77,8 @@ class SqlLog:
         self,
         at: str | sa.URL | sa.Engine,
         *,
-        clock: Clock = utc_now,
-        new_id: NewId = new_id,
+        clock: Clock = get_utc_now,
+        new_id: NewId = make_id,
         who: str = "",
         leases: Leases = DEFAULT_LEASES,
         lease_clock: Callable[[], float] | None = None,

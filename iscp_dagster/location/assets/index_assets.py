@@ -36,7 +36,7 @@ from iscp_dagster.location.names import (
 )
 from iscp_dagster.location.outs import InOrder, build_asset_out
 from iscp_dagster.location.working import renew_run_lease
-from iscp_dagster.model.declared.lineage import parents
+from iscp_dagster.model.declared.lineage import find_parents
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.runs.named import mark_by_hand
 from iscp_dagster.sync.deployment import Deployment
@@ -103,7 +103,7 @@ def _sync_tenant(
     context: dg.AssetExecutionContext, its: Iterations
 ) -> Generator[dg.Output[Success], None, list[Outcome]]:
     """Bring one tenant in step; yields the outputs of its jobs, and returns what failed."""
-    held = InOrder[dg.Output[Success]](parents(its.source), {each.name for each in its.chosen})
+    held = InOrder[dg.Output[Success]](find_parents(its.source), {each.name for each in its.chosen})
     declared = {each.name for each in its.source.consumers}
     views, failed = get_view_keys(its.source), list[Outcome]()
     with _report_in_background(context, its) as reported:

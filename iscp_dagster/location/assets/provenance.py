@@ -14,7 +14,7 @@ from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.location import internals
 from iscp_dagster.location.assets.data_versions import event_type, read_reported_versions
 from iscp_dagster.location.names import get_job_asset_key, get_source_asset_key
-from iscp_dagster.model.declared.lineage import parents
+from iscp_dagster.model.declared.lineage import find_parents
 from iscp_dagster.model.declared.tables import SourceTable
 
 EARLIER = "1"
@@ -75,7 +75,7 @@ class Provenance:
 
 def get_view_keys(source: SourceTable) -> dict[str, AssetKey]:
     """The asset of the view that a view or trigger is of, by their jobs' names."""
-    return {name: get_job_asset_key(source, view) for name, view in parents(source).items()}
+    return {name: get_job_asset_key(source, view) for name, view in find_parents(source).items()}
 
 
 def view_tags(view: AssetKey | None, upto: int) -> dict[str, str]:

@@ -13,13 +13,13 @@ from iscp_dagster.location.component.schema import is_template
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.kinds import kinds
-from iscp_dagster.model.declared.lineage import in_order
+from iscp_dagster.model.declared.lineage import sort_views
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.declared.together.attach import Declared, index_of_view
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.imports import object_at
+from iscp_dagster.model.imports import import_object
 
 _IMPORTED = ("load", "tenants", "load_config")
 
@@ -33,7 +33,7 @@ def parse_declarations(context: ResolutionContext, model: Model) -> Declared:
     for name in _IMPORTED:
         if isinstance(said.get(name), str):
             with _locate_errors(context.at_path(name)):
-                said[name] = object_at(said[name], name)
+                said[name] = import_object(said[name], name)
     if isinstance(indexes := said.get("indexes"), list | tuple):
         at = context.at_path("indexes")
         said["indexes"] = [
@@ -59,7 +59,7 @@ def _build_views(
     context: ResolutionContext, table: SourceTable, said: Sequence[Mapping[str, Any]]
 ) -> dict[str, View]:
     with _locate_errors(context):
-        order = in_order([(str(each["name"]), each.get("of")) for each in said], table.name)
+        order = sort_views([(str(each["name"]), each.get("of")) for each in said], table.name)
     at = {str(each["name"]): number for number, each in enumerate(said)}
     made: dict[str, View] = {}
     for name in order:

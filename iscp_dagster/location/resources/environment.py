@@ -7,7 +7,7 @@ from typing import Any
 
 from dagster import EnvVar
 
-from iscp_dagster.api.environment import bounds_of
+from iscp_dagster.api.environment import parse_bounds
 from iscp_dagster.batches.factory import is_mismatch_tolerated
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.location.names import CLICKHOUSE
@@ -39,8 +39,8 @@ def resources_from_environment(
         log=IscpLog(url=EnvVar(variables.LOG_URL)),
         spark=spark,
         tolerate_state_mismatch=is_mismatch_tolerated(os.environ),
-        max_versions=bounds_of(os.environ).versions,
-        max_bytes=bounds_of(os.environ).bytes,
+        max_versions=parse_bounds(os.environ).versions,
+        max_bytes=parse_bounds(os.environ).bytes,
         event_ids=IdScheme.from_environment(os.environ).text,
         **{option: EnvVar(name) for option, name in _OPTIONAL.items() if name in os.environ},
     )

@@ -5,7 +5,7 @@ from functools import lru_cache
 from dagster import ConfigurableIOManagerFactory, ConfigurableResource, ResourceDependency
 from pydantic import Field
 
-from iscp_dagster.api.wiring import wired
+from iscp_dagster.api.wiring import wire_deployment
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint, parse_endpoints
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -100,7 +100,7 @@ class Iscp(ConfigurableResource[Deployment]):
 
     def deployment(self) -> Deployment:
         """Make the deployment. Cheap: nothing is connected before it is used."""
-        return wired(
+        return wire_deployment(
             shards=self.clickhouse.parse_endpoints(),
             log=self.log.open(),
             log_url=self.log.url,

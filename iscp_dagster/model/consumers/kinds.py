@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 from iscp_dagster.model.consumers.protocol import Consumer
 from iscp_dagster.model.declared.eventtriggers import TRIGGER
 from iscp_dagster.model.declared.images import Transitions
-from iscp_dagster.model.declared.kinds import kind_names
+from iscp_dagster.model.declared.kinds import list_kind_names
 from iscp_dagster.model.declared.services import SERVICE
 from iscp_dagster.model.declared.tables import Consuming, Index, SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError
@@ -108,7 +108,7 @@ class ConsumerKind(ABC):
 
         Raises ConfigError for a column that is not `available`.
         """
-        return source.columns_of(Index(name=info.job, columns=info.columns or None), available)
+        return source.select_columns(Index(name=info.job, columns=info.columns or None), available)
 
     @abstractmethod
     def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
@@ -153,7 +153,7 @@ class OwnConsumers(ConsumerKind):
         del source
         offered = {each.name for each in entry_points(group=CONSUMERS)}
         if info.type not in offered and ":" not in info.type:
-            known = [*kind_names(), *sorted(offered | _list_offered())]
+            known = [*list_kind_names(), *sorted(offered | _list_offered())]
             raise ConfigError(
                 f"The consumer type {info.type!r} is unknown; use one of {', '.join(known)}, or "
                 "the import path of your own, such as package.module:Name."
@@ -197,7 +197,7 @@ class BrokenKind(ConsumerKind):
 @cache
 def consumer_kind(type_: str) -> ConsumerKind:
     """Return the kind of the jobs of a type."""
-    if type_ in kind_names():
+    if type_ in list_kind_names():
         return _load_kind(INDEX)(type_)
     if type_ in DECLARED:
         return _load_kind(DECLARED[type_])(type_)
@@ -209,7 +209,7 @@ def consumer_kind(type_: str) -> ConsumerKind:
         return BrokenKind(type_, error)
 
 
-def declared_kinds() -> Iterator[ConsumerKind]:
+def list_declared_kinds() -> Iterator[ConsumerKind]:
     """Yield the kinds of what a location declares beside indexes."""
     yield from map(consumer_kind, DECLARED)
 

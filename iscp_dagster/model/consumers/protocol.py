@@ -21,7 +21,7 @@ MOST_LISTED = 50
 """The latest things of a list that are kept."""
 
 
-def together(earlier: Told, later: Told) -> Told:
+def merge_facts(earlier: Told, later: Told) -> Told:
     """What was told of two steps: numbers are added, lists joined, else the later one stands."""
     return {
         **earlier,

@@ -9,7 +9,7 @@ from ipaddress import ip_network
 from typing import Any
 
 from durable_invocations.addresses import parse_http_address
-from iscp_dagster.model.declared.names import checked_name
+from iscp_dagster.model.declared.names import check_identifier
 from iscp_dagster.model.errors import ConfigError
 
 RETRIES = (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
@@ -49,7 +49,7 @@ class Endpoint:
     """The most events of one trigger that may wait for it; beyond, the trigger's job stops."""
 
     def __post_init__(self) -> None:
-        checked_name(self.name, "endpoint")
+        check_identifier(self.name, "endpoint")
         for option in ("secrets", "retries", "allow"):
             value = getattr(self, option)
             if isinstance(value, str) or not isinstance(value, Sequence):

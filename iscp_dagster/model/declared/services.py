@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
 from durable_invocations.addresses import mask_secrets, parse_http_address
-from iscp_dagster.model.declared.names import checked_name
+from iscp_dagster.model.declared.names import check_identifier
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import check_priority
 
@@ -59,7 +59,7 @@ class ServiceConsumer:
             )
         if not self.name:
             object.__setattr__(self, "name", re.sub(r"[^A-Za-z0-9_]", "_", self.handler).lower())
-        checked_name(self.name, "service consumer")
+        check_identifier(self.name, "service consumer")
         self._check_url()
         self._check_columns()
         self._check_numbers()

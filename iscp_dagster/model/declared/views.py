@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from iscp_dagster.model.declared.images import CONDITION_COLUMNS, IMAGE_COLUMNS
-from iscp_dagster.model.declared.names import checked_name
+from iscp_dagster.model.declared.names import check_identifier
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
@@ -50,7 +50,7 @@ class View:
     """Register a job automatically for every tenant that is found."""
 
     def __post_init__(self) -> None:
-        checked_name(self.name, "view")
+        check_identifier(self.name, "view")
         if not isinstance(self.of, SourceTable | View):
             raise ConfigError(
                 f"View {self.name!r}: of={self.of!r} is neither a source table nor a view; give "
@@ -107,10 +107,12 @@ class View:
         below = self.of.definition if isinstance(self.of, View) else []
         source = self.source
         known = [*source.keys, *([source.tenant] if source.tenant else [])]
-        check_calculated(f"View {self.name!r}", self.columns, (*known, *calculated(below)))
+        check_calculated(
+            f"View {self.name!r}", self.columns, (*known, *list_calculated_columns(below))
+        )
 
 
-def calculated(definition: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def list_calculated_columns(definition: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The calculated columns of a definition, from the source up."""
     for step in definition:
         yield from step["columns"]

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.imports import load_object, object_at
+from iscp_dagster.model.imports import import_object, load_object
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import DEFAULT_TYPE
@@ -44,7 +44,9 @@ def load_trigger(job_type: str) -> Trigger:
     A class is instantiated, and the instance is called to plan. Raises ConfigError.
     """
     built_in = BUILT_IN.get(job_type)
-    found = object_at(built_in, "trigger") if built_in else load_object(job_type, GROUP, "trigger")
+    found = (
+        import_object(built_in, "trigger") if built_in else load_object(job_type, GROUP, "trigger")
+    )
     trigger = _create_trigger(job_type, found) if isclass(found) else found
     if not callable(trigger):
         raise ConfigError(f"The trigger {job_type!r} is {trigger!r}, which cannot be called.")

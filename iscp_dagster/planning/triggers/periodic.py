@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.model.clock import DURATION, duration
+from iscp_dagster.model.clock import DURATION, parse_duration
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import Moment
@@ -44,7 +44,7 @@ class PeriodicTrigger:
 def parse_interval(schedule: Mapping[str, Any]) -> timedelta:
     """The schedule's interval, such as `10s`, `1.5m`, `2h`. Raises ConfigError for others."""
     text = schedule.get(INTERVAL)
-    length = duration(text)
+    length = parse_duration(text)
     if length is None:
         raise ConfigError(
             f"The periodic schedule's interval {text!r} is not a length of time; give {DURATION}."

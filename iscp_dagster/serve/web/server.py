@@ -13,8 +13,8 @@ import uvicorn
 from starlette.routing import WebSocketRoute
 
 from asgi_guards.connections import options
-from iscp_dagster.api.discovery import declared, declared_endpoints
-from iscp_dagster.api.environment import endpoints_of, user
+from iscp_dagster.api.discovery import load_endpoints, load_tables
+from iscp_dagster.api.environment import get_endpoints, get_user
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS, LAKE, LOG_URL
@@ -59,8 +59,8 @@ def _build_loader(environ: Mapping[str, str]) -> Loader:
             "the ClickHouse of your deployment."
         )
     timeouts = {"connect_timeout": _CONNECT_SECONDS, "query_timeout": _ANSWER_SECONDS}
-    endpoints = endpoints_of(environ, **timeouts)
-    return Loader(tables=declared(environ), endpoints=endpoints, lake=environ.get(LAKE, ""))
+    endpoints = get_endpoints(environ, **timeouts)
+    return Loader(tables=load_tables(environ), endpoints=endpoints, lake=environ.get(LAKE, ""))
 
 
 def render_schema(environ: Mapping[str, str]) -> str:
@@ -79,7 +79,7 @@ def build_settings(environ: Mapping[str, str], host: str, tokens: str) -> Settin
     known = access(tokens or environ.get(TOKENS_VARIABLE, ""))
     check_host(host, known)
     log = environ.get(LOG_URL)
-    live = Live(log=SqlLog(log, who=user())) if log else None
+    live = Live(log=SqlLog(log, who=get_user())) if log else None
     schemas = Schemas(load=Declared(environ), subscribe=live.subscribe if live else None)
     sockets = Sockets(schemas=schemas, access=known)
     return Settings(
@@ -93,12 +93,12 @@ def build_settings(environ: Mapping[str, str], host: str, tokens: str) -> Settin
 
 def build_sender(environ: Mapping[str, str]) -> SenderService | None:
     """What delivers webhooks beside the server; None without an ISCP log. Raises ConfigError."""
-    return SenderService(environ, declared_endpoints(environ)) if environ.get(LOG_URL) else None
+    return SenderService(environ, load_endpoints(environ)) if environ.get(LOG_URL) else None
 
 
 def _list_senders(environ: Mapping[str, str]) -> list[Beside]:
     def load() -> SenderService:
-        return SenderService(environ, declared_endpoints(environ))
+        return SenderService(environ, load_endpoints(environ))
 
     return [partial(beside, load)] if environ.get(LOG_URL) else []
 

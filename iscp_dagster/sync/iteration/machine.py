@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.joblog.iterations import Claim, Failed
 from iscp_dagster.model.batch import WRITES, Action, Range
-from iscp_dagster.model.consumers.protocol import Told, together
+from iscp_dagster.model.consumers.protocol import Told, merge_facts
 from iscp_dagster.model.errors import BatchError, FeedGoneError, FenceError, IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.specs import ConsumerInfo
@@ -331,13 +331,13 @@ def _make_outcome(state: State, event: commands.Checked, claim: Claim) -> Outcom
     passed = event.passed.get(claim.key)
     wrong, error = event.wrong.get(claim.key), written.get_error(tenant)
     if isinstance(passed, Failed):
-        return replace(passed, told=together(earlier, passed.told))
+        return replace(passed, told=merge_facts(earlier, passed.told))
     if passed is not None:
         return replace(passed, earlier=earlier)
     if wrong is not None:
         return make_failure(claim, wrong, earlier)
     if error is not None:
-        return make_failure(claim, error, together(earlier, written.told.get(tenant, {})))
+        return make_failure(claim, error, merge_facts(earlier, written.told.get(tenant, {})))
     return Delivery(claim=_keep_last_step(claim, written), written=written, earlier=earlier)
 
 

@@ -14,7 +14,7 @@ from zlib import crc32
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.model.portions import halves
+from iscp_dagster.model.portions import split_into_halves
 from iscp_dagster.sync.iteration.outcomes import Error
 from iscp_dagster.sync.reading.readings import Reading
 
@@ -55,7 +55,7 @@ def split_group(known: Known, trial: Trial) -> tuple[list[Trial], list[Claim]]:
     given_up = [each for each in trial.claims if _is_hopeless(known, trial, each)]
     served = all(any(_get_results(known, trial, each)) for each in left)
     ordered = sorted(get_tenants(left), key=lambda tenant: _rank_tenant(left[0], tenant))
-    first = set(halves(ordered)[0] if served and ordered else ordered[:1])
+    first = set(split_into_halves(ordered)[0] if served and ordered else ordered[:1])
     begun = replace(trial, claims=_filter_claims(left, first), failed={})
     rest = replace(trial, claims=_filter_claims(left, set(ordered) - first))
     if served or len(ordered) - len(first) == 1:

@@ -11,7 +11,7 @@ from iscp_dagster.clickhouse.connect.failures import OvertakenError
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.joblog.iterations import Claim, Done, Failed
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.consumers.protocol import Told, together
+from iscp_dagster.model.consumers.protocol import Told, merge_facts
 from iscp_dagster.model.errors import TEMPORARY, FeedGoneError, IscpError, UnreadableError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import Moment
@@ -136,7 +136,7 @@ class Delivery:
     @property
     def told_in_all(self) -> Told:
         """The same of all steps so far."""
-        return together(self.earlier, self.told)
+        return merge_facts(self.earlier, self.told)
 
     @property
     def gap(self) -> str:

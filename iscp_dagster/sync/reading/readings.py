@@ -33,7 +33,7 @@ class Reading:
         if self.transitions is None:
             return self
         left = [each for each in self.transitions.conditions if each.name in triggers]
-        return replace(self, transitions=self.transitions.with_conditions(left))
+        return replace(self, transitions=self.transitions.replace_conditions(left))
 
     @property
     def staged(self) -> bool:

@@ -47,7 +47,7 @@ def list_image_columns(
         raise errors.ConfigError(
             f"{where}: the source has no column {missing[0]!r}; it has: {', '.join(available)}."
         )
-    carried = transitions.carried(available, needed)
+    carried = transitions.select_columns(available, needed)
     if taken := [name for name in carried if name in {*IMAGE_COLUMNS, *CONDITION_COLUMNS}]:
         raise errors.SchemaError(
             f"{where}: the source has a column {taken[0]!r}, a name that every change has; rename "
@@ -72,7 +72,7 @@ def group_by_view(
         asked = transitions.conditions if transitions else ()
         conditions.setdefault(view, {}).update({each.name: each for each in asked})
     return [
-        (view and view.with_conditions(conditions[view].values()), some)
+        (view and view.replace_conditions(conditions[view].values()), some)
         for view, some in found.items()
     ]
 

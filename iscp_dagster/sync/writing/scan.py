@@ -187,7 +187,7 @@ def _select_conditions(
         return None
     asked = [get_transitions(reader.source, s.info) for s in sinks if s.job.job in going]
     found = [condition for each in asked if each for condition in each.conditions]
-    return wanted.transitions.with_conditions(found)
+    return wanted.transitions.replace_conditions(found)
 
 
 def _describe_source(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> str:
@@ -236,7 +236,9 @@ def _map_conditions(reader: Reader, sink: Sink) -> Mapping[str, str]:
     """The scan's names of a trigger's conditions: triggers on one view share a scan."""
     transitions = get_transitions(reader.source, sink.info)
     conditions = transitions.conditions if transitions else ()
-    return {which: each.column(which) for each in conditions for which in CONDITION_COLUMNS}
+    return {
+        which: each.format_column_name(which) for each in conditions for which in CONDITION_COLUMNS
+    }
 
 
 def _exclude_tenants(share: Share, tenants: Collection[str]) -> Share:

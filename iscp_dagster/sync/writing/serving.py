@@ -10,7 +10,7 @@ from iscp_dagster.clickhouse.kinds.indexes import index_of
 from iscp_dagster.clickhouse.tables.generations import find_unsettled_views
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.model.consumers.kinds import is_index
-from iscp_dagster.model.declared.sharding import suffix
+from iscp_dagster.model.declared.sharding import format_suffix
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.specs import ConsumerInfo
@@ -105,7 +105,7 @@ def _list_job_names(
     for view in views:
         if view.startswith(head):
             name = view.removeprefix(head)
-            yield from (f"{name}{suffix(shard)}", *([] if shard else [name]))
+            yield from (f"{name}{format_suffix(shard)}", *([] if shard else [name]))
 
 
 def _serve_latest(deployment: Deployment, source: SourceTable, name: str, found: Served) -> None:

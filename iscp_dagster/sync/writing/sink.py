@@ -9,7 +9,7 @@ from typing import Any
 
 from iscp_dagster.joblog.iterations import Claim, Done
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.model.declared.sharding import base_name, shard_of
+from iscp_dagster.model.declared.sharding import shard_of, strip_shard_suffix
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.specs import ConsumerInfo
@@ -126,4 +126,4 @@ def lost(log: SqlLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
 def _get_index(each: Job | Claim) -> tuple[str, str, str]:
     """The index, whether the job keeps a shard of it or, from before sharding, all of it."""
     shard = shard_of(each.spec.detail.consumer.options)
-    return each.name.db, each.name.table, base_name(each.name.job, shard)
+    return each.name.db, each.name.table, strip_shard_suffix(each.name.job, shard)

@@ -78,7 +78,7 @@ _ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})
 _BITS_32 = 0xFFFF_FFFF
 
 
-def refusal(address: str, allowed: Sequence[Network] = ()) -> str | None:
+def find_refusal(address: str, allowed: Sequence[Network] = ()) -> str | None:
     """Why nothing may be sent to the address; None: it may.
 
     An IPv6 address that leads to an IPv4 address is judged by both.
@@ -99,7 +99,7 @@ def refusal(address: str, allowed: Sequence[Network] = ()) -> str | None:
     return None
 
 
-def parsed(network: str) -> Network:
+def parse_network(network: str) -> Network:
     """A network that an endpoint allows, such as 10.1.0.0/16.
 
     Raises ValueError if it is none, or holds only addresses that are never allowed.

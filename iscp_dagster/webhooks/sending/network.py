@@ -87,7 +87,7 @@ class Stream(httpcore.AsyncNetworkStream):
         """A request is about to be sent; its answer may have MOST_READ bytes."""
         self._left, self._body, self._tail, self._in_headers = MOST_READ, None, b"", True
 
-    def expect(self, body: int | None) -> None:
+    def expect_body(self, body: int | None) -> None:
         """The answer's body has this many bytes; None: unknown, so it is handed on as it comes."""
         self._in_headers, self._body = False, body
 
@@ -101,7 +101,7 @@ class Stream(httpcore.AsyncNetworkStream):
         del timeout
         if self._left <= 0:
             raise LongAnswerError(f"the answer has more than {MOST_READ:,} bytes")
-        found = await self.protocol.some()
+        found = await self.protocol.wait_for_data()
         count = min(len(found), max_bytes, self._left)
         if self._in_headers:
             count = self._count_header_bytes(bytes(found[:count]))
@@ -183,7 +183,7 @@ class _Protocol(asyncio.Protocol):
         self.full = False
         self._news.set()
 
-    async def some(self) -> bytearray:
+    async def wait_for_data(self) -> bytearray:
         """What has come; empty once the other side has ended."""
         while not self.buffer and not self.ended:
             self._news.clear()

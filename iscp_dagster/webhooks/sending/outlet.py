@@ -10,7 +10,7 @@ from datetime import timedelta
 from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.webhooks.answers import Answer, Change, Outcome, Rules, Verdict, outcome
-from iscp_dagster.webhooks.claims import BatchId, Message, Work, halves
+from iscp_dagster.webhooks.claims import BatchId, Message, Work, split_batch
 from iscp_dagster.webhooks.recording import EndpointState, Result
 from iscp_dagster.webhooks.sending.posting import Poster
 
@@ -45,7 +45,7 @@ class Outlet:
 
     def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(self.endpoint.concurrency)
-        self._rules = rules(self.endpoint)
+        self._rules = build_policy(self.endpoint)
 
     @property
     def batched(self) -> bool:
@@ -76,7 +76,7 @@ class Outlet:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def taken(self) -> tuple[EndpointState, list[Result], list[Work]]:
+    def take_results(self) -> tuple[EndpointState, list[Result], list[Work]]:
         """What is to be recorded now, and the work that is over then."""
         results, ended = self._results, self._ended
         self._results, self._ended = [], []
@@ -128,7 +128,7 @@ class Outlet:
                 outcome=follows,
                 at=at,
                 seconds=loop.time() - started,
-                halves=halves(message, self.batch_id) if split else (),
+                halves=split_batch(message, self.batch_id) if split else (),
             )
         )
         self.heard()
@@ -155,7 +155,7 @@ class Outlet:
         return follows
 
 
-def rules(endpoint: Endpoint) -> Rules:
+def build_policy(endpoint: Endpoint) -> Rules:
     """The rules of answers that an endpoint declares."""
     return Rules(
         delays=tuple(endpoint.retries),

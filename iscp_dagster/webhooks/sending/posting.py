@@ -16,10 +16,10 @@ from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.webhooks.answers import Answer
-from iscp_dagster.webhooks.sending.addresses import Network, parsed
+from iscp_dagster.webhooks.sending.addresses import Network, parse_network
 from iscp_dagster.webhooks.sending.network import LongAnswerError, Stream, VettedBackend
-from iscp_dagster.webhooks.sending.resolving import AddressError, Resolver, vetted
-from iscp_dagster.webhooks.sending.signing import headers, secrets_of
+from iscp_dagster.webhooks.sending.resolving import AddressError, Resolver, resolve_vetted
+from iscp_dagster.webhooks.sending.signing import get_secrets, headers
 
 TOLD = 500
 """Characters of an answer that are kept."""
@@ -47,7 +47,7 @@ class Poster:
         parts = urlsplit(endpoint.url)
         self._host = parts.hostname or ""
         self._port = parts.port or _PORTS[parts.scheme]
-        self._secrets = secrets_of(endpoint, environ)
+        self._secrets = get_secrets(endpoint, environ)
         self._allowed = _parse_allowed(endpoint)
         self._url = _build_url(parts)
         self._timeout = endpoint.timeout
@@ -76,7 +76,7 @@ class Poster:
             await connection.aclose()
 
     async def _attempt_post(self, id_: str, body: bytes) -> Answer:
-        addresses = await vetted(self._resolver, self._host, self._port, self._allowed)
+        addresses = await resolve_vetted(self._resolver, self._host, self._port, self._allowed)
         kept = await self._take_reusable(addresses)
         request = self._build_request(id_, body)
         if kept is not None:
@@ -116,7 +116,7 @@ class Poster:
             response = await connection.handle_async_request(request)
             stream = response.extensions["network_stream"]
             if isinstance(stream, Stream):
-                stream.expect(_get_body_length(response))
+                stream.expect_body(_get_body_length(response))
                 text = await _read_beginning(response)
                 whole = stream.clean and connection.is_idle()
                 if whole:
@@ -174,7 +174,7 @@ def _get_body_length(response: httpcore.Response) -> int | None:
 
 def _parse_allowed(endpoint: Endpoint) -> tuple[Network, ...]:
     try:
-        return tuple(map(parsed, endpoint.allow))
+        return tuple(map(parse_network, endpoint.allow))
     except ValueError as error:
         raise ConfigError(f"Endpoint {endpoint.name!r}: allow=[...]: {error}.") from None
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import httpcore
 
-from iscp_dagster.webhooks.sending.addresses import Network, refusal
+from iscp_dagster.webhooks.sending.addresses import Network, find_refusal
 
 Asked = tuple[str, int]
 """A host and a port."""
@@ -26,7 +26,7 @@ class AddressError(httpcore.ConnectError):
     """The host's name leads to an address that events are not sent to."""
 
 
-def addresses_of(host: str, port: int) -> list[str]:
+def look_up_addresses(host: str, port: int) -> list[str]:
     """What the system's resolver says, each address once."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
@@ -38,7 +38,7 @@ class Resolver:
     Who asks for a name that is being looked up shares that answer. For one event loop.
     """
 
-    def __init__(self, lookup: Lookup = addresses_of) -> None:
+    def __init__(self, lookup: Lookup = look_up_addresses) -> None:
         self._lookup = lookup
         self._under_way: dict[Asked, Answer] = {}
         self._questions: dict[Asked, SimpleQueue[asyncio.AbstractEventLoop]] = {}
@@ -97,12 +97,12 @@ def _is_address(host: str) -> bool:
     return True
 
 
-async def vetted(
+async def resolve_vetted(
     resolver: Resolver, host: str, port: int, allowed: Sequence[Network]
 ) -> Sequence[str]:
     """The host's addresses, if events may be sent to every one of them. Raises AddressError."""
     found = await resolver.resolve(host, port)
-    refused = [why for why in (refusal(each, allowed) for each in found) if why]
+    refused = [why for why in (find_refusal(each, allowed) for each in found) if why]
     if refused or not found:
         raise AddressError(f"{host}: {refused[0] if refused else 'no address'}")
     return found

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import anyio
 
-from iscp_dagster.model.clock import Clock, utc_now
+from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.webhooks.claims import BatchId
@@ -56,7 +56,7 @@ class Sender:
         *,
         owner: str,
         batch_id: BatchId,
-        clock: Clock = utc_now,
+        clock: Clock = get_utc_now,
         sleep: Sleep = asyncio.sleep,
         random: Random = any_number,
         pace: Pace | None = None,
@@ -186,7 +186,7 @@ class Sender:
         """Record what there is of an outlet; False if the database is away."""
         if not outlet.unrecorded:
             return True
-        state, results, ended = outlet.taken()
+        state, results, ended = outlet.take_results()
         if results and not await self._try_database(
             lambda: self._ask(self._outbox.record, state, results)
         ):

@@ -635,7 +635,7 @@ def test_rows_of_tenants_that_a_recreated_table_lacks_cease_to_be_served(deploym
     jobs = Jobs(deployment=deployment, sources=[table.source], cancel_runs=pytest.fail)
     for index in ALL:
         name = JobID(db=table.source.database, table=table.source.table, job=index.name)
-        jobs.register_job("*", name, jobs.plain_spec(name))
+        jobs.register_job("*", name, jobs.get_default_spec(name))
     table.follow()
     assert table.query("SELECT id FROM {mirror}") == [(each,) for each in rows]
     assert jobs.wait(table.source.name, timeout=0) == table.version

@@ -25,8 +25,8 @@ from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import get_partitions_name, index_key, sync_job_name
 from iscp_dagster.location.resources.iscp import ClickHouse, ClickHouseTables, Iscp, IscpLog, Lake
 from iscp_dagster.location.resources.spark import Spark
-from iscp_dagster.model.clock import utc_now
-from iscp_dagster.model.declared.tables import spread
+from iscp_dagster.model.clock import get_utc_now
+from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.model.errors import SchemaError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import JobState
@@ -69,19 +69,19 @@ def spark_table(servers, spark_remote, tmp_path):
 def sharded(deployment, *indexes, **declared):
     """Make a table whose indexes are spread as when a deployment's tables are loaded."""
     table = Table.make(deployment, *indexes, **declared)
-    return replace(table, source=spread(table.source, len(deployment.endpoints)))
+    return replace(table, source=expand_shards(table.source, len(deployment.endpoints)))
 
 
 def on(table, deployment, count, *indexes):
     """Return the table with these indexes, in a deployment of the first `count` servers."""
     deployment = replace(deployment, shards=deployment.endpoints[:count])
-    source = spread(replace(table.source, indexes=indexes), count)
+    source = expand_shards(replace(table.source, indexes=indexes), count)
     return replace(table, deployment=deployment, source=source)
 
 
 def later(table):
     """Return the table at a time when every wait after a failure is over."""
-    clock = lambda: utc_now() + timedelta(days=2)  # noqa: E731
+    clock = lambda: get_utc_now() + timedelta(days=2)  # noqa: E731
     return replace(table, deployment=replace(table.deployment, clock=clock))
 
 

@@ -926,7 +926,7 @@ def test_events_that_ended_are_collected_after_their_days_and_none_by_a_dry_run(
         config = {"dry_run": dry_run, "events_days": kept}
         ops = {"ops": {"iscp_collect_garbage_op": {"config": config}}}
         assert location.job("iscp_collect_garbage", ops).success
-        assert len(outbox.listed()) == left
+        assert len(outbox.list_deliveries()) == left
 
 
 def test_garbage_is_collected_a_day_after_with_its_data(location):

@@ -32,7 +32,7 @@ VIEW = Transitions(
             ),
         ),
     )
-).with_conditions(
+).replace_conditions(
     [
         Condition(name="isNaN", match="d > 1e300", unmatch="d = 0 OR s = ''"),
         Condition(name="late", match="ts > TIMESTAMP'1970-01-01 00:00:00' OR st.a = 1"),

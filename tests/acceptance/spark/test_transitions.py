@@ -108,7 +108,7 @@ def test_only_the_rows_of_the_tenants_asked_for_are_read(spark, table):
 
 
 def test_images_say_which_conditions_they_meet(spark, table):
-    read = read_of(spark, table, Transitions().with_conditions([HOT, COLD]))
+    read = read_of(spark, table, Transitions().replace_conditions([HOT, COLD]))
     last = table.model.gap[0]
     met = set()
     for each in read_images(spark, read, Moment(0), Moment(last)).collect():
@@ -123,7 +123,7 @@ def test_images_say_which_conditions_they_meet(spark, table):
 
 
 def test_a_history_begins_with_the_rows_of_the_view(spark, table):
-    transitions = Transitions(stages=(BIG, HUGE)).with_conditions([HOT])
+    transitions = Transitions(stages=(BIG, HUGE)).replace_conditions([HOT])
     read = read_of(spark, table, transitions)
     at = table.log.moment(table.model.gap[0])
     found = read_base(spark, read, at).collect()
@@ -198,7 +198,7 @@ def test_expressions_that_cannot_be_used_have_one_clear_error_each(spark, table,
     fields = table.log.facts().fields
 
     def check(*stages, conditions=()):
-        transitions = Transitions(stages=stages).with_conditions(conditions)
+        transitions = Transitions(stages=stages).replace_conditions(conditions)
         return analyze_expressions(spark, "View shop.trades/big", fields, transitions)
 
     for text, fault in FAULTS.items():

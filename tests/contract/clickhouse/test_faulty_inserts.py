@@ -200,7 +200,7 @@ def placed(store):
     stored = {"n": store.shape.stored["n"]}
     shards = [
         Placement(endpoint=store.endpoint, name="x", sharding=each, stored=stored)
-        for each in by.spread(2)
+        for each in by.make_shards(2)
     ]
     return sum(each.select_rows(rows(35)).num_rows for each in shards)
 

@@ -35,9 +35,9 @@ BLOOM = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.
 
 def forget():
     for cached in (
-        kinds.kind_names,
+        kinds.list_kind_names,
         kinds.kinds,
-        kinds.views_beside,
+        kinds.list_view_suffixes,
         build_table_model,
         consumer_kind,
     ):

@@ -21,7 +21,7 @@ from iscp_dagster.clickhouse.write.letters import DeadLetters
 from iscp_dagster.clickhouse.write.placement import hash_of
 from iscp_dagster.model.declared.schema import DeltaField, parse_type
 from iscp_dagster.model.declared.sharding import FUNCTIONS
-from iscp_dagster.model.declared.tables import spread
+from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.model.errors import FeedGoneError, KeyColumnError, SchemaError, UnavailableError
 from iscp_dagster.sync.executors.writer import Writer
 
@@ -81,7 +81,7 @@ def stores(servers, index, *, key="id", fields=("tenant", "id"), types=None):
     """Return the store of each shard, for an index of these columns."""
     source = SourceTable(f"placed{next(NAMES)}.t", key=key, tenant="tenant", indexes=[index])
     found = []
-    for shard, each in enumerate(spread(source, len(servers)).indexes):
+    for shard, each in enumerate(expand_shards(source, len(servers)).indexes):
         shape = IndexTable(source=source, index=each, fields=delta_fields(fields, types))
         store = IndexStore(endpoint=servers[shard].endpoint, shape=shape)
         found.append(store)
@@ -377,7 +377,7 @@ def test_floats_do_not_say_where_a_row_is(servers):
 def test_an_index_that_is_spread_otherwise_is_refused_with_the_remedy(servers):
     found = made(stores(servers, Mirror(sharding=BY_ID)))
     shape = found[0].shape
-    two = spread(shape.source, 2).indexes[0]
+    two = expand_shards(shape.source, 2).indexes[0]
     otherwise = IndexTable(source=shape.source, index=two, fields=shape.fields)
     with pytest.raises(SchemaError, match=r"sharding was .*: 3.* is .*: 2.*job rebuild"):
         IndexStore(endpoint=found[0].endpoint, shape=otherwise).ensure()

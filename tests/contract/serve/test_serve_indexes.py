@@ -14,7 +14,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.model.declared.images import IMAGE_FIELDS
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
-from iscp_dagster.model.declared.tables import spread
+from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.serve.access import FunctionAccess
 from iscp_dagster.serve.catalog import read_catalog
 from iscp_dagster.serve.graph.schemas import Loader, Schemas
@@ -47,7 +47,7 @@ def sharded(clickhouse_url):
         FullText("body", sharding=by),
         Vector("v", dimension=2, sharding=by),
     ]
-    source = spread(SourceTable("far.items", key="id", indexes=kinds), 2)
+    source = expand_shards(SourceTable("far.items", key="id", indexes=kinds), 2)
     for shard, endpoint in enumerate(shards):
         client = endpoint.client()
         client.command(f"CREATE DATABASE IF NOT EXISTS serve{shard}")

@@ -11,7 +11,7 @@ from tables import Table, deployment_at
 
 from durable_invocations import InvocationFailedError, service_app, testing
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.jobservices.services import index_object, iscp_service
+from iscp_dagster.jobservices.services import build_iscp_service, index_object
 from iscp_dagster.jobservices.steps import Steps
 from iscp_dagster.model.declared.together.attach import Declared
 from iscp_dagster.serviceconsumers.runtime import RuntimeServices
@@ -94,7 +94,7 @@ def test_handlers_register_a_job_wait_verify_pause_and_resume(orders, live):
     jobs = Jobs(deployment=orders.deployment, sources=[orders.source], cancel_runs=lambda _: None)
     steps = Steps(jobs=lambda: jobs)
     for app in (
-        service_app(iscp_service(steps), index_object(steps)),
+        service_app(build_iscp_service(steps), index_object(steps)),
         made("onboarding.py")["app"],
         made("nightly.py")["app"],
     ):

@@ -11,7 +11,7 @@ from onetable import in_memory
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.eventtriggers.recording import Recorder
 from iscp_dagster.joblog.sql.active import keep
-from iscp_dagster.model.clock import utc_now
+from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.errors import FeedGoneError, FenceError, SchemaError
 from iscp_dagster.webhooks.outbox import Outbox
@@ -184,7 +184,7 @@ def test_a_gap_is_noted_gives_no_event_and_leaves_the_active_rows_as_the_source_
 
 
 def test_the_jobs_status_says_after_which_commit_events_are_told_and_the_gap(alerts):
-    deployment = replace(in_memory(utc_now), log=alerts.log)
+    deployment = replace(in_memory(get_utc_now), log=alerts.log)
 
     def told(tenant):
         (job,) = [each for each in alerts.log.jobs() if each.key.tenant == tenant]

@@ -25,7 +25,7 @@ from places import ROOT
 
 import iscp_dagster
 from iscp_dagster import FullText, Mirror, SourceTable
-from iscp_dagster.api.jobs import Jobs, open_jobs, stated
+from iscp_dagster.api.jobs import Jobs, open_jobs, to_spec_update
 from iscp_dagster.api.names import command
 from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.joblog.sql.engine import open_engine
@@ -385,14 +385,16 @@ def test_all_that_a_whole_spec_states_is_taken_on():
         ),
     )
     other = spec(job_type="periodic", schedule={"interval": "1h"}, independent=True)
-    new = stated(wanted).apply_to(other)
+    new = to_spec_update(wanted).apply_to(other)
     consumer = replace(wanted.detail.consumer, generation=1)
     assert new.detail == replace(wanted.detail, consumer=consumer)
     # No field of its trigger was given.
     assert new.trigger == other.trigger
     greedy = replace(wanted, trigger=TriggerSpec(job_type="greedy"))
-    assert stated(greedy).apply_to(other).trigger == replace(other.trigger, job_type="greedy")
-    assert stated(other).apply_to(wanted).trigger == other.trigger
+    assert to_spec_update(greedy).apply_to(other).trigger == replace(
+        other.trigger, job_type="greedy"
+    )
+    assert to_spec_update(other).apply_to(wanted).trigger == other.trigger
 
 
 def test_a_default_that_is_given_is_a_value_and_no_empty_field():
@@ -407,7 +409,7 @@ def test_a_default_that_is_given_is_a_value_and_no_empty_field():
         ),
     )
     nothing = JobSpec(detail=IterationDetail(consumer=ConsumerInfo(**info)))
-    assert stated(nothing).apply_to(held) == held
+    assert to_spec_update(nothing).apply_to(held) == held
     plain = JobSpec(
         trigger=TriggerSpec(job_type="default", schedule={}, independent=False),
         detail=IterationDetail(
@@ -421,9 +423,9 @@ def test_a_default_that_is_given_is_a_value_and_no_empty_field():
     for given in (plain, JobSpec.from_json(nothing.to_json())):
         another = replace(plain.detail.consumer, generation=1)
         wanted = replace(plain, detail=replace(plain.detail, consumer=another))
-        assert stated(given).apply_to(held) == wanted
+        assert to_spec_update(given).apply_to(held) == wanted
     only = {"trigger": {"job_type": "default"}, "detail": {"priority": 0, "consumer": info}}
-    some = stated(JobSpec.from_json(only)).apply_to(held)
+    some = to_spec_update(JobSpec.from_json(only)).apply_to(held)
     assert some.trigger == replace(held.trigger, job_type="default")
     assert some.detail == replace(held.detail, priority=0)
 

@@ -92,6 +92,6 @@ def test_a_wait_is_for_triggers_too(jobs, source):
         deployment=jobs.deployment, source=source, tenant=None, sleep=print, monotonic=lambda: 0.0
     )
     with pytest.raises(WaitError, match=r"the trigger 'large' of tenant 'eu' is not built yet"):
-        wait.until(0, timeout=0)
+        wait.wait_for_version(0, timeout=0)
     finish(jobs, source, "eu", LARGE)
-    assert wait.until(0, timeout=0) == 0
+    assert wait.wait_for_version(0, timeout=0) == 0

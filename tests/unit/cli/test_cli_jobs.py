@@ -23,10 +23,10 @@ from onetable import Clock, commit, in_memory, name_dead_store, name_deployment
 from places import ROOT
 
 from iscp_dagster import FullText, Mirror, SourceTable, Trigger, View
-from iscp_dagster.api.discovery import declared as declared_in
-from iscp_dagster.api.environment import deployment_of
+from iscp_dagster.api.discovery import load_tables as declared_in
+from iscp_dagster.api.environment import open_deployment
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import command_for, parsed
+from iscp_dagster.api.names import parse_job_id, suggest_command
 from iscp_dagster.cli.jobs import show as job_show
 from iscp_dagster.cli.jobs.specs import parse_time
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -165,7 +165,7 @@ def test_every_option_reaches_the_spec(iscp, jobs):
     options += ["--max-versions", "3", "--max-bytes", "4", "--tenant", "eu"]
     options += ["--option", 'text=["doc"]', "--option", "tokenizer=ngrams(3)"]
     printed(iscp, "job", "register", name, *options)
-    assert jobs.get_job("eu", parsed(name)).spec.to_json() == {
+    assert jobs.get_job("eu", parse_job_id(name)).spec.to_json() == {
         "trigger": {
             "job_type": "periodic",
             "schedule": {"interval": "10s", "share": True},
@@ -289,7 +289,7 @@ def test_a_file_registers_many(iscp, jobs, tmp_path):
         ("eu", NAME, True),
         ("*", "warehouse.order_lines/copy", True),
     ]
-    copy = jobs.get_job("eu", parsed("warehouse.order_lines/copy")).spec
+    copy = jobs.get_job("eu", parse_job_id("warehouse.order_lines/copy")).spec
     assert (copy.trigger.job_type, copy.detail.priority) == ("greedy", 3)
     assert copy.detail.consumer.columns == ("doc",)
 
@@ -941,9 +941,9 @@ def test_a_time_is_a_length_back_from_now_or_an_iso_time(text, wanted):
 
 @pytest.mark.parametrize("text", ["", "shop/x", "shop.orders", "shop.orders/", ".orders/x"])
 def test_a_job_is_named_as_it_is_shown(text):
-    assert parsed(str(MIRROR)) == MIRROR
+    assert parse_job_id(str(MIRROR)) == MIRROR
     with pytest.raises(ConfigError, match=r"database\.table/job"):
-        parsed(text)
+        parse_job_id(text)
 
 
 @pytest.fixture
@@ -955,7 +955,7 @@ def lake(tmp_path, source, monkeypatch):
     name_dead_store(monkeypatch)
     tables = [missing, refused, source]
     monkeypatch.setattr("iscp_dagster.api.discovery.declared", lambda environ: tables)
-    return deployment_of(addresses)
+    return open_deployment(addresses)
 
 
 def test_verify_goes_on_with_the_tables_that_are_there(iscp, lake, source):
@@ -1291,7 +1291,7 @@ def test_a_table_that_is_yet_to_come_is_not_wrong(iscp, source, dagster):
 
 
 def test_no_message_repairs_all_tenants_for_one_that_is_called_so():
-    assert "in Dagster" in command_for("repair", ["*"], JobID(db="d", table="t", job="j"))
+    assert "in Dagster" in suggest_command("repair", ["*"], JobID(db="d", table="t", job="j"))
 
 
 def test_a_table_that_is_gone_while_its_indexes_serve_rows_is_wrong(iscp, jobs, source, dagster):

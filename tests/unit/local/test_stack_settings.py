@@ -19,7 +19,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from iscp_dagster.api.environment import endpoints_of
+from iscp_dagster.api.environment import get_endpoints
 from iscp_dagster.cli import main as cli
 from iscp_dagster.cli import stack as stack_commands
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -110,12 +110,12 @@ def test_a_command_finds_the_servers_that_the_stack_was_started_for(monkeypatch)
     up = stack("/h", one, clickhouse_urls="http://one:1 http://two:2")
     monkeypatch.setattr(environment, "running_stack", lambda _: up)
     found = environment.add_stack_variables({})
-    assert [each.host for each in endpoints_of(found)] == ["one", "two"]
+    assert [each.host for each in get_endpoints(found)] == ["one", "two"]
     # A setting that contains the passwords takes precedence, and must name the same servers.
     own = environment.add_stack_variables({"CLICKHOUSE_URLS": "http://u:secret@one:1 http://two:2"})
-    assert endpoints_of(own)[0].password == "secret"
+    assert get_endpoints(own)[0].password == "secret"
     with pytest.raises(ConfigError, match="the first of CLICKHOUSE_URLS is http://one:1"):
-        endpoints_of(environment.add_stack_variables({"CLICKHOUSE_URL": "http://other:1"}))
+        get_endpoints(environment.add_stack_variables({"CLICKHOUSE_URL": "http://other:1"}))
 
 
 def test_a_free_port_is_chosen_when_the_usual_one_is_taken() -> None:

@@ -14,14 +14,14 @@ from places import ROOT
 
 import assets
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.api.discovery import declared as declared_by
+from iscp_dagster.api.discovery import load_tables as declared_by
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
 from iscp_dagster.location.assets.maintenance import RUN_BY
 from iscp_dagster.location.assets.source_asset import build_source_spec
 from iscp_dagster.location.build import build_definitions, build_runner_definitions
 from iscp_dagster.location.names import get_clickhouse_pool
-from iscp_dagster.model.clock import utc_now
+from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.sync.iteration.outcomes import Delivery, Written
@@ -236,7 +236,7 @@ def test_a_type_that_is_none_is_told_where_it_is_declared(tmp_path, monkeypatch,
 def test_what_is_stored_is_told_of_when_clickhouse_has_gone_since():
     """A failure here would fail the run, and with it the indexes still to come."""
     source = SourceTable("docs.symbols", key="id", indexes=[Mirror()])
-    deployment = in_memory(utc_now)
+    deployment = in_memory(get_utc_now)
     add(deployment.log, key())
     (claim,) = deployment.log.begin(over(key()), "run", {})
     fields = (DeltaField(name="id", type=Primitive("long")),)

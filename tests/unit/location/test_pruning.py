@@ -8,7 +8,7 @@ import pytest
 from onetable import Clock, in_memory
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.api.environment import runs_kept_of
+from iscp_dagster.api.environment import parse_run_retention
 from iscp_dagster.location.assets.data_versions import build_version_event, read_reported_versions
 from iscp_dagster.location.assets.maintenance import PRUNE, find_kept_event_types
 from iscp_dagster.location.build import build_runner_definitions
@@ -98,7 +98,7 @@ def test_the_hourly_job_keeps_runs_for_as_long_as_is_set(source, run, environ, d
 @pytest.mark.parametrize("said", ["a week", "-1", "nan", "36501"])
 def test_a_time_to_keep_runs_that_is_none_is_refused(said):
     with pytest.raises(ConfigError, match=f"ISCP_KEEP_RUNS_DAYS is '{said}'; set days from 0"):
-        runs_kept_of({"ISCP_KEEP_RUNS_DAYS": said})
+        parse_run_retention({"ISCP_KEEP_RUNS_DAYS": said})
 
 
 def test_a_run_whose_version_another_has_reported_since_goes(source, run):

@@ -12,9 +12,9 @@ from places import GOLDEN
 
 from iscp_dagster.clickhouse.write.tokens import make_chunk_token
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.clock import new_id, utc_now
+from iscp_dagster.model.clock import get_utc_now, make_id
 from iscp_dagster.model.errors import ConfigError, TransitionError
-from iscp_dagster.model.jobs import JobID, JobKey, JobStatus, storable
+from iscp_dagster.model.jobs import JobID, JobKey, JobStatus, to_sql_text
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import (
     MOST_PRIORITY,
@@ -144,8 +144,8 @@ def test_a_tenant_is_any_storable_text():
 
 @given(text=st.text(alphabet=st.characters(categories=["Cs", "Cc", "L"])))
 def test_storable_text_is_utf8_without_nul(text):
-    assert "\0" not in storable(text)
-    assert storable(text).encode().decode() == storable(text)
+    assert "\0" not in to_sql_text(text)
+    assert to_sql_text(text).encode().decode() == to_sql_text(text)
 
 
 def transition_table() -> str:
@@ -219,8 +219,8 @@ def test_a_token_depends_on_all_but_the_order_of_tenants_and_the_times():
 
 
 def test_ids_fit_a_bigint_and_grow_with_time():
-    early = new_id()
+    early = make_id()
     assert 0 < early < 2**63
-    assert abs((early >> 20) / 1000 - utc_now().timestamp()) < 60
-    assert isinstance(utc_now(), datetime)
-    assert utc_now().tzinfo is timezone.utc
+    assert abs((early >> 20) / 1000 - get_utc_now().timestamp()) < 60
+    assert isinstance(get_utc_now(), datetime)
+    assert get_utc_now().tzinfo is timezone.utc

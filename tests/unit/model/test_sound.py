@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from iscp_dagster import Endpoint, Mirror, ServiceConsumer, SourceTable, Trigger, View
 from iscp_dagster.model.declared.together.attach import Declared
 from iscp_dagster.model.declared.together.clashes import check_declared_once
-from iscp_dagster.model.declared.together.sound import sound
+from iscp_dagster.model.declared.together.sound import select_consistent
 from iscp_dagster.model.errors import ConfigError
 
 WORDS = SourceTable("au.words", key="id", tenant="t", indexes=[Mirror(), Mirror(name="text")])
@@ -23,7 +23,7 @@ LARGE = Trigger("large", on=WORDS, match="n > 2", to=["alerts"])
 
 
 def stand(*declared):
-    return sound(Declared.of(declared), check_declared_once)
+    return select_consistent(Declared.of(declared), check_declared_once)
 
 
 def names(found):
@@ -38,7 +38,9 @@ def test_what_fits_stands_as_it_is():
 
 
 def test_one_declaration_that_is_given_twice_counts_once():
-    found = sound(Declared(tables=[WORDS, WORDS], views=[BIG, BIG]), check_declared_once)
+    found = select_consistent(
+        Declared(tables=[WORDS, WORDS], views=[BIG, BIG]), check_declared_once
+    )
     assert names(found) == ["au.words", "mirror", "text", "big"]
     assert found.mistakes == []
 

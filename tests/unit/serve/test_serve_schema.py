@@ -11,7 +11,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.types.cells import CELLS
 from iscp_dagster.clickhouse.types.typetext import parse_type
-from iscp_dagster.model.declared.tables import spread
+from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.serve import catalog as catalogs
 from iscp_dagster.serve.columns import _BY_NAME, build_column, to_graphql_name
@@ -138,7 +138,7 @@ def test_a_server_that_does_not_answer_stops_no_index_of_another(monkeypatch):
 
     monkeypatch.setattr(catalogs, "_read_shard_columns", columns_of)
     tables = [
-        spread(table(Mirror(sharding={"hash_function": "cityHash64", "key": ["id"]})), 2),
+        expand_shards(table(Mirror(sharding={"hash_function": "cityHash64", "key": ["id"]})), 2),
         table(Mirror(), name="z.z"),
     ]
     endpoints, silent = (HERE, Endpoint(host="second", port=1)), {"second"}

@@ -8,7 +8,7 @@ import pytest
 from iscp_dagster import Mirror, ServiceConsumer, SourceTable
 from iscp_dagster.api.checks import check_spec
 from iscp_dagster.model.consumers.kinds import consumer_kind
-from iscp_dagster.model.declared.lineage import parents
+from iscp_dagster.model.declared.lineage import find_parents
 from iscp_dagster.model.declared.together.attach import Declared, UnfitError
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
@@ -65,7 +65,7 @@ def test_one_in_a_table_or_on_it_is_the_tables():
     table = replace(ORDERS, services=[inside])
     (found,) = attached(table, inside, beside)
     assert [each.name for each in found.services] == ["one", "two"]
-    assert parents(found) == {}
+    assert find_parents(found) == {}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_its_job_is_as_declared_or_none():
     with pytest.raises(ConfigError, match="no service consumer of that name is declared"):
         check_spec(table, nobody, undeclared)
     with pytest.raises(ConfigError, match="has no service consumer 'nobody'; it has: orders_cha"):
-        table.service("nobody")
+        table.get_service("nobody")
     other = replace(spec.detail.consumer, type="mirror")
     with pytest.raises(ConfigError, match="a service consumer of that name is declared, and the"):
         check_spec(table, changed, replace(spec, detail=replace(spec.detail, consumer=other)))

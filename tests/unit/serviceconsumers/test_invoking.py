@@ -16,7 +16,7 @@ from onetable import Clock
 from iscp_dagster import ServiceConsumer, SourceTable
 from iscp_dagster.joblog import lifecycle
 from iscp_dagster.location.assets.metadata import build_consumer_metadata
-from iscp_dagster.model.consumers.protocol import together
+from iscp_dagster.model.consumers.protocol import merge_facts
 from iscp_dagster.model.errors import ConfigError, FenceError, SchemaError, UnavailableError
 from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.planning.declared import make_job_spec, name_of
@@ -408,7 +408,7 @@ def test_what_was_begun_before_the_runtime_went_down_is_shown_too():
 def test_what_was_told_of_two_ranges_is_put_together():
     first = {"invocations": 2, "invoked": [*range(40)], "said": "a", "old": 1}
     second = {"invocations": 3, "invoked": [*range(40, 60)], "said": "b", "new": 2}
-    assert together(first, second) == {
+    assert merge_facts(first, second) == {
         "invocations": 5,
         "invoked": [*range(10, 60)],
         "said": "b",

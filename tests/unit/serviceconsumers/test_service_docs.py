@@ -10,7 +10,7 @@ from places import DOCS
 
 from iscp_dagster import ServiceConsumer, SourceTable, SourceTableComponent
 from iscp_dagster.model.declared.together.attach import Declared
-from iscp_dagster.serviceconsumers.chunks import Part, chunks, line
+from iscp_dagster.serviceconsumers.chunks import Part, cut_chunks, format_line
 from iscp_dagster.serviceconsumers.consumer import TENANTS
 from iscp_dagster.serviceconsumers.invoking import SHOWN
 from iscp_dagster.serviceconsumers.sorting import MEMORY
@@ -62,11 +62,11 @@ def test_the_batch_is_one_that_is_made():
     told = json.loads(block("json"))
     rows = told["rows"]
     lines = [
-        line({k: v for k, v in row.items() if k[0] != "_"}, row["_version"], row["_change"])
+        format_line({k: v for k, v in row.items() if k[0] != "_"}, row["_version"], row["_change"])
         for row in rows
     ]
     part = Part(table="shop.orders", tenant="acme", from_=4, to=6, snapshot=False)
-    (made,) = chunks(part, sorted(lines), rows=1_000)
+    (made,) = cut_chunks(part, sorted(lines), rows=1_000)
     assert json.loads(made.body) == told
     assert list(json.loads(made.body)) == list(told)
 

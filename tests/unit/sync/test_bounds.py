@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.api.environment import bounds_of
+from iscp_dagster.api.environment import parse_bounds
 from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, ROWS_PER_CHUNK
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobStatus
@@ -85,8 +85,8 @@ def test_a_clock_that_is_wrong_makes_no_job_wait_for_it():
 
 def test_a_deployment_says_how_much_an_iteration_takes_on():
     asked = {"ISCP_MAX_VERSIONS": "7", "ISCP_MAX_BYTES": ""}
-    assert bounds_of(asked) == replace(Bounds(), versions=7)
+    assert parse_bounds(asked) == replace(Bounds(), versions=7)
     with pytest.raises(ConfigError, match="ISCP_MAX_BYTES is 'all'; set a whole number"):
-        bounds_of({"ISCP_MAX_BYTES": "all"})
+        parse_bounds({"ISCP_MAX_BYTES": "all"})
     with pytest.raises(ConfigError, match="at least one version"):
-        bounds_of({"ISCP_MAX_VERSIONS": "0"})
+        parse_bounds({"ISCP_MAX_VERSIONS": "0"})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from places import GOLDEN
 from watches import NOON
 
-from iscp_dagster.webhooks.answers import Answer, Health, Rules, Verdict, outcome, seconds_asked
+from iscp_dagster.webhooks.answers import Answer, Health, Rules, Verdict, outcome, parse_retry_after
 
 RULES = Rules(delays=(5, 300, 1_800, 7_200, 18_000, 36_000, 36_000), refusals=3)
 SINGLE = (
@@ -150,4 +150,4 @@ def test_an_accepted_answer_clears_what_the_endpoint_was_blamed_for():
     ],
 )
 def test_a_wait_is_read_as_seconds_or_as_a_date(header, seconds, far_west):
-    assert seconds_asked(header, NOON) == seconds
+    assert parse_retry_after(header, NOON) == seconds

@@ -64,7 +64,7 @@ class Declared:
         over = (*self.views, *self.triggers, *self.endpoints, *self.services)
         return (*self.tables, *over)
 
-    def all_endpoints(self) -> list[Endpoint]:
+    def list_endpoints(self) -> list[Endpoint]:
         """The endpoints, also those that only a trigger names; raises UnfitError."""
         known = _collect_endpoints(self.endpoints, _list_triggers(self.tables, self.triggers))
         return [known[name] for name in sorted(known)]
@@ -72,7 +72,7 @@ class Declared:
     def attached(self) -> list[SourceTable]:
         """The tables, see `attached`."""
         found = attached(self.tables, self.views, self.triggers, self.endpoints)
-        return with_services(found, self.services)
+        return attach_services(found, self.services)
 
 
 def attached(
@@ -95,7 +95,7 @@ def attached(
     return [_attach_to_table(table, views, triggers, known) for table in tables]
 
 
-def with_services(
+def attach_services(
     tables: Sequence[SourceTable], services: Sequence[ServiceConsumer] = ()
 ) -> list[SourceTable]:
     """The tables, each with the service consumers that are `on` it; others that it has stay.

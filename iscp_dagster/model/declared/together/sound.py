@@ -38,7 +38,7 @@ class Sound:
         return [each for each in self.mistakes if id(each) not in shown]
 
 
-def sound(given: Declared, check: Check) -> Sound:
+def select_consistent(given: Declared, check: Check) -> Sound:
     """Keep as many of the declarations as stand together, the earlier ones first.
 
     Of two that would have one name the second is left out; with a table, all that is over it. The
@@ -59,7 +59,7 @@ def sound(given: Declared, check: Check) -> Sound:
     origins = [id(part.each) for part in kept if isinstance(part.each, SourceTable)]
     return Sound(
         tables=stands,
-        endpoints=found.all_endpoints(),
+        endpoints=found.list_endpoints(),
         mistakes=[error for _, error in mistakes],
         declared=dict(zip(origins, stands, strict=True)),
     )
@@ -144,7 +144,7 @@ def _drop_misfits(
     Each mistake costs as many checks as the number of parts has binary digits.
     """
 
-    def wrong(some: Sequence[_Declaration]) -> ConfigError | None:
+    def find_error(some: Sequence[_Declaration]) -> ConfigError | None:
         try:
             check(_build_declarations(some).attached())
         except ConfigError as error:
@@ -154,16 +154,16 @@ def _drop_misfits(
     kept: list[_Declaration] = []
     mistakes = []
     rest = parts
-    while wrong([*kept, *rest]):
+    while find_error([*kept, *rest]):
         fits, fails = 0, len(rest)
         while fails - fits > 1:
             middle = (fits + fails) // 2
-            if wrong([*kept, *rest[:middle]]):
+            if find_error([*kept, *rest[:middle]]):
                 fails = middle
             else:
                 fits = middle
         kept, out = [*kept, *rest[:fits]], rest[fits]
-        error = wrong([*kept, out])
+        error = find_error([*kept, out])
         assert error is not None
         mistakes.append((_get_reporting_table(out, error), _explain_error(out, error, files)))
         rest = list(_drop_dependents(out, rest[fails:], kept))

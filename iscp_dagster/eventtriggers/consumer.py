@@ -79,7 +79,8 @@ class TriggerConsumer:
         if unknown := [each for each in trigger.columns if each not in columns]:
             raise ConfigError(
                 f"Trigger {trigger.name!r}: columns=[...] names {unknown[0]!r}, which "
-                f"{trigger.on.name!r} does not have; it has: {', '.join(list_view_columns(columns))}."
+                f"{trigger.on.name!r} does not have; it has: "
+                f"{', '.join(list_view_columns(columns))}."
             )
         identity = (*((source.tenant,) if source.tenant else ()), *source.keys)
         return cls(

@@ -87,7 +87,8 @@ def _parse_parameters(address: str, text: str) -> dict[str, str]:
     for number, pair in enumerate(given, 1):
         if len(pair) != 2:  # noqa: PLR2004
             raise ConfigError(
-                f"Parameter {number} of SPARK_REMOTE ({redact_address(address)}) is not name=value; "
+                f"Parameter {number} of SPARK_REMOTE ({redact_address(address)}) is not "
+                "name=value; "
                 "write a `=` within a value as %3D."
             )
     return {name: unquote(value) for name, value in given}

@@ -87,9 +87,8 @@ class Changes(IndexKind):
 
     def skip_indexes(self) -> Sequence[str]:
         """Let readers of the newest changes skip the others."""
-        return (
-            f"INDEX {quote_identifier('by_version')} {quote_identifier(VERSION)} TYPE minmax GRANULARITY 1",
-        )
+        name, version = quote_identifier("by_version"), quote_identifier(VERSION)
+        return (f"INDEX {name} {version} TYPE minmax GRANULARITY 1",)
 
     def live(self) -> str:
         change, image, version = (
@@ -104,7 +103,8 @@ class Changes(IndexKind):
         columns = [name for name in selected if name not in IMAGE_COLUMNS]
         return (
             f"SELECT {', '.join(map(quote_identifier, (*columns, *SHOWN)))} FROM {shape.final} "
-            f"WHERE {quote_identifier(CHANGE)} >= {ChangeKind.BASE} SETTINGS {settings(EXACT_FINAL)}"
+            f"WHERE {quote_identifier(CHANGE)} >= {ChangeKind.BASE} SETTINGS "
+            f"{settings(EXACT_FINAL)}"
         )
 
     def view_beside(self, end: str, shape: Shape, selected: str) -> str:
@@ -121,7 +121,8 @@ class Changes(IndexKind):
         newest = f"{quote_identifier(VERSION)} DESC, {quote_identifier(IMAGE)} DESC"
         return (
             f"SELECT {', '.join(map(quote_identifier, columns))} FROM (SELECT * FROM {shape.final} "
-            f"WHERE {quote_identifier(VERSION)} <= {version} AND {quote_identifier(CHANGE)} >= {ChangeKind.BASE} "
+            f"WHERE {quote_identifier(VERSION)} <= {version} AND {quote_identifier(CHANGE)} >= "
+            f"{ChangeKind.BASE} "
             f"ORDER BY {by}, {newest} LIMIT 1 BY {by}) "
             f"WHERE {quote_identifier(IMAGE)} = {AFTER} SETTINGS {settings(EXACT_FINAL)}"
         )

@@ -108,7 +108,8 @@ class FrameTable:
             }:
                 raise SchemaError(
                     f"Table {self.shown} is partitioned by {by or 'nothing'}, and its asset by "
-                    f"{quote_identifier(self.partition)}. Drop the table and write all of its partitions."
+                    f"{quote_identifier(self.partition)}. Drop the table and write all of its "
+                    "partitions."
                 )
 
     def _check_columns(self, types: Mapping[str, str]) -> None:
@@ -122,7 +123,8 @@ class FrameTable:
     def _ensure_table(self, types: Mapping[str, str]) -> None:
         """Make the database and the table, or the columns that it lacks."""
         self._run_command(
-            f"CREATE DATABASE IF NOT EXISTS {quote_identifier(self.endpoint.resolve_database(self.database))}"
+            "CREATE DATABASE IF NOT EXISTS "
+            f"{quote_identifier(self.endpoint.resolve_database(self.database))}"
         )
         table = self._quote_name(self.name)
         self._run_command(self._render_create_table(f"TABLE IF NOT EXISTS {table}", types))

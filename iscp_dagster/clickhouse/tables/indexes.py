@@ -306,7 +306,8 @@ class IndexStore:
             type_ = str(parse_type(self.shape.get_column_types()[column]).bare)
             given, values = [column, *given], [f"CAST(tenant, {text(type_)})", *values]
         statement = (
-            f"INSERT INTO {self.shape.name(self.staging)} ({', '.join(map(quote_identifier, given))}) "
+            f"INSERT INTO {self.shape.name(self.staging)} "
+            f"({', '.join(map(quote_identifier, given))}) "
             f"SELECT {', '.join(values)} FROM (SELECT arrayJoin({{tenants:Array(String)}}) AS "
             "tenant)"
         )
@@ -322,8 +323,10 @@ class IndexStore:
         named = f"toString({quote_identifier(column)})" if column else text(DEFAULT_TENANT)
         where = f"AND {named} IN {{tenants:Array(String)}}" if tenants is not None else ""
         query = (
-            f"SELECT {named}, {quote_identifier(VERSION)}, toUnixTimestamp64Micro({quote_identifier(TIMESTAMP)}), "
-            f"{quote_identifier(FIELDS)} FROM {self.shape.final} WHERE {quote_identifier(CHANGE)} = {ChangeKind.BEGIN} "
+            f"SELECT {named}, {quote_identifier(VERSION)}, "
+            f"toUnixTimestamp64Micro({quote_identifier(TIMESTAMP)}), "
+            f"{quote_identifier(FIELDS)} FROM {self.shape.final} WHERE {quote_identifier(CHANGE)} "
+            f"= {ChangeKind.BEGIN} "
             f"{where}"
         )
         with self.endpoint.errors("ask where the index's histories begin"):
@@ -379,7 +382,10 @@ class IndexStore:
         """
         if not self.shape.index.append:
             return {}
-        within = f"countIf({quote_identifier(VERSION)} > {{after:UInt64}} AND {quote_identifier(VERSION)} <= {{upto:UInt64}})"
+        within = (
+            f"countIf({quote_identifier(VERSION)} > {{after:UInt64}} AND "
+            f"{quote_identifier(VERSION)} <= {{upto:UInt64}})"
+        )
         ends = {"after": range_.from_.version, "upto": range_.to.version}
         held = self._count_by_tenant(within, self.shape.rows, rows, **ends)
         wrong: dict[str, failures.LostRowsError | failures.DoubledRowsError] = {}

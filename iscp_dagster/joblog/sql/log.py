@@ -112,7 +112,8 @@ class SqlLog:
         if missing := find_missing_column(self.engine, METADATA):
             table, column = missing
             raise SetupError(
-                f"ISCP log {render_url(self.engine.url)} was made by another version of iscp_dagster: "
+                f"ISCP log {render_url(self.engine.url)} was made by another version of "
+                "iscp_dagster: "
                 f"its table {table} has no column {column}. Start with a fresh one; the indexes "
                 "are rebuilt."
             )

@@ -29,7 +29,8 @@ def fetch(java: Java, modules: Sequence[Module], into: Path, environ: Mapping[st
         problems = _resolve_modules(jvm, modules, into, environ)
     if problems:
         raise SetupError(
-            f"Spark's jars cannot be fetched: {_PASSED_ON.sub('://', problems)}; {describe_remedy()}"
+            f"Spark's jars cannot be fetched: {_PASSED_ON.sub('://', problems)}; "
+            f"{describe_remedy()}"
         )
 
 

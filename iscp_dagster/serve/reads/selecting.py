@@ -68,7 +68,8 @@ def _read_shard(
         f"SELECT {select_list(wanted)} "
         f"FROM {_render_source(asked.served, place, asking.viewer, parameters)} "
         f"WHERE {_render_conditions(asked, asking.viewer, parameters)} "
-        f"{render_order_by(complete_order(asked.served, asked.order))} LIMIT {limit} OFFSET {offset}"
+        f"{render_order_by(complete_order(asked.served, asked.order))} LIMIT {limit} OFFSET "
+        f"{offset}"
     )
     return list(rows(place.endpoint, query, parameters.values, wanted, asking.limits(limit)))
 

@@ -148,7 +148,8 @@ def _try_switch_to_wal(engine: sa.Engine) -> bool:
 def _make_unavailable_error(engine: sa.Engine, error: BaseException | None) -> Exception:
     reason, role = _mask_secrets(str(error).strip(), engine.url), _get_role(engine)
     return role.unavailable(
-        f"{role.name} {render_url(engine.url)}: {reason}. Check {role.setting} and that the database "
+        f"{role.name} {render_url(engine.url)}: {reason}. Check {role.setting} and that the "
+        "database "
         "is up and set up."
     )
 

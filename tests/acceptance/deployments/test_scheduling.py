@@ -188,7 +188,7 @@ class Scheduled(Deployed):
             "sensorName": name,
         }
         found = self.dagster.query(SENSOR, {"selector": selector})["sensorOrError"]
-        self.dagster.mutate(STOP, {"id": found["id"]}, {"StopSensorMutationResult"})
+        self.dagster.run_mutation(STOP, {"id": found["id"]}, {"StopSensorMutationResult"})
 
         def ended() -> bool:
             (tick,) = self.dagster.query(SENSOR, {"selector": selector})["sensorOrError"][
@@ -200,7 +200,7 @@ class Scheduled(Deployed):
         try:
             yield
         finally:
-            self.dagster.mutate(START_AGAIN, {"selector": selector}, {"Sensor"})
+            self.dagster.run_mutation(START_AGAIN, {"selector": selector}, {"Sensor"})
 
     def backfill(self, index: str, partitions: Sequence[str]) -> dict[str, Any]:
         """Materialize these partitions of an index asset; return the ended backfill."""
@@ -208,7 +208,9 @@ class Scheduled(Deployed):
             "assetSelection": [{"path": ["sched", index]}],
             "partitionNames": sorted(partitions),
         }
-        launched = self.dagster.mutate(BACKFILL, {"params": wanted}, {"LaunchBackfillSuccess"})
+        launched = self.dagster.run_mutation(
+            BACKFILL, {"params": wanted}, {"LaunchBackfillSuccess"}
+        )
 
         def now() -> dict[str, Any]:
             asked = {"id": launched["backfillId"]}
@@ -468,4 +470,4 @@ def test_the_end_of_the_stack_cancels_what_runs_and_what_waits(world):
         begun = [Event.START] if name in ran else []
         assert [e.event for e in history] == [Event.REGISTER, Event.ENQUEUE, *begun, Event.CANCEL]
     assert len(ran) == A_TENANTS_SLOTS < len(names)
-    assert not world.table.deployment.log.active_runs()
+    assert not world.table.deployment.log.list_active_runs()

@@ -153,7 +153,7 @@ def test_stopping_the_shared_session_leaves_it_to_the_others(stack):
 
 def test_what_a_users_code_sets_in_its_session_nobody_else_sees(deployment, stack):
     before = deployment.spark().conf.get(TIME_ZONE)
-    with deployment.users_session() as session:
+    with deployment.open_private_session() as session:
         session.conf.set(TIME_ZONE, "Asia/Tokyo")
         session.range(1).createOrReplaceTempView("mine")
         assert deployment.spark().conf.get(TIME_ZONE) == before

@@ -682,7 +682,7 @@ def crash_of_three(table, point, iteration):
             assert job.watermark == (iteration.to if ended else iteration.from_)
             found.setdefault(job.key.tenant.split()[0], []).append((job.state, job.batch.phase))
     assert {who: sorted(each, key=lambda one: one[0].value) for who, each in found.items()} == left
-    assert log.active_runs() == {"dead"}
+    assert log.list_active_runs() == {"dead"}
     assert len(log.recover({"dead"})) == (2 if point == "completed" else 4)
 
 
@@ -822,7 +822,7 @@ def test_an_heir_that_follows_changes_clears_what_a_zombie_staged(deployment):
     store.stage()
     deployment.log.recover({"dead"})
     table.follow()
-    assert store.data.stagings() == []
+    assert store.data.list_staging_tables() == []
     table.check()
 
 

@@ -94,7 +94,7 @@ def asked(deployment, monkeypatch, tenants):
 
 def test_the_number_of_statements_depends_on_indexes_and_not_on_tenants(deployment, monkeypatch):
     # Off: the guard of a scan asks every two seconds, so its statements depend on the time taken.
-    monkeypatch.setattr(scan, "interruptible", lambda *_: nullcontext())
+    monkeypatch.setattr(scan, "interrupt_when_lost", lambda *_: nullcontext())
     asked(deployment, monkeypatch, MANY[:1])
     few = asked(deployment, monkeypatch, MANY[:3])
     # A request takes a hundred names.
@@ -410,7 +410,7 @@ def test_a_data_file_at_fault_stops_its_tenant_alone(deployment, fault):
     table = Table.make(deployment, Mirror(), FullText("name"))
     for tenant in SOME:
         fill(table, [tenant], 1)
-    for file in deployment.delta_log(table.source).data_files(table.version, [BAD]):
+    for file in deployment.delta_log(table.source).list_data_files(table.version, [BAD]):
         spoil(Path(table.path, file.path))
     outcomes = table.run(table.iteration(*SOME))
     assert ended(table, outcomes) == dict.fromkeys([(BAD, "mirror"), (BAD, "text")], code)

@@ -130,7 +130,7 @@ def test_a_file_that_is_gone_is_read_anew_later(deployment, lake, store):
     table = declared(deployment, lake)
     put(table, "a", ids=range(3))
     log = table.deployment.delta_log(table.source)
-    (file,) = log.data_files(0, ["a"])
+    (file,) = log.list_data_files(0, ["a"])
     store.remove(f"{table.path.removeprefix('s3://lake/')}/{file.path}")
     (one, other) = table.run(table.iteration("a"))
     assert {one.code, other.code} == {FeedGoneError.code}

@@ -541,7 +541,7 @@ def test_the_runs_of_a_backfill_that_wait_are_one_with_a_run_that_begins_or_ends
             break
         return sync_tenants(*given)
 
-    monkeypatch.setattr(index_assets, "iterated", meanwhile)
+    monkeypatch.setattr(index_assets, "sync_tenants", meanwhile)
     assert executed("b", "c", of="fourth")[1] == set("abcde")
 
 

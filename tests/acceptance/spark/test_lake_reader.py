@@ -361,7 +361,7 @@ def written(table, name, seed, properties, chance):
 def held_by_arrow(table, version):
     """Return the snapshot as tasks read it themselves."""
     log, columns = table.log, ("tenant", "k", "v")
-    files = log.data_files(version, set(TENANTS))
+    files = log.list_data_files(version, set(TENANTS))
     scan = plan_tasks(log.location, log.facts(version), files, columns, 2)
     numbers = [pa.record_batch({"id": [number]}) for number in range(len(scan.tasks))]
     return [row for batch in scan.rows(numbers) for row in batch.to_pylist()]
@@ -743,7 +743,7 @@ class TestFailures:
         known = table.log.poll()
         shutil.rmtree(table.path)
         table.create()
-        assert not table.log.poll(known).same_table(known)
+        assert not table.log.poll(known).is_same_table(known)
         assert "went back" in read_range(table.log, 2, 0).reason
         with pytest.raises(FeedGoneError), wrap_spark_errors(table.path):
             changes(table.spark, table.selection(), Moment(1), Moment(2)).collect()

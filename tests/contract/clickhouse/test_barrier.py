@@ -44,7 +44,8 @@ def make(endpoint):
     def build(*, column=COLUMN, first=FIRST, **named):
         table = f"t{next(NUMBERS)}"
         endpoint.client().command(
-            f"CREATE TABLE barred.{table} ({quote_identifier(COLUMN)} String, n Int64, {first.sql(column)}) "
+            f"CREATE TABLE barred.{table} ({quote_identifier(COLUMN)} String, n Int64, "
+            f"{first.sql(column)}) "
             f"ENGINE = MergeTree PARTITION BY {quote_identifier(COLUMN)} ORDER BY n"
         )
         return Gate(endpoint=endpoint, database="barred", table=table, column=column, **named)

@@ -89,7 +89,7 @@ def begun(store, *base, at=4, gap=()):
     store.enter().begin(["acme", "globex"], Moment(at, 1_700_000_000_000_000 + at), gap)
     put_in_place(store, "acme", rows=len(base), version=at)
     put_in_place(store, "globex", rows=0, version=at)
-    store.unstage()
+    store.drop_staging_table()
 
 
 def test_images_are_kept_in_order_and_a_replay_changes_nothing(make):
@@ -138,8 +138,8 @@ def test_a_history_has_a_beginning_even_without_rows(make):
     found = later.begins(["acme"])
     assert (found.keys(), found["acme"].gap) == ({"acme"}, ("versions 5 to 9: why",))
     assert asked(later, f"SELECT desk, id, _version FROM {view}") == [("acme", 7, 9)]
-    assert later.replaced_after(["acme", "globex"], 8) == {"acme", "globex"}
-    assert later.replaced_after(["acme", "globex"], 9) == frozenset()
+    assert later.find_replaced_tenants(["acme", "globex"], 8) == {"acme", "globex"}
+    assert later.find_replaced_tenants(["acme", "globex"], 9) == frozenset()
 
 
 def test_a_table_without_tenants_has_one_history(make):

@@ -149,7 +149,7 @@ class OneJob:
             return
         put_in_place(store, "a", rows=count, version=self.written, registration=claim.registration)
         complete(self.log, claim, Moment(self.written), {})
-        store.unstage()
+        store.drop_staging_table()
 
     def write(
         self, range_, layout, store: IndexStore, cut: int | None = None, *, staged: bool = False

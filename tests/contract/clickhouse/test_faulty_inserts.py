@@ -123,7 +123,7 @@ def test_chunks_of_a_snapshot_that_are_alike_are_all_there(make, proxy, fault):
         proxy.coming[:] = [None, fault, None, fault]
         (receipt,) = shipping.write(store, alike(35), staged=True)
         assert (receipt.code, receipt.inserted, staged(store)) == (0, 35, 35)
-        store.unstage()
+        store.drop_staging_table()
 
 
 @settings(max_examples=12)

@@ -217,10 +217,10 @@ def test_tenants_are_asked_about_together_and_nobody_s_rows_are_nothing(store):
     everyone = pa.concat_tables([rows([1, 2], tenant=tenant, version=3) for tenant in "abc"])
     write(store, everyone)
     write(store, rows([3], tenant="b", version=1))
-    assert store.replaced_after(["a", "b", "nobody"], 2) == {"a"}
+    assert store.find_replaced_tenants(["a", "b", "nobody"], 2) == {"a"}
     assert store.kept(["gone", "body"], ["a", "nobody"]) == {"a": "body"}
     assert store.kept(["body"], ["nobody"]) == store.kept(["body"], []) == {}
-    assert store.replaced_after([], 2) == frozenset()
+    assert store.find_replaced_tenants([], 2) == frozenset()
 
 
 @pytest.mark.parametrize(("nulls", "given"), [("flag", True), ("empty", False)])
@@ -531,7 +531,7 @@ def test_what_was_built_before_the_drop_of_a_tenant_lands_stays(store, clickhous
 
 
 def test_an_index_that_was_built_before_the_drop_of_it_lands_stays(store, clickhouse_url):
-    store.unstage()
+    store.drop_staging_table()
     view = f"DROP VIEW IF EXISTS {store.shape.name(store.shape.view)}"
     write(store, rows([1, 2]))
     with faulty(clickhouse_url) as proxy:

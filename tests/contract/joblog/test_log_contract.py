@@ -205,11 +205,11 @@ def test_a_queued_job_begins_in_the_run_it_waits_for_under_either_name(log):
     add(log, key("a"), key("b"))
     log.enqueue(over(key("a")), "run-1")
     log.enqueue(over(key("b")), "ticket-2")
-    assert log.active_runs() == {"run-1", "ticket-2"}
+    assert log.list_active_runs() == {"run-1", "ticket-2"}
     assert "is pending" in str(log.enqueue(over(key("a")), "run-2")[key("a")])
     log.begin(over(key("a")), "run-1", {})
     log.begin(over(key("b")), "run-2", {}, queued_as="ticket-2")
-    assert log.active_runs() == {"run-1", "run-2"}
+    assert log.list_active_runs() == {"run-1", "run-2"}
 
 
 def test_jobs_that_were_taken_since_are_left_as_they_are_and_the_others_are_queued(log):
@@ -397,10 +397,10 @@ def test_recover_frees_the_jobs_of_gone_runs_only(log):
     log.begin(over(key("a")), "gone", LAYOUT)
     log.enqueue(over(key("b")), "gone too")
     log.begin(over(key("c")), "alive", LAYOUT)
-    assert log.active_runs() == {"gone", "gone too", "alive"}
-    assert log.active_runs(JobState.PENDING) == {"gone too"}
-    assert log.active_runs(JobState.RUNNING) == {"gone", "alive"}
-    assert log.active_runs(JobState.COMPLETED) == frozenset()
+    assert log.list_active_runs() == {"gone", "gone too", "alive"}
+    assert log.list_active_runs(JobState.PENDING) == {"gone too"}
+    assert log.list_active_runs(JobState.RUNNING) == {"gone", "alive"}
+    assert log.list_active_runs(JobState.COMPLETED) == frozenset()
     assert log.recover([]) == ()
     assert log.recover(["gone", "gone too", "unheard of"]) == (key("a"), key("b"))
     assert log.recover(["gone", "gone too"]) == ()
@@ -411,7 +411,7 @@ def test_recover_frees_the_jobs_of_gone_runs_only(log):
         "completed",
     ]
     assert log.job(key("a")).batch.phase is Phase.BEFORE
-    assert log.active_runs() == {"alive"}
+    assert log.list_active_runs() == {"alive"}
 
 
 def test_repair_sets_jobs_in_error_completed_to_be_read_anew(log):
@@ -504,7 +504,7 @@ def test_a_dropped_job_is_not_recovered_or_canceled(log):
     add(log, key())
     log.begin(over(key()), "gone", LAYOUT)
     log.unregister("acme", name())
-    assert log.active_runs() == frozenset()
+    assert log.list_active_runs() == frozenset()
     assert log.recover({"gone"}) == ()
     assert log.cancel([key()]) == ()
 

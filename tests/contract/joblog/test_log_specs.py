@@ -287,8 +287,8 @@ def test_jobs_are_carried_over_to_the_table_that_took_their_tables_place(log):
     new = [key("a", table_id="t-2"), key("b", table_id="t-2"), key("c", "globex", "t-2")]
     # A job that a person has already registered for the new table is not changed.
     log.register("acme", name("b"), "t-2", spec("b", priority=3))
-    assert log.carry_over("t-1", "t-2") == (new[0], new[2])
-    assert log.carry_over("t-1", "t-2") == ()
+    assert log.migrate_jobs("t-1", "t-2") == (new[0], new[2])
+    assert log.migrate_jobs("t-1", "t-2") == ()
     held = {job.key: job for job in log.jobs()}
     assert set(held) == {*new, key("other", table_id="t-3")}
     found = [held[each] for each in new]
@@ -305,7 +305,7 @@ def test_a_paused_job_is_carried_over_paused_and_loses_its_run(log):
     add(log, key("a"), key("b"))
     log.pause("acme", name("a"))
     (claim,) = log.begin(over(key("b")), "run-1", LAYOUT)
-    assert len(log.carry_over("t-1", "t-2")) == 2
+    assert len(log.migrate_jobs("t-1", "t-2")) == 2
     assert {job.key.job_name: bool(job.paused_at) for job in log.jobs()} == {"a": True, "b": False}
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})

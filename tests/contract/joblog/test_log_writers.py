@@ -138,7 +138,7 @@ def test_threads_that_begin_the_same_iteration_get_one_claim(make_log):
     for thread in threads:
         thread.join(timeout=60)
     assert (len(claims), len(refused)) == (1, 5)
-    assert {claim.run_id for claim in claims[0]} == logs[0].active_runs()
+    assert {claim.run_id for claim in claims[0]} == logs[0].list_active_runs()
 
 
 # --- what only the SQL log has

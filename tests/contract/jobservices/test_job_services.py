@@ -131,7 +131,7 @@ def test_an_index_is_named_by_its_key_also_of_a_tenant_with_a_slash(client, jobs
 def test_a_wait_goes_on_after_its_service_was_gone(live, jobs):
     with _served(jobs) as served:
         live.client.register(served.url, force=True)
-        jobs.register_job("*", ID, jobs.plain_spec(ID))
+        jobs.register_job("*", ID, jobs.get_default_spec(ID))
         for tenant in (EU, "us"):
             finish(jobs, jobs.sources[0], tenant)
         commit(jobs.sources[0], EU)
@@ -159,7 +159,7 @@ def test_a_wait_that_is_late_or_held_up_fails_and_says_why(client, jobs):
 def test_one_index_is_waited_for_alone(client, jobs):
     other = replace(jobs.sources[0], indexes=[Mirror(), Mirror(name="second")])
     jobs = replace(jobs, sources=[other])
-    jobs.register_job(EU, ID, jobs.plain_spec(ID))
+    jobs.register_job(EU, ID, jobs.get_default_spec(ID))
     finish(jobs, other, EU)
     assert jobs.wait("shop.orders", 0, EU, 0, "mirror") == 0
     steps = Steps(jobs=lambda: jobs)

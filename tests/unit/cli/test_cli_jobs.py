@@ -463,7 +463,7 @@ def test_nothing_is_said_in_words(iscp, arguments, said):
 
 
 def test_a_dead_letter_s_index_is_called_an_index(iscp, monkeypatch):
-    monkeypatch.setattr("iscp_dagster.upkeep.dead_letters.dead_letters", lambda *_, **__: [])
+    monkeypatch.setattr("iscp_dagster.upkeep.dead_letters.find_letters", lambda *_, **__: [])
     for index, said in [
         (
             "nope",

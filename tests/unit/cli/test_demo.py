@@ -28,14 +28,14 @@ def ended(monkeypatch, tmp_path):
         "ISCP_DEMO_PORT": str(free_port()),
     }
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
-    monkeypatch.setattr(demo, "with_stack", lambda _: environ)
+    monkeypatch.setattr(demo, "add_stack_variables", lambda _: environ)
     for name in ("up", "status", "down"):
         monkeypatch.setattr(demo.control, name, lambda *_, name=name, **__: found.append(name))
     return found
 
 
 def played(monkeypatch, verdict):
-    monkeypatch.setattr(Demo, "play", lambda _: [verdict])
+    monkeypatch.setattr(Demo, "run_steps", lambda _: [verdict])
 
 
 def test_a_stack_that_the_demo_started_ends_with_it(monkeypatch, ended):

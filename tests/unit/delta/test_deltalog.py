@@ -166,7 +166,7 @@ class TestPoll:
         table.commit(file("add", "a"))
         second = log.poll(first)
         assert (first.moment.version, second.moment.version) == (0, 1)
-        assert second.same_table(first)
+        assert second.is_same_table(first)
         assert log.poll(second) is second
         assert log.latest() == second.moment
 
@@ -214,7 +214,7 @@ class TestPoll:
         for _ in range(commits):
             again.commit(file("add", "new"))
         mark = log.poll(known)
-        assert not mark.same_table(known)
+        assert not mark.is_same_table(known)
         assert mark.moment.version == commits
         assert log.table_id() == again.id
         assert log.changed_tenants(0, commits) == ({"new"} if commits else set())
@@ -282,7 +282,7 @@ class TestPoll:
         known = log.poll()
         (table.path / commit_name(1)).unlink()
         mark = log.poll(known)
-        assert mark.same_table(known)
+        assert mark.is_same_table(known)
         assert mark.moment < known.moment
 
     @pytest.mark.parametrize("make", [lambda _: None, Path.mkdir])
@@ -387,8 +387,8 @@ class TestChangedTenants:
         table.commit(file("remove", None, column=None, path="orphan.parquet"))
         log = table.log()
         assert log.changed_tenants(1, 2) == set()
-        assert log.changed_unnamed(1, 2)
-        assert log.only_adds(1, 2, {"a"})
+        assert log.has_unnamed_changes(1, 2)
+        assert log.has_only_adds(1, 2, {"a"})
         assert log.feed_files(1, 2, {"a"}) == []
         assert log.opened(2) == [(None, "orphan.parquet")]
 
@@ -470,15 +470,15 @@ class TestChangedTenants:
         table.commit(file("add", "a"), orphan)
         log = table.log()
         assert (log.changed_tenants(0, 1), log.tenants()) == ({"a"}, ["a"])
-        assert log.changed_unnamed(0, 1)
+        assert log.has_unnamed_changes(0, 1)
         assert log.unnamed().files == 1
         table.commit(file("add", "b"))
-        assert not log.changed_unnamed(1, 2)
+        assert not log.has_unnamed_changes(1, 2)
         table.commit(file("remove", null, path="orphan.parquet"))
-        assert log.changed_unnamed(2, 3)
+        assert log.has_unnamed_changes(2, 3)
         assert log.unnamed() is None
         # The removed rows had no tenant either.
-        assert log.only_adds(2, 3, {"a"})
+        assert log.has_only_adds(2, 3, {"a"})
         assert log.tenants() == ["a", "b"]
 
     def test_rows_that_nobody_counted_are_taken_for_eight_bytes(self, table):
@@ -491,13 +491,13 @@ class TestChangedTenants:
         table.commit(file("add", "a", size=5, stats='{"numRecords":3}'), file("add", "b", size=7))
         table.commit(file("remove", "b"), file("add", "a", size=1, stats='{"numRecords":1}'))
         log = table.log()
-        assert log.bytes_written(0, 2) == {"a": 6, "b": 7}
+        assert log.get_bytes_written(0, 2) == {"a": 6, "b": 7}
         # The rows of b are estimated from its bytes; removed rows count as read, too.
         assert log.written(0, 2, {"a"}) == [(1, (5, 3)), (2, (1, 1))]
         assert log.written(0, 2, {"b"}) == [(1, (7, 0)), (2, (0, 1))]
-        sizes = log.tenant_sizes(1)
+        sizes = log.get_tenant_sizes(1)
         assert (sizes["a"].rows, sizes["a"].bytes, sizes["b"].rows) == (3, 5, None)
-        assert log.tenant_sizes()["a"].files == 2
+        assert log.get_tenant_sizes()["a"].files == 2
 
 
 class TestMoment:
@@ -629,10 +629,17 @@ class TestFeed:
         on = {"delta.enableInCommitTimestamps": "true", "delta.appendOnly": "false"}
         table.commit(table.metadata(properties=FEED | on)).commit(file("add", "a"))
         table.commit(table.metadata([TENANT, KEY | {"metadata": {}}], properties={}))
-        assert table.log().first_column_change(0, 3) is None
+        assert table.log().find_first_column_change(0, 3) is None
         table.commit(table.metadata([TENANT, KEY, NUMBER])).commit(table.metadata([TENANT, KEY]))
         log = table.log()
-        assert [log.first_column_change(after, 5) for after in range(6)] == [4, 4, 4, 4, 5, None]
+        assert [log.find_first_column_change(after, 5) for after in range(6)] == [
+            4,
+            4,
+            4,
+            4,
+            5,
+            None,
+        ]
 
     def test_columns_may_have_changed_where_the_log_has_lost_how_they_were(self, table):
         table.commit(file("add", "a")).commit(table.metadata()).commit(file("add", "a"))
@@ -640,9 +647,9 @@ class TestFeed:
         log.facts(3)
         (table.path / commit_name(0)).unlink()
         (table.path / commit_name(1)).unlink()
-        assert log.first_column_change(1, 3) == 2
-        assert log.first_column_change(0, 3) == 1
-        assert log.first_column_change(2, 3) is None
+        assert log.find_first_column_change(1, 3) == 2
+        assert log.find_first_column_change(0, 3) == 1
+        assert log.find_first_column_change(2, 3) is None
 
     def test_a_dropped_column_breaks_a_range_but_at_its_start(self, table):
         table.commit().commit(table.metadata([TENANT])).commit()

@@ -160,10 +160,10 @@ def test_a_code_server_that_ends_queues_nothing_more(ticking, tmp_path, monkeypa
     monkeypatch.setenv(ENDING_VARIABLE, str(sign))
     sign.touch()
     commit(ticking.source, "us")
-    before = ticking.deployment.log.active_runs()
+    before = ticking.deployment.log.list_active_runs()
     looks, _ = ticking.tick()
     assert [each.dispatches for each in looks] == [[]]
-    assert ticking.deployment.log.active_runs() == before
+    assert ticking.deployment.log.list_active_runs() == before
     sign.unlink()
     looks, _ = ticking.tick()
     assert [len(each.dispatches) for each in looks] == [1]
@@ -197,7 +197,7 @@ def test_a_table_in_an_object_store_is_asked_as_often_as_it_is_scanned(ticking, 
     polled = []
     poll = delta_log.poll
     monkeypatch.setattr(type(delta_log.files), "local", False)
-    monkeypatch.setattr(delta_log, "ends_at", lambda _: pytest.fail("that is a request"))
+    monkeypatch.setattr(delta_log, "is_latest", lambda _: pytest.fail("that is a request"))
     monkeypatch.setattr(delta_log, "poll", lambda known: (polled.append(known), poll(known))[1])
     ticking.clock.pass_(10)
     ticking.after(3, ticking.pause_job)

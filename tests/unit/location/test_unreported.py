@@ -15,7 +15,7 @@ from iscp_dagster.model.errors import UnavailableError
 @pytest.fixture
 def its(monkeypatch):
     """Return iterations whose outcomes are their own events."""
-    monkeypatch.setattr(reporting, "news_of", lambda *_: [])
+    monkeypatch.setattr(reporting, "build_news_events", lambda *_: [])
     monkeypatch.setattr(reporting, "DataVersions", lambda *_: None)
     monkeypatch.setattr(reporting, "materializations", lambda *given: given[3])
     monkeypatch.setattr(reporting, "log_event", lambda dagster, event, _: dagster.store(event))

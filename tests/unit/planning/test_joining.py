@@ -46,8 +46,8 @@ def log_of(sizes, held=None, *, feed=True):
     snapshot = {t: SimpleNamespace(bytes=size) for t, size in (held or sizes).items()}
     facts = SimpleNamespace(metadata=SimpleNamespace(feed_enabled=feed))
     return SimpleNamespace(
-        bytes_written=lambda after, upto: sizes,
-        tenant_sizes=lambda version: snapshot,
+        get_bytes_written=lambda after, upto: sizes,
+        get_tenant_sizes=lambda version: snapshot,
         commits=lambda after, upto: [SimpleNamespace(version=upto, metadata=None)],
         facts=lambda version: facts,
         opened=lambda version: [],

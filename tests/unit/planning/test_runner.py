@@ -153,7 +153,7 @@ def test_a_restart_in_between_loses_nothing(deployment, source):
 def opened(monkeypatch):
     """Record each opening of a table and each query for its jobs, until emptied."""
     found = []
-    for of, name in ((deltalog, "DeltaFacts"), (Watch, "_begin")):
+    for of, name in ((deltalog, "DeltaFacts"), (Watch, "_examine_table")):
         real = getattr(of, name)
 
         def told(*args, real=real, name=name):
@@ -180,7 +180,7 @@ def test_after_a_restart_nothing_is_found_out_about_tables_at_rest(deployment, s
     assert (look.dispatches, look.cursor, opened) == ([], cursor, [])
     commit(source, "eu")
     assert due(runner.look(look.cursor)) == [("eu", ["mirror", "vector"], 0, 1)]
-    assert "_begin" not in opened
+    assert "_examine_table" not in opened
 
 
 def test_what_happened_while_no_runner_looked_is_found_by_the_next(deployment, source, opened):
@@ -196,7 +196,7 @@ def test_what_happened_while_no_runner_looked_is_found_by_the_next(deployment, s
         ("us", ["mirror"], -1, 1),
         ("za", ["mirror", "vector"], 0, 1),
     ]
-    assert "_begin" not in opened
+    assert "_examine_table" not in opened
 
 
 def emptied(deployment, source):
@@ -525,7 +525,7 @@ def test_what_a_commit_changed_is_gone_through_once_however_many_are_due(
     commit(source, *tenants)
     own = deltalog.parse_tenant
     monkeypatch.setattr(
-        deltalog, "tenant_name", lambda value: counted.update([value]) or own(value)
+        deltalog, "parse_tenant", lambda value: counted.update([value]) or own(value)
     )
     (joined,) = runner.look(first.cursor).dispatches
     assert joined.iteration.tenants == set(tenants)

@@ -15,6 +15,7 @@ from iscp_dagster.location.build import build_runner_definitions
 from iscp_dagster.model.errors import IscpError, SourceError
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.writing.serving import Served
+from iscp_dagster.upkeep import maintenance as upkeep
 from iscp_dagster.upkeep.dead_letters import replay_letters
 
 SOURCES = [
@@ -48,7 +49,7 @@ def test_a_step_of_the_collection_that_raises_stops_no_other(monkeypatch):
         raise KeyError("unforeseen")
 
     served = Served(problems=["shop.first: is not served"])
-    monkeypatch.setattr(maintenance, "collect", raising)
+    monkeypatch.setattr(upkeep, "collect", raising)
     monkeypatch.setattr(maintenance, "serve_all", lambda *_: served)
     iscp = SimpleNamespace(deployment=lambda: in_memory(Clock()))
     resources = {"iscp": iscp, "clickhouse": dg.mem_io_manager}

@@ -83,7 +83,7 @@ class Model:
     def truth(self, at):
         meets = self.wanted.__dict__["_meets"]
         for tenant, position in at.items():
-            if self.wanted.sees(tenant):
+            if self.wanted.can_see(tenant):
                 for key, value in self.index.as_of(tenant, position).items():
                     if meets({"tenant": tenant, "id": key, "value": value}):
                         yield tenant, key, value

@@ -315,7 +315,7 @@ def test_a_run_that_is_interrupted_stops_waiting():
             asked.set()
             return replace(invoked, status="suspended")
 
-    lost = partial(_find_loss, SimpleNamespace(lost_for=lambda _: None), retriever)
+    lost = partial(_find_loss, SimpleNamespace(find_loss=lambda _: None), retriever)
     worker = Worker(lambda: consumer(Endless(), lost=lost), retriever)
     worker.put(rows_of(CHANGES[:2]))
     ending = threading.Thread(target=worker.end)

@@ -257,7 +257,8 @@ def _check_path(argument: list[Token], folders: Sequence[Path]) -> None:
     if _is_upward(path) or not any(_is_in(whole, folder) for folder in folders):
         raise EngineError(
             Code.DATABASE_ACCESS_DENIED,
-            f"File `{truncate_value(path)}` is not inside `{folders[0]}`. Put it there, or allow its "
+            f"File `{truncate_value(path)}` is not inside `{folders[0]}`. Put it there, or allow "
+            "its "
             "folder with --allowed-path",
         )
 

@@ -102,6 +102,7 @@ def _send_entry(state: Attempt, entry: Frame) -> Attempt:
 def _check_supported(state: Attempt, entry: Frame) -> None:
     if get_needed_version(entry) > state.version:
         raise ProtocolError(
-            f"{entry.kind} needs version {get_needed_version(entry)} of the protocol, and the runtime speaks "
+            f"{entry.kind} needs version {get_needed_version(entry)} of the protocol, and the "
+            "runtime speaks "
             f"{state.version}; upgrade it, or do without."
         )

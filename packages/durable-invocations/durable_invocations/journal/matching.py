@@ -40,7 +40,8 @@ def check(index: int, issued: Frame | None, recorded: Frame, where: str = "") ->
         else f"issues {describe_entry(issued)}{_describe_difference(issued, recorded)}"
     )
     raise JournalMismatchError(
-        f"Entry {index} of the journal is {describe_entry(recorded)}, but the handler {found}{at}. A "
+        f"Entry {index} of the journal is {describe_entry(recorded)}, but the handler {found}{at}. "
+        "A "
         "handler must take the same steps in each attempt: restore the code that the invocation "
         "began with, or kill the invocation.",
         kind=recorded.code,

@@ -37,6 +37,7 @@ def check(index: int, entry: Frame, version: int) -> None:
         raise ProtocolError(f"Entry {index}, {entry.kind}, has an empty idempotency key.")
     if get_needed_version(entry) > version:
         raise ProtocolError(
-            f"Entry {index}, {entry.kind}, is of version {get_needed_version(entry)} of the protocol, and the "
+            f"Entry {index}, {entry.kind}, is of version {get_needed_version(entry)} of the "
+            "protocol, and the "
             f"stream of version {version}."
         )

@@ -110,7 +110,8 @@ class SqlStore:
         if missing := find_missing_column(self.engine, METADATA):
             table, column = missing
             raise ConfigError(
-                f"The database {render_url(self.engine.url)} was made by another version: its table "
+                f"The database {render_url(self.engine.url)} was made by another version: its "
+                "table "
                 f"{table} has no column {column}. Give a fresh one."
             )
         ensure_tables(self.engine, METADATA, lock=ENSURE_LOCK)

@@ -106,7 +106,8 @@ class Steps:
         self.check_use()
         if self._version < NEWEST and get_needed_version(entry) > self._version:
             raise ContextError(
-                f"{entry.kind} needs version {get_needed_version(entry)} of the protocol, and the runtime "
+                f"{entry.kind} needs version {get_needed_version(entry)} of the protocol, and the "
+                "runtime "
                 f"speaks version {self._version}; use another runtime, or do without."
             )
         if self.journal.issued >= self._most:

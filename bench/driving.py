@@ -22,7 +22,7 @@ from durable_invocations.protocol import ids
 from durable_invocations.protocol.results import Value
 from durable_invocations.runtime.http.http1 import IDLE_SECONDS
 from durable_invocations.runtime.runtime import Runtime
-from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store.operations import Submit
 from durable_invocations.runtime.store.outcomes import Submitted
@@ -174,7 +174,7 @@ async def _running(server: str) -> AsyncIterator[Runtime]:
         store = SqlStore(_engine(folder), clock=clock.get_utc)
         store.ensure()
         with _served(server, Path(folder)) as address:
-            async with Runtime(store, Settings(), clock=clock) as runtime:
+            async with Runtime(store, RuntimeSettings(), clock=clock) as runtime:
                 await runtime.register(address)
                 yield runtime
         store.engine.dispose()

@@ -8,7 +8,7 @@ from bench.report import Report
 from iscp_dagster.events.hysteresis import EventType
 from iscp_dagster.events.ids import ALGORITHMS, FORMS, IdScheme
 from iscp_dagster.events.keys import make_event_key
-from iscp_dagster.events.payload import Event
+from iscp_dagster.events.payload import TriggerEvent
 from iscp_dagster.events.timestamps import SourceTimestamp
 
 EVENTS = 200_000
@@ -34,7 +34,7 @@ def measure(report: Report, rounds: int) -> None:
 
 
 def _bodies(report: Report, rounds: int, at: SourceTimestamp) -> None:
-    event = Event(
+    event = TriggerEvent(
         event_id="acf67a288f80147280c9d4b1e99378cd",
         event_type=EventType.MATCH,
         trigger_name="large_trade_alert",

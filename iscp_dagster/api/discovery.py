@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from iscp_dagster.clickhouse.types.asked import check_types
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.tables import SourceTable, expand_shards
-from iscp_dagster.model.declared.together.attach import DECLARATIONS, Declared
+from iscp_dagster.model.declared.together.attach import DECLARATIONS, Declarations
 from iscp_dagster.model.declared.together.clashes import check_declared_once
 from iscp_dagster.model.declared.together.sound import Sound, select_consistent
 from iscp_dagster.model.errors import ConfigError, IscpError
@@ -45,7 +45,7 @@ def load_endpoints(environ: Mapping[str, str]) -> list[Endpoint]:
     return resolve_declarations(load_declarations(environ), environ).endpoints
 
 
-def load_declarations(environ: Mapping[str, str]) -> Declared:
+def load_declarations(environ: Mapping[str, str]) -> Declarations:
     """What the modules of the location declare, whether or not it can stand together."""
     found = [
         (each, _format_file(module))
@@ -55,10 +55,10 @@ def load_declarations(environ: Mapping[str, str]) -> Declared:
     files: dict[int, str] = {}
     for each, file in found:
         files.setdefault(id(each), file)
-    return Declared.of((each for each, _ in found), files)
+    return Declarations.of((each for each, _ in found), files)
 
 
-def resolve_declarations(given: Declared, environ: Mapping[str, str]) -> Sound:
+def resolve_declarations(given: Declarations, environ: Mapping[str, str]) -> Sound:
     """What of the declarations stands together at the environment's ClickHouse servers.
 
     Each sharded index is replaced by one index per shard. Raises ConfigError for a setting that is

@@ -27,7 +27,7 @@ from iscp_dagster.model.variables import (
     STATE_STORE,
 )
 from iscp_dagster.spark.session import create_private_session, shared
-from iscp_dagster.sync.bounds import Bounds
+from iscp_dagster.sync.bounds import IterationBounds
 from iscp_dagster.sync.deployment import Deployment
 
 _Number = TypeVar("_Number", int, float)
@@ -71,7 +71,7 @@ def _describe_unset(names: Sequence[str]) -> str:
     return f"{', '.join(others)} and {last} are" if others else f"{last} is"
 
 
-def parse_bounds(environ: Mapping[str, str]) -> Bounds:
+def parse_bounds(environ: Mapping[str, str]) -> IterationBounds:
     """How much one iteration takes on: ISCP_MAX_VERSIONS, ISCP_MAX_BYTES. Raises ConfigError."""
     asked: dict[str, int] = {}
     for name, variable in _BOUNDS.items():
@@ -79,7 +79,7 @@ def parse_bounds(environ: Mapping[str, str]) -> Bounds:
             if not said.isdecimal():
                 raise ConfigError(f"{variable} is {said!r}; set a whole number.")
             asked[name] = int(said)
-    return Bounds(**asked)
+    return IterationBounds(**asked)
 
 
 def parse_run_retention(environ: Mapping[str, str]) -> timedelta:

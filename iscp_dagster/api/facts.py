@@ -14,7 +14,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobStatus
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.states import JobState
-from iscp_dagster.upkeep.comparison import Comparison
+from iscp_dagster.upkeep.comparison import ComparisonResult
 
 _UNBUILT = {JobState.PENDING, JobState.RUNNING, JobState.COMPLETED}
 
@@ -66,7 +66,7 @@ def describe_moment(each: Moment | None) -> dict[str, Any] | None:
     return {"version": each.version, "at": each.at.isoformat()}
 
 
-def describe_comparison(found: Comparison) -> list[dict[str, Any]]:
+def describe_comparison(found: ComparisonResult) -> list[dict[str, Any]]:
     """One object for each index and tenant that was compared, and for each that could not be."""
     rows = [
         asdict(verdict)

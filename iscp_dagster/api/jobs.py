@@ -27,7 +27,7 @@ from iscp_dagster.api.names import (
 from iscp_dagster.api.waiting import Wait
 from iscp_dagster.delta.checks import check_keys
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.joblog.history import Entry, Usage
+from iscp_dagster.joblog.history import HistoryEntry, Usage
 from iscp_dagster.joblog.protocol import Interrupted
 from iscp_dagster.joblog.sharing import joined
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -270,7 +270,7 @@ class Jobs:
         job: JobID | str | None = None,
         since: datetime | None = None,
         most: int = 1_000,
-    ) -> list[Entry]:
+    ) -> list[HistoryEntry]:
         """What happened to jobs, oldest first; only the newest `most` entries."""
         tenant = to_tenant_filter(tenant)
         name = None if job is None else to_job_id(job)

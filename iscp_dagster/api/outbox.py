@@ -13,11 +13,11 @@ from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.webhooks.history import Count
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.recording import EndpointState
-from iscp_dagster.webhooks.tables import State
+from iscp_dagster.webhooks.tables import DeliveryState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class EndpointSummary:
     """One endpoint, with what waits for it and what it did not take."""
 
     state: EndpointState
@@ -66,7 +66,7 @@ class Deliveries:
         if name not in known:
             raise make_unknown_error("trigger", name, known)
 
-    def summarize_endpoints(self) -> list[Standing]:
+    def summarize_endpoints(self) -> list[EndpointSummary]:
         """Every endpoint that is declared, was served or has events, by name."""
         held, counts = self.outbox.list_endpoints(), self.outbox.count_deliveries()
         declared = {each.name for each in self.endpoints}
@@ -82,18 +82,18 @@ class Deliveries:
 
 def _summarize_endpoint(
     state: EndpointState, counts: Sequence[Count], *, declared: bool
-) -> Standing:
+) -> EndpointSummary:
     def events(label: str) -> int:
         return sum(each.events for each in counts if each.state == label)
 
-    waiting = [each.oldest for each in counts if each.state == State.NEXT.label]
-    return Standing(
+    waiting = [each.oldest for each in counts if each.state == DeliveryState.NEXT.label]
+    return EndpointSummary(
         state=state,
         declared=declared,
-        pending=events(State.NEXT.label),
+        pending=events(DeliveryState.NEXT.label),
         oldest=min(waiting, default=None),
-        delivered=events(State.DELIVERED.label),
-        dead=events(State.DEAD.label),
+        delivered=events(DeliveryState.DELIVERED.label),
+        dead=events(DeliveryState.DEAD.label),
     )
 
 

@@ -11,7 +11,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.events.ids import DEFAULT_IDS, IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.serviceconsumers.runtime import open_runtime
-from iscp_dagster.sync.bounds import Bounds
+from iscp_dagster.sync.bounds import IterationBounds
 from iscp_dagster.sync.deployment import Deployment
 
 
@@ -25,7 +25,7 @@ def wire_deployment(
     shared: Callable[[], Any],
     private: Callable[[], Any],
     lake: str,
-    bounds: Bounds,
+    bounds: IterationBounds,
     event_ids: IdScheme = DEFAULT_IDS,
     invocations: tuple[str, str] = ("", ""),
 ) -> Deployment:

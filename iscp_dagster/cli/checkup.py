@@ -50,7 +50,7 @@ from iscp_dagster.model.variables import (
 from iscp_dagster.planning.problems import Problem, make_problem
 from iscp_dagster.planning.table_problems import find_problems, list_mistakes
 from iscp_dagster.upkeep.outbox import open_outbox
-from iscp_dagster.upkeep.position import Position, read_positions
+from iscp_dagster.upkeep.position import JobPosition, read_positions
 from iscp_dagster.webhooks.recording import EndpointState
 
 _DAGSTER_SECONDS = 20.0
@@ -315,10 +315,10 @@ def graphql(environ: Mapping[str, str]) -> Iterator[Finding]:
     named = environ.get(CLICKHOUSE_URL) or environ.get(CLICKHOUSE_URLS)
     if not named or find_spec("graphql") is None:
         return
-    from iscp_dagster.serve.web.server import Declared
+    from iscp_dagster.serve.web.server import LazyCatalogLoader
 
     try:
-        notes = Declared(environ)().notes
+        notes = LazyCatalogLoader(environ)().notes
     except UnavailableError:
         return  # which `services` says
     yield from (Finding(what="graphql", note=_to_one_line(note)) for note in notes)
@@ -372,7 +372,7 @@ def _join_messages(jobs: Collection[Job]) -> str:
     return f"{_join_first(said)}{more}"
 
 
-def _inspect_lag(what: str, found: Collection[Position], limit: float, now: float) -> Finding:
+def _inspect_lag(what: str, found: Collection[JobPosition], limit: float, now: float) -> Finding:
     """The indexes that a commit older than `limit` seconds has not reached, the worst first."""
     late = {each: compute_lateness(each, now) for each in found}
     over = sorted((each for each in found if late[each] > limit), key=lambda each: -late[each])
@@ -390,7 +390,7 @@ def _inspect_lag(what: str, found: Collection[Position], limit: float, now: floa
     )
 
 
-def compute_lateness(each: Position, now: float) -> float:
+def compute_lateness(each: JobPosition, now: float) -> float:
     """Seconds that a job is behind: its lag, or the age of the latest commit if that is more.
 
     0 for a job that is in step, paused, or in error, which is reported separately.

@@ -15,15 +15,15 @@ from iscp_dagster.cli.parts.results import print_json
 from iscp_dagster.cli.parts.tables import Listing, print_line, print_listing
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobID
-from iscp_dagster.upkeep.comparison import Comparison
-from iscp_dagster.upkeep.verify import Verdict
+from iscp_dagster.upkeep.comparison import ComparisonResult
+from iscp_dagster.upkeep.verify import IndexVerdict
 
 NO_TABLE = "no table yet"
-Verdicts = Sequence[tuple[SourceTable, Verdict]]
+Verdicts = Sequence[tuple[SourceTable, IndexVerdict]]
 
 
 def print_comparison(
-    found: Comparison, *, as_json: bool, differs: bool = False, limit: int | None = None
+    found: ComparisonResult, *, as_json: bool, differs: bool = False, limit: int | None = None
 ) -> None:
     """Print counts, then what differs by index and tenant, then the rest, and what is not compared.
 
@@ -48,13 +48,15 @@ def print_comparison(
         print_line(f"{each.table}: {NO_TABLE if each.missing else each.message}")
 
 
-def _select_verdicts(verdicts: Verdicts, *, differs: bool) -> list[tuple[SourceTable, Verdict]]:
+def _select_verdicts(
+    verdicts: Verdicts, *, differs: bool
+) -> list[tuple[SourceTable, IndexVerdict]]:
     """Those that differ, then the others, unless only those that differ are wanted."""
     wanted = [pair for pair in verdicts if not (differs and pair[1].agrees)]
     return sorted(wanted, key=lambda pair: pair[1].agrees)
 
 
-def _print_summary(found: Comparison) -> None:
+def _print_summary(found: ComparisonResult) -> None:
     agree = sum(verdict.agrees for _, verdict in found.verdicts)
     number = len(found.verdicts)
     rows = sum(verdict.rows for _, verdict in found.verdicts)
@@ -66,7 +68,7 @@ def _print_summary(found: Comparison) -> None:
     print_counts(number, "comparison", parts)
 
 
-def _format_unbuilt(found: Comparison) -> Iterator[str]:
+def _format_unbuilt(found: ComparisonResult) -> Iterator[str]:
     """A line for each index that some tenants lack, and why."""
     tenants: dict[tuple[str, str], list[str]] = {}
     for source, lacking in found.unbuilt:
@@ -80,7 +82,7 @@ def _format_unbuilt(found: Comparison) -> Iterator[str]:
         yield f"{_format_head(name, its)}: {why}"
 
 
-def _format_failures(found: Comparison) -> Iterator[str]:
+def _format_failures(found: ComparisonResult) -> Iterator[str]:
     for source, failure in found.failures:
         head = _format_head(format_index_name(source, failure.index), failure.tenants)
         yield f"{head}: could not be compared: {failure}"
@@ -95,7 +97,9 @@ def _format_head(name: str, tenants: Sequence[str]) -> str:
     )
 
 
-def print_nothing_found(found: Comparison, tenant: str | None, ended: Collection[Job] = ()) -> None:
+def print_nothing_found(
+    found: ComparisonResult, tenant: str | None, ended: Collection[Job] = ()
+) -> None:
     """Say that there was no index to compare, if the problems do not say why.
 
     `ended` are the matching jobs that a person unregistered.

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from iscp_dagster.delta.failures import summarize_message, translate_error
-from iscp_dagster.model.declared.images import IMAGE_COLUMNS, Condition, Stage, Transitions
+from iscp_dagster.model.declared.images import IMAGE_COLUMNS, Stage, Transitions, TriggerConditions
 from iscp_dagster.model.declared.schema import (
     SYSTEM_COLUMNS,
     DeltaField,
@@ -127,7 +127,7 @@ def _get_stage_expressions(stage: Stage) -> dict[str, Said]:
     return found
 
 
-def _get_condition_expressions(conditions: Sequence[Condition]) -> dict[str, Said]:
+def _get_condition_expressions(conditions: Sequence[TriggerConditions]) -> dict[str, Said]:
     return {
         f"{which} {each.name}": Said(
             what=f"the condition {which}= of trigger {each.name!r}", text=text, boolean=True

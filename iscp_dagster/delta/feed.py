@@ -45,7 +45,7 @@ def read_range(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Feed:
+class ChangeFeed:
     """A table's change feed, for many tenants: what is the same for all is looked up once.
 
     Valid until the log is polled again.
@@ -116,7 +116,7 @@ def feed_state(
     log: DeltaLog, after: int, upto: int, tenants: Collection[str] | None = None
 ) -> FeedState:
     """Check once what `Feed.state` checks for many."""
-    return Feed(log=log).state(after, upto, tenants)
+    return ChangeFeed(log=log).state(after, upto, tenants)
 
 
 def _build_unavailable(reason: str) -> FeedState:

@@ -25,7 +25,7 @@ UPSERTS = ("insert", "update_postimage")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
+class TableSelection:
     """Which rows and columns of the table at `path`, as it is declared.
 
     `tenants` None means all rows except those whose tenant is null. Of the `types` (Delta's, by
@@ -64,7 +64,7 @@ class Selection:
         return list(self.order) or self.output
 
 
-def snapshot(spark: Any, selection: Selection, at: Moment) -> Any:
+def snapshot(spark: Any, selection: TableSelection, at: Moment) -> Any:
     """All rows as of version `at`, each with its version and time, `_deleted` false."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
@@ -76,7 +76,7 @@ def snapshot(spark: Any, selection: Selection, at: Moment) -> Any:
     )
 
 
-def read_table_version(spark: Any, selection: Selection, at: Moment) -> Any:
+def read_table_version(spark: Any, selection: TableSelection, at: Moment) -> Any:
     """The table as of version `at`, of all tenants."""
     return (
         spark.read.format("delta")
@@ -86,7 +86,7 @@ def read_table_version(spark: Any, selection: Selection, at: Moment) -> Any:
 
 
 def changes(
-    spark: Any, selection: Selection, after: Moment, upto: Moment, *, partitions: int = 1
+    spark: Any, selection: TableSelection, after: Moment, upto: Moment, *, partitions: int = 1
 ) -> Any:
     """The last change of every (tenant, key) in (after, upto]; deletes with their last values.
 
@@ -128,7 +128,7 @@ def changes(
     )
 
 
-def _group_by_key(rows: Any, selection: Selection, partitions: int) -> tuple[Any, list[Any]]:
+def _group_by_key(rows: Any, selection: TableSelection, partitions: int) -> tuple[Any, list[Any]]:
     """The rows with all changes of a key in one partition, and the columns that identify a key.
 
     `FOLDED` marks a key that some index treats as equal to another one there.
@@ -154,7 +154,7 @@ def _group_by_key(rows: Any, selection: Selection, partitions: int) -> tuple[Any
     ]
 
 
-def _sort_changes(rows: Any, selection: Selection, partitions: int) -> Any:
+def _sort_changes(rows: Any, selection: TableSelection, partitions: int) -> Any:
     """All changes by tenant and version, in an order that depends only on their values.
 
     `_repeats` is set on any that is not an insert: only a snapshot shows what remains after it.
@@ -175,7 +175,7 @@ def _sort_changes(rows: Any, selection: Selection, partitions: int) -> Any:
     )
 
 
-def _read_marked_feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
+def _read_marked_feed(spark: Any, selection: TableSelection, after: Moment, upto: Moment) -> Any:
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     # The order may need columns that are not in the output.
@@ -186,7 +186,7 @@ def _read_marked_feed(spark: Any, selection: Selection, after: Moment, upto: Mom
     )
 
 
-def feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
+def feed(spark: Any, selection: TableSelection, after: Moment, upto: Moment) -> Any:
     """The change feed of (after, upto], with Delta's own columns."""
     if after.version >= upto.version:
         raise ConfigError(f"The range ({after.version}, {upto.version}] has no versions in it.")
@@ -209,7 +209,7 @@ def list_stamp_columns() -> list[Any]:
     ]
 
 
-def filter_tenants(frame: Any, selection: Selection) -> Any:
+def filter_tenants(frame: Any, selection: TableSelection) -> Any:
     """Filter by typed literals, which prune partitions both of snapshots and of the feed."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
@@ -227,14 +227,14 @@ def filter_tenants(frame: Any, selection: Selection) -> Any:
     )
 
 
-def _get_tenant_type(selection: Selection) -> str:
+def _get_tenant_type(selection: TableSelection) -> str:
     """The tenant column's type under its SQL name."""
     names = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
     name = str(selection.types.get(selection.tenant_column or "", "string"))
     return names.get(name, name)
 
 
-def _select_output(selection: Selection) -> list[Any]:
+def _select_output(selection: TableSelection) -> list[Any]:
     """The output columns, with variants as JSON text."""
     types = {name: type_ for name, type_ in selection.types.items() if has_variant(type_)}
     return [

@@ -23,7 +23,7 @@ from iscp_dagster.delta.checks import (
 )
 from iscp_dagster.delta.comparing import to_comparable
 from iscp_dagster.delta.reader import (
-    Selection,
+    TableSelection,
     feed,
     filter_tenants,
     list_stamp_columns,
@@ -68,7 +68,7 @@ NO_FIELDS = "array<string>"
 class ViewRead:
     """A view to read; its `selection` names all of the source's columns."""
 
-    selection: Selection
+    selection: TableSelection
     transitions: Transitions
     calculated: Sequence[DeltaField] = ()
     """With their types, see `expressions.analyzed`."""
@@ -76,7 +76,7 @@ class ViewRead:
     @classmethod
     def of(
         cls,
-        selection: Selection,
+        selection: TableSelection,
         schema: Sequence[DeltaField],
         transitions: Transitions,
         calculated: Sequence[DeltaField],
@@ -312,7 +312,7 @@ def _rank_changes(rows: Any, read: ViewRead, tenant: list[Any]) -> Any:
     ).sortWithinPartitions(*tenant, VERSION, ORDINAL, IMAGE)
 
 
-def _mark_folded(rows: Any, selection: Selection) -> Any:
+def _mark_folded(rows: Any, selection: TableSelection) -> Any:
     """The rows with `FOLDED`: whether an index takes the key for another one of the range."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.connect.window import Window

@@ -30,8 +30,8 @@ from iscp_dagster.model.variables import DAGSTER_URL, WEBHOOK_SECRET
 from iscp_dagster.spark.session import disconnect
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.outbox import open_outbox
-from iscp_dagster.upkeep.position import Position, read_positions
-from iscp_dagster.upkeep.verify import Verdict, verify
+from iscp_dagster.upkeep.position import JobPosition, read_positions
+from iscp_dagster.upkeep.verify import IndexVerdict, verify
 
 LOAD_SECONDS = 900
 SYNC_SECONDS = 900
@@ -57,7 +57,7 @@ class Demo:
     tenants: Sequence[str]
     receiver: Receiver
 
-    def run_steps(self) -> list[Verdict]:
+    def run_steps(self) -> list[IndexVerdict]:
         """Run the whole demo, step by step, as a person would."""
         for tenant in self.tenants:
             self.dagster.add_partition(get_partitions_name(self.source), tenant)
@@ -130,7 +130,7 @@ class Demo:
             yield
             advance_to(1)
 
-    def _print_table(self, found: Sequence[Position], verdicts: Sequence[Verdict]) -> None:
+    def _print_table(self, found: Sequence[JobPosition], verdicts: Sequence[IndexVerdict]) -> None:
         agree = {(each.tenant, each.index): each for each in verdicts}
         table = Table("tenant", "index", box=None, pad_edge=False)
         for name in ("rows", "watermark", "lag"):
@@ -199,7 +199,7 @@ def _find_table(tables: Iterable[SourceTable]) -> SourceTable:
     raise SetupError(f"no module of assets/ declares {DATABASE}.{TABLE}; put assets/docs.py back")
 
 
-def _report_result(console: Console, verdicts: Sequence[Verdict], seconds: float) -> None:
+def _report_result(console: Console, verdicts: Sequence[IndexVerdict], seconds: float) -> None:
     wrong = [each for each in verdicts if not each.agrees]
     if wrong or not verdicts:
         raise OutOfStepError(f"{len(wrong)} of {len(verdicts)} indexes differ from their source.")

@@ -38,7 +38,7 @@ NEITHER = Truth()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class RowChange:
     """What one commit did to one row of a view, netted.
 
     `tenant` is None for a table without a tenant column; `key` is the row's `event_key`. `before`
@@ -62,7 +62,7 @@ class Change:
         return (self.before if self.after is None else self.after) or {}
 
 
-Stamped: TypeAlias = tuple[Change, SourceTimestamp]
+Stamped: TypeAlias = tuple[RowChange, SourceTimestamp]
 """A change with its source timestamp beside it."""
 
 
@@ -112,9 +112,9 @@ def _make_update(one: Row, other: Row, keys: Sequence[str], tenant: str | None) 
 
 def _make_change(
     before: Row | None, after: Row | None, row: Row, keys: Sequence[str], tenant: str | None
-) -> Change:
+) -> RowChange:
     owner = None if tenant is None else str(row[tenant])
-    return Change(
+    return RowChange(
         tenant=owner,
         key=make_event_key(owner, [row[name] for name in keys]),
         operation=images.ChangeKind(row[images.CHANGE]),

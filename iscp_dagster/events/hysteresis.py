@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from iscp_dagster.events.changes import Change, Stamped, Truth
+from iscp_dagster.events.changes import RowChange, Stamped, Truth
 from iscp_dagster.events.timestamps import SourceTimestamp
 
 
@@ -27,7 +27,7 @@ class Initial(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Condition:
+class Hysteresis:
     """Whether a trigger has an `unmatch` of its own, and so hysteresis.
 
     Without it a row is active exactly while it matches, and its image before the change says
@@ -43,11 +43,11 @@ class Fired:
     """An event of a trigger, before it has an id: the change that it comes from, and when."""
 
     type: EventType
-    change: Change
+    change: RowChange
     timestamp: SourceTimestamp
 
 
-def is_active(condition: Condition, truth: Truth, *, before: bool) -> bool:
+def is_active(condition: Hysteresis, truth: Truth, *, before: bool) -> bool:
     """Whether a row is active with this image, given whether it was active before."""
     if truth.match or not condition.unmatch:
         return truth.match
@@ -55,7 +55,7 @@ def is_active(condition: Condition, truth: Truth, *, before: bool) -> bool:
 
 
 def evaluate_change(
-    condition: Condition, change: Change, *, active: bool
+    condition: Hysteresis, change: RowChange, *, active: bool
 ) -> tuple[EventType | None, bool]:
     """The event that a change fires, if any, and whether its row is active afterwards.
 
@@ -77,7 +77,7 @@ class Machine:
     a store of the set must change to follow.
     """
 
-    def __init__(self, condition: Condition, active: Iterable[str] = ()) -> None:
+    def __init__(self, condition: Hysteresis, active: Iterable[str] = ()) -> None:
         self.condition = condition
         self._before = frozenset(active)
         self._active = set(self._before)

@@ -22,7 +22,7 @@ EXACT = 2**53 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
+class TriggerEvent:
     """What a webhook tells: which trigger, MATCH or UNMATCH, and the row that it is about.
 
     `timestamp` is when the event was recorded, aware; `source_timestamp` when the row changed.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from iscp_dagster.events.changes import Stamped
-from iscp_dagster.events.hysteresis import Condition, EventType, Fired, Initial, Machine
+from iscp_dagster.events.hysteresis import EventType, Fired, Hysteresis, Initial, Machine
 from iscp_dagster.joblog.sql.active import ActiveSet
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.declared.endpoints import Endpoint
@@ -56,8 +56,8 @@ class Rule:
     """The source's tenant column, if it has one, and its key columns."""
 
     @cached_property
-    def condition(self) -> Condition:
-        return Condition(unmatch=self.trigger.unmatch is not None)
+    def condition(self) -> Hysteresis:
+        return Hysteresis(unmatch=self.trigger.unmatch is not None)
 
     @cached_property
     def definition(self) -> str:

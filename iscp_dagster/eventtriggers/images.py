@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from iscp_dagster.clickhouse.write.fitting import refuse_nulls
 from iscp_dagster.clickhouse.write.tenantwise import get_row_tenants, split_by_tenant
 from iscp_dagster.events.changes import SYSTEM, Stamped, pair_images, sort_changes
-from iscp_dagster.events.hysteresis import Condition
+from iscp_dagster.events.hysteresis import Hysteresis
 from iscp_dagster.eventtriggers.still import drop_noop_updates
 from iscp_dagster.model.consumers.protocol import DataRetriever
 from iscp_dagster.model.declared import images
@@ -29,7 +29,7 @@ def list_view_columns(columns: Sequence[str]) -> list[str]:
 
 
 def read_image_rows(
-    retriever: DataRetriever, tenant: str | None, condition: Condition, columns: Collection[str]
+    retriever: DataRetriever, tenant: str | None, condition: Hysteresis, columns: Collection[str]
 ) -> Mapping[str, pa.Table]:
     """By tenant, the image rows that may fire or move the active set; reads to the end.
 
@@ -54,7 +54,7 @@ def read_image_rows(
     }
 
 
-def _mask_candidates(rows: pa.Table, condition: Condition) -> pa.ChunkedArray:
+def _mask_candidates(rows: pa.Table, condition: Hysteresis) -> pa.ChunkedArray:
     """All but the rows of a snapshot that are not active whatever they were before."""
     kept = pc.not_equal(rows[images.CHANGE], int(images.ChangeKind.BASE))
     active = _mask_true(rows, images.MATCH)
@@ -64,7 +64,7 @@ def _mask_candidates(rows: pa.Table, condition: Condition) -> pa.ChunkedArray:
 
 
 def build_changes(
-    rows: pa.Table, tenant: str | None, keys: Sequence[str], condition: Condition, *, name: str
+    rows: pa.Table, tenant: str | None, keys: Sequence[str], condition: Hysteresis, *, name: str
 ) -> list[Stamped]:
     """One tenant's changes in order; `tenant` is None for a table without a tenant column.
 

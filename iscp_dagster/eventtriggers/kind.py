@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from iscp_dagster.model.consumers.kinds import DeclaredKind, Scan
 from iscp_dagster.model.consumers.protocol import Consumer
 from iscp_dagster.model.declared.eventtriggers import Trigger
-from iscp_dagster.model.declared.images import Condition, Transitions
+from iscp_dagster.model.declared.images import Transitions, TriggerConditions
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job
@@ -41,7 +41,9 @@ class EventTriggers(DeclaredKind):
                 f"Job {source.name}/{info.job}: the location declares no trigger {info.job!r}. "
                 "Declare it, or unregister the job."
             )
-        condition = Condition(name=trigger.name, match=trigger.match, unmatch=trigger.unmatch)
+        condition = TriggerConditions(
+            name=trigger.name, match=trigger.match, unmatch=trigger.unmatch
+        )
         return Transitions.of(trigger.on.definition).replace_conditions([condition])
 
     def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:

@@ -9,7 +9,7 @@ from typing import Any
 
 from iscp_dagster.events.hysteresis import Fired
 from iscp_dagster.events.ids import IdScheme
-from iscp_dagster.events.payload import Event
+from iscp_dagster.events.payload import TriggerEvent
 from iscp_dagster.eventtriggers.images import OWNER
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.webhooks.pending import PendingEvent
@@ -29,7 +29,7 @@ class Recorder:
     def make_event(self, tenant: str, fired: Fired) -> PendingEvent:
         """The event. Raises SchemaError for a value without a form in JSON."""
         name, key, at = self.trigger.name, fired.change.key, fired.timestamp
-        event = Event(
+        event = TriggerEvent(
             event_id=self.ids.event_id(name, key, at),
             event_type=fired.type,
             trigger_name=name,

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.write.tenantwise import get_row_tenants
-from iscp_dagster.events.hysteresis import Condition
+from iscp_dagster.events.hysteresis import Hysteresis
 from iscp_dagster.model.declared import images
 from iscp_dagster.model.declared.schema import VERSION
 
 
-def drop_noop_updates(rows: pa.Table, tenant: str | None, condition: Condition) -> pa.Table:
+def drop_noop_updates(rows: pa.Table, tenant: str | None, condition: Hysteresis) -> pa.Table:
     """The rows without updates that leave their row where it was.
 
     A row that matches is active, and one that meets `unmatch` alone is not, so that an update
@@ -41,7 +41,7 @@ def drop_noop_updates(rows: pa.Table, tenant: str | None, condition: Condition) 
     return rows.filter(pa.array(kept))
 
 
-def _compute_states(rows: pa.Table, condition: Condition) -> Any:
+def _compute_states(rows: pa.Table, condition: Hysteresis) -> Any:
     """Where an image stands: it matches, it is not active, or it stays as it was."""
     match = _to_bool_array(rows, images.MATCH)
     return match * 2 + (_to_bool_array(rows, images.UNMATCH) & ~match if condition.unmatch else 0)

@@ -17,7 +17,7 @@ CUTS = frozenset({Event.CANCEL, Event.RECOVER, Event.STRAND})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class HistoryEntry:
     """One transition: who did it, when, between which states, over which range, with what result.
 
     `who` is the run for what a run does, else whoever opened the log. Rows, bytes and seconds are
@@ -80,7 +80,7 @@ class Bookmark:
 OF_A_RUN = frozenset({Event.START, *ENDS})
 
 
-def make_entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | None:
+def make_entry(before: Job | None, after: Job, *, at: datetime, who: str) -> HistoryEntry | None:
     """The entry for the change from `before` to `after`; None if history does not record it."""
     event = after.happened
     if event is None:
@@ -90,7 +90,7 @@ def make_entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Ent
     used = ended or _is_cut(state, event)
     told = ended or (used and event is Event.RECOVER)
     counts = status.counts if used else {}
-    return Entry(
+    return HistoryEntry(
         at=at,
         key=after.key,
         name=after.name,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from iscp_dagster.model.batch import BatchRecord, Case, Phase, Range, Step
+from iscp_dagster.model.batch import BatchRecord, BatchStep, Case, Phase, Range
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
@@ -117,7 +117,7 @@ class Claim:
     fence: int
     run_id: str
     range: Range
-    steps: tuple[Step, ...]
+    steps: tuple[BatchStep, ...]
     previous: BatchRecord | None = None
     case: Case = Case.NONE
     repairs: int = 0
@@ -131,7 +131,7 @@ class Claim:
         return self.spec.detail.consumer
 
     @property
-    def step(self) -> Step:
+    def step(self) -> BatchStep:
         """The step to write now."""
         return self.steps[0]
 

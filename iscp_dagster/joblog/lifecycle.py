@@ -13,7 +13,15 @@ from typing import TypeVar
 
 from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Done, Failed, Iteration, Recall
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Layout, Phase, Step, claim_steps
+from iscp_dagster.model.batch import (
+    SETTLES,
+    WRITES,
+    BatchRecord,
+    BatchStep,
+    Layout,
+    Phase,
+    claim_steps,
+)
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.errors import (
     INVOCATION_FAILED,
@@ -422,11 +430,11 @@ def _sum_counts(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, i
     return {name: one.get(name, 0) + other.get(name, 0) for name in (*one, *other)}
 
 
-def _make_before_record(step: Step) -> BatchRecord:
+def _make_before_record(step: BatchStep) -> BatchRecord:
     return BatchRecord(range=step.range, phase=Phase.BEFORE, layout=step.layout or {})
 
 
-def _make_after_record(step: Step) -> BatchRecord:
+def _make_after_record(step: BatchStep) -> BatchRecord:
     return BatchRecord(range=step.range, phase=Phase.AFTER, layout=step.layout or {})
 
 

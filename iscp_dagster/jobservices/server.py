@@ -23,7 +23,7 @@ from durable_invocations.errors import DurableError, UnavailableError
 from durable_invocations.ingress.tokens import check_token
 from durable_invocations.runtime.http.client import HTTP_1
 from durable_invocations.runtime.runtime import Runtime
-from durable_invocations.runtime.settings import Settings as RuntimeSettings
+from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.sql.store import RETENTION, SqlStore
 from durable_invocations.runtime.store.operations import Register
 from durable_invocations.runtime.store.outcomes import Refused

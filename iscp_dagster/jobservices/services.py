@@ -13,17 +13,17 @@ from iscp_dagster.jobservices.arguments import (
     Awaited,
     ChangeOfKey,
     Compared,
-    Named,
+    JobReference,
     Specified,
     SpecOfKey,
-    Updated,
+    UpdateArgument,
     VersionOfKey,
 )
 from iscp_dagster.jobservices.steps import BAD, Steps
 from iscp_dagster.jobservices.waits import wait_for_commit
 
 _PARTS = 3
-JobArgument = TypeVar("JobArgument", bound=Named)
+JobArgument = TypeVar("JobArgument", bound=JobReference)
 
 
 def build_iscp_service(steps: Steps) -> Service:
@@ -36,22 +36,22 @@ def build_iscp_service(steps: Steps) -> Service:
         return await _run_step(ctx, steps.register, asked)
 
     @iscp.handler
-    async def update(ctx: Context, asked: Updated) -> dict[str, Any]:
+    async def update(ctx: Context, asked: UpdateArgument) -> dict[str, Any]:
         """Change a job's spec."""
         return await _run_step(ctx, steps.update, asked)
 
     @iscp.handler
-    async def pause(ctx: Context, asked: Named) -> dict[str, Any]:
+    async def pause(ctx: Context, asked: JobReference) -> dict[str, Any]:
         """Plan no more iterations of a job."""
         return await _run_step(ctx, steps.pause, asked)
 
     @iscp.handler
-    async def resume(ctx: Context, asked: Named) -> dict[str, Any]:
+    async def resume(ctx: Context, asked: JobReference) -> dict[str, Any]:
         """Plan a paused job again."""
         return await _run_step(ctx, steps.resume, asked)
 
     @iscp.handler
-    async def status(ctx: Context, asked: Named) -> list[dict[str, Any]]:
+    async def status(ctx: Context, asked: JobReference) -> list[dict[str, Any]]:
         """Everything about a job, of one tenant or of each."""
         found: list[dict[str, Any]] = await ctx.run("status", steps.status, asked)
         return found
@@ -81,23 +81,23 @@ def index_object(steps: Steps) -> VirtualObject:
     @index.handler
     async def update(ctx: Context, asked: ChangeOfKey) -> dict[str, Any]:
         """Change the job's spec."""
-        return await _run_step(ctx, steps.update, _build_argument(ctx, Updated, asked))
+        return await _run_step(ctx, steps.update, _build_argument(ctx, UpdateArgument, asked))
 
     @index.handler
     async def pause(ctx: Context) -> dict[str, Any]:
         """Plan no more iterations of the job."""
-        return await _run_step(ctx, steps.pause, _build_argument(ctx, Named))
+        return await _run_step(ctx, steps.pause, _build_argument(ctx, JobReference))
 
     @index.handler
     async def resume(ctx: Context) -> dict[str, Any]:
         """Plan the paused job again."""
-        return await _run_step(ctx, steps.resume, _build_argument(ctx, Named))
+        return await _run_step(ctx, steps.resume, _build_argument(ctx, JobReference))
 
     @index.shared
     async def status(ctx: Context) -> dict[str, Any]:
         """Everything about the job."""
         found: list[dict[str, Any]] = await ctx.run(
-            "status", steps.status, _build_argument(ctx, Named)
+            "status", steps.status, _build_argument(ctx, JobReference)
         )
         return found[0]
 
@@ -111,7 +111,7 @@ def index_object(steps: Steps) -> VirtualObject:
     @index.shared
     async def verify(ctx: Context) -> dict[str, Any]:
         """Compare the tenant's rows in the index with the source's."""
-        named = _build_argument(ctx, Named)
+        named = _build_argument(ctx, JobReference)
         return await _verify_tables(ctx, steps, Compared(index=(named.job,), tenant=named.tenant))
 
     return index

@@ -43,7 +43,7 @@ class Steps:
             jobs.register_job(asked.tenant, job, spec)
         return {"tenant": asked.tenant, "job": str(job), "registered": True}
 
-    def update(self, asked: arguments.Updated) -> dict[str, Any]:
+    def update(self, asked: arguments.UpdateArgument) -> dict[str, Any]:
         """Change a job's spec."""
         with _translate_errors():
             change = _parse_change(asked)
@@ -52,19 +52,19 @@ class Steps:
             )
         return {**_identify_job(asked), "changed": done}
 
-    def pause(self, asked: arguments.Named) -> dict[str, Any]:
+    def pause(self, asked: arguments.JobReference) -> dict[str, Any]:
         """Plan no more iterations."""
         with _translate_errors():
             done = self.jobs().pause_job(asked.tenant, asked.job)
         return {**_identify_job(asked), "changed": done}
 
-    def resume(self, asked: arguments.Named) -> dict[str, Any]:
+    def resume(self, asked: arguments.JobReference) -> dict[str, Any]:
         """Plan a paused job again."""
         with _translate_errors():
             done = self.jobs().resume_job(asked.tenant, asked.job)
         return {**_identify_job(asked), "changed": done}
 
-    def status(self, asked: arguments.Named) -> list[dict[str, Any]]:
+    def status(self, asked: arguments.JobReference) -> list[dict[str, Any]]:
         """Everything about the job of one tenant, or of each."""
         with _translate_errors():
             return [job_facts(each) for each in self._find_jobs(asked)]
@@ -109,7 +109,7 @@ class Steps:
             found = compare_tables(jobs.deployment, [(jobs.source(table), indexes)], tenant)
             return compared_facts(found)
 
-    def _find_jobs(self, asked: arguments.Named) -> list[Job]:
+    def _find_jobs(self, asked: arguments.JobReference) -> list[Job]:
         jobs = self.jobs()
         if asked.tenant != EVERY:
             return [jobs.get_job(asked.tenant, asked.job)]
@@ -136,7 +136,7 @@ def _reset_generation(spec: JobSpec) -> JobSpec:
     return replace(spec, detail=replace(detail, consumer=replace(detail.consumer, generation=0)))
 
 
-def _identify_job(asked: arguments.Named) -> dict[str, Any]:
+def _identify_job(asked: arguments.JobReference) -> dict[str, Any]:
     return {"tenant": asked.tenant, "job": str(to_job_id(asked.job))}
 
 

@@ -33,7 +33,7 @@ from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import SourceTable, expand_shards
-from iscp_dagster.model.declared.together.attach import Declared
+from iscp_dagster.model.declared.together.attach import Declarations
 from iscp_dagster.model.declared.together.sound import Sound
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS
@@ -64,14 +64,14 @@ def build_definitions(
     table, `iscp health` and the log say; with ISCP_STRICT=true it raises ConfigError, as a wrong
     setting does.
     """
-    given = Declared(
+    given = Declarations(
         tables=tables, views=views, triggers=triggers, endpoints=endpoints, services=services
     )
     return build_declared_definitions(given, resources, environ=environ)
 
 
 def build_declared_definitions(
-    given: Declared, resources: Mapping[str, Any], *, environ: Mapping[str, str] | None = None
+    given: Declarations, resources: Mapping[str, Any], *, environ: Mapping[str, str] | None = None
 ) -> Definitions:
     """The same of declarations that are together already."""
     environ = os.environ if environ is None else environ
@@ -81,7 +81,7 @@ def build_declared_definitions(
     return Definitions.merge(*own, shared)
 
 
-def filter_declarations(given: Declared, environ: Mapping[str, str]) -> Sound:
+def filter_declarations(given: Declarations, environ: Mapping[str, str]) -> Sound:
     """What of the declarations stands, see `stands`; the log says what is left out, and why."""
     found = resolve_declarations(given, environ)
     for error in found.mistakes:
@@ -111,7 +111,7 @@ def build_runner_definitions(
     tables: Sequence[SourceTable],
     resources: Mapping[str, Any],
     *,
-    given: Declared | None = None,
+    given: Declarations | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Definitions:
     """What all tables of the location share: the runner, the hourly jobs and the resources.

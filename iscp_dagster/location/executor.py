@@ -18,7 +18,7 @@ def format_no_tenant_message(of: str) -> str:
     )
 
 
-class Named(dg.Executor):
+class PartitionGuardExecutor(dg.Executor):
     """Executes as `inner` does; a run of partitioned assets without a partition fails at once.
 
     Dagster itself would fail before a step's own code could say what is missing.
@@ -53,7 +53,7 @@ def _find_unassigned_assets(context: Any) -> list[str]:
 def _create_executor(context: dg.InitExecutorContext) -> dg.Executor:
     make = dg.in_process_executor.executor_creation_fn
     assert make is not None
-    return Named(make(context))
+    return PartitionGuardExecutor(make(context))
 
 
 # One process per run: a run is one step, and a second process would cost two seconds.

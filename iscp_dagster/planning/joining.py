@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from operator import attrgetter
 
-from iscp_dagster.delta.feed import Feed, feed_state
+from iscp_dagster.delta.feed import ChangeFeed, feed_state
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -74,7 +74,7 @@ class Due:
 
 
 def bounded(
-    deployment: Deployment, feed: Feed, iteration: Iteration, jobs: Collection[Job]
+    deployment: Deployment, feed: ChangeFeed, iteration: Iteration, jobs: Collection[Job]
 ) -> Iteration:
     """The iteration, or its first step if the change feed allows reading it in steps.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.planning.look import Cursor, Look, remember, select_marks
+from iscp_dagster.planning.look import Look, SensorCursor, remember, select_marks
 from iscp_dagster.planning.news import Told, Untold, add_range, tell
 from iscp_dagster.planning.problems import Problem
 from iscp_dagster.planning.runner import Runner
@@ -60,9 +60,9 @@ class Reporter:
         """What is new since `cursor`; nothing before the runner has looked."""
         look = self.runner.latest
         if look is None:
-            return Report(cursor=cursor or str(Cursor()))
-        before = Cursor.parse(cursor)
-        after = Cursor(marks=select_marks(before, self.runner.sources), untold=before.untold)
+            return Report(cursor=cursor or str(SensorCursor()))
+        before = SensorCursor.parse(cursor)
+        after = SensorCursor(marks=select_marks(before, self.runner.sources), untold=before.untold)
         report = Report(cursor="", problems=list(look.problems))
         for name, mark in self._get_marks(look).items():
             pending, seen = after.untold.get(name, []), before.seen(name)

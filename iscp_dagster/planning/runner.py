@@ -23,7 +23,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.planning.declared import compute_terms
 from iscp_dagster.planning.joining import Due, joined
-from iscp_dagster.planning.look import Cursor, Dispatch, Look, remember, select_marks
+from iscp_dagster.planning.look import Dispatch, Look, SensorCursor, remember, select_marks
 from iscp_dagster.planning.problems import Problem, make_problem
 from iscp_dagster.planning.watch import Touches, Watch
 from iscp_dagster.sync.deployment import Deployment
@@ -87,9 +87,9 @@ class Runner:
     def look(self, cursor: str | None) -> Look:
         """Find what is new since `cursor`, queue what is due; a table's problem stops only it."""
         self._looks += 1
-        before = Cursor.parse(cursor)
+        before = SensorCursor.parse(cursor)
         look = Look(forgot=before.unreadable)
-        after = Cursor(marks=select_marks(before, self.sources))
+        after = SensorCursor(marks=select_marks(before, self.sources))
         happened, rested = self._read_job_events(before)
         touched, standing = _group_by_table(happened), self.deployment.log.list_standing()
         look.elsewhere = self._take_table_leases()
@@ -120,7 +120,7 @@ class Runner:
         self.latest = look
         return look
 
-    def _order_sources(self, before: Cursor) -> list[SourceTable]:
+    def _order_sources(self, before: SensorCursor) -> list[SourceTable]:
         """Tables without problems first: a store that does not answer takes long.
 
         Then those left out the longest; of equals, as at the start, those at rest, which cost next
@@ -190,7 +190,7 @@ class Runner:
             self._lease_until.pop(name, None)
         return others
 
-    def _read_job_events(self, before: Cursor) -> tuple[Touched, Mapping[str, str]]:
+    def _read_job_events(self, before: SensorCursor) -> tuple[Touched, Mapping[str, str]]:
         """The tenants with job events that not every table has taken in, and the tables at rest.
 
         If the ISCP log cannot tell what happened, the runner trusts nothing that it remembers.
@@ -213,7 +213,7 @@ class Runner:
         return replace(happened, tenants=happened.tenants | others.tenants), before.at_rest
 
     def _update_cursor(
-        self, after: Cursor, look: Look, rested: Mapping[str, str], happened: Touched
+        self, after: SensorCursor, look: Look, rested: Mapping[str, str], happened: Touched
     ) -> None:
         """Put into the cursor what a runner that starts from it need not find out again."""
         out = look.left_out - look.elsewhere

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from iscp_dagster.delta.feed import Feed
+from iscp_dagster.delta.feed import ChangeFeed
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.facts import TenantSize
 from iscp_dagster.delta.log.mark import LogMark
@@ -121,7 +121,7 @@ class Watch:
         placed = compute_effective_jobs(self.delta_log, held, self.mark.moment)
         as_held = {job.key: job for job in held}
         still_open: set[str] = set()
-        feed = Feed(log=self.delta_log)
+        feed = ChangeFeed(log=self.delta_log)
         for tenant, group in groupby(sorted(placed, key=_get_tenant), key=_get_tenant):
             members = list(group)
             planned = self._plan_tenant(members)

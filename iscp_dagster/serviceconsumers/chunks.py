@@ -23,7 +23,7 @@ _DIGITS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class TenantChanges:
     """The changes of one tenant and range, all or some of them."""
 
     table: str
@@ -49,7 +49,7 @@ class Owner:
 class Chunk:
     """What one invocation is given."""
 
-    part: Part
+    part: TenantChanges
     number: int
     """From 0."""
     last: bool
@@ -84,7 +84,7 @@ def format_line(row: Mapping[str, Any], version: int, change: str) -> str:
 
 
 def cut_chunks(
-    part: Part, lines: Iterable[str], *, rows: int, most: int = MOST_BYTES
+    part: TenantChanges, lines: Iterable[str], *, rows: int, most: int = MOST_BYTES
 ) -> Iterator[Chunk]:
     """Cut sorted `line`s into chunks of at most `rows` rows and `most` bytes.
 
@@ -112,7 +112,7 @@ class _ChunkBuilder:
         self.texts.append(text)
         self.bytes += len(text.encode())
 
-    def build_chunk(self, part: Part, number: int, *, last: bool) -> Chunk:
+    def build_chunk(self, part: TenantChanges, number: int, *, last: bool) -> Chunk:
         head = {
             "table": part.table,
             "tenant": part.tenant,

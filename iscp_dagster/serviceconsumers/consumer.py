@@ -14,9 +14,9 @@ from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.serviceconsumers.chunks import CHANGE, Chunk, Owner, Part, cut_chunks
-from iscp_dagster.serviceconsumers.invoking import Invoking, Patience
-from iscp_dagster.serviceconsumers.rows import Lines
+from iscp_dagster.serviceconsumers.chunks import CHANGE, Chunk, Owner, TenantChanges, cut_chunks
+from iscp_dagster.serviceconsumers.invoking import Invoking, StallTimer
+from iscp_dagster.serviceconsumers.rows import LineFormatter
 from iscp_dagster.serviceconsumers.services import Services
 from iscp_dagster.serviceconsumers.sorting import Sorter
 
@@ -80,11 +80,11 @@ class InvokingConsumer:
     def consume(self, retriever: DataRetriever) -> None:
         """Read everything, then invoke, tenant by tenant; a tenant that fails is refused."""
         source, name = self.source, f"Job {self.source.name}/{self.declared.name}"
-        lines = Lines(name=name, keys=source.keys, tenant=source.tenant)
+        lines = LineFormatter(name=name, keys=source.keys, tenant=source.tenant)
         with closing(Sorter()) as sorter:
             lines.collect(retriever, sorter)
             tenants = sorted(retriever.tenants - retriever.refused.keys())
-            patience = Patience(self.declared.patience, self.monotonic)
+            patience = StallTimer(self.declared.patience, self.monotonic)
             its = _Consumption(its=self, retriever=retriever, sorter=sorter, patience=patience)
             with ThreadPoolExecutor(TENANTS, f"invoking {self.declared.name}") as pool:
                 ends = list(pool.map(its.end_of, tenants))
@@ -100,7 +100,7 @@ class _Consumption:
     its: InvokingConsumer
     retriever: DataRetriever
     sorter: Sorter
-    patience: Patience
+    patience: StallTimer
     down: UnavailableError | None = None
     """Why the runtime does not answer, once it did not: no other tenant need wait for it."""
 
@@ -141,7 +141,7 @@ class _Consumption:
 
     def _cut_chunks(self, tenant: str) -> Iterator[Chunk]:
         retriever = self.retriever
-        part = Part(
+        part = TenantChanges(
             table=self.its.source.name,
             tenant=tenant,
             from_=retriever.range.from_.version,

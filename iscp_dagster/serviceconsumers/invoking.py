@@ -29,7 +29,7 @@ SHOWN = 50
 
 
 @dataclass
-class Patience:
+class StallTimer:
     """How long all wait: only as long as invocations of the iteration end well."""
 
     seconds: float
@@ -58,7 +58,7 @@ class Invoking:
     owner: Owner
     lost: Callable[[], IscpError | None]
     """Why the run may do nothing more for the tenant; None: it may."""
-    patience: Patience
+    patience: StallTimer
     keys: Sequence[str] = ()
     """The columns that name a row in messages."""
     repairs: int = 0

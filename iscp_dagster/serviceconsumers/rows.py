@@ -18,7 +18,7 @@ from iscp_dagster.serviceconsumers.sorting import Sorter
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lines:
+class LineFormatter:
     """Turns a scan's rows into lines."""
 
     name: str

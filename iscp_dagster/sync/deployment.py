@@ -32,7 +32,7 @@ from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.serviceconsumers.services import Services
-from iscp_dagster.sync.bounds import DEFAULT_BOUNDS, Bounds
+from iscp_dagster.sync.bounds import DEFAULT_BOUNDS, IterationBounds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,7 +60,7 @@ class Deployment:
     """Makes a new session for user code; None: no user code runs here."""
     event_ids: IdScheme = DEFAULT_IDS
     """How the ids of triggers' events are made."""
-    bounds: Bounds = DEFAULT_BOUNDS
+    bounds: IterationBounds = DEFAULT_BOUNDS
     """How much one iteration takes on, unless its jobs set bounds."""
     analyzed: dict[Any, Sequence[DeltaField]] = field(
         default_factory=dict, compare=False, repr=False

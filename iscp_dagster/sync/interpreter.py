@@ -13,7 +13,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration import commands
-from iscp_dagster.sync.iteration.machine import State, step
+from iscp_dagster.sync.iteration.machine import IterationState, step
 from iscp_dagster.sync.iteration.outcomes import Outcome
 from iscp_dagster.sync.ledger import Ledger, load_ledger
 from iscp_dagster.sync.moving import move_watermarks, refuse
@@ -59,7 +59,7 @@ class Interpreter:
     reader: Reader
     writer: IndexWriter
     ledger: Ledger = field(default_factory=lambda: Ledger(None))
-    _state: State = field(default_factory=State)
+    _state: IterationState = field(default_factory=IterationState)
     _staged_scan: commands.Scanned | None = None
     """The scan whose staged rows are not discarded yet."""
 
@@ -95,7 +95,7 @@ class Interpreter:
                 self.execute_command(command)
             raise
 
-    def execute_command(self, command: commands.Command) -> commands.Event:  # noqa: C901, PLR0911, PLR0912 - a table
+    def execute_command(self, command: commands.Command) -> commands.IterationEvent:  # noqa: C901, PLR0911, PLR0912 - a table
         """Do what the command says; returns what happened. Raises IscpError."""
         deployment = self.reader.deployment
         match command:
@@ -133,7 +133,7 @@ class Interpreter:
                 raise TypeError("outcomes are given by the caller of carried_out")
         assert_never(command)
 
-    def _advance_state(self, event: commands.Event) -> list[commands.Command]:
+    def _advance_state(self, event: commands.IterationEvent) -> list[commands.Command]:
         self._state, following = step(self._state, event)
         return list(following)
 

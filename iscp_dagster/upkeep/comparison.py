@@ -13,7 +13,7 @@ from iscp_dagster.planning.problems import Problem, make_problem
 from iscp_dagster.planning.table_problems import find_earlier_ids
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.position import read_positions
-from iscp_dagster.upkeep.verify import Failure, Verdict, compare_indexes
+from iscp_dagster.upkeep.verify import Failure, IndexVerdict, compare_indexes
 
 Wanted = Sequence[tuple[SourceTable, list[str] | None]]
 """Tables, each with the names of some of its indexes, or None for all."""
@@ -30,10 +30,10 @@ class Unbuilt:
 
 
 @dataclass(kw_only=True)
-class Comparison:
+class ComparisonResult:
     """The result of comparing several tables."""
 
-    verdicts: list[tuple[SourceTable, Verdict]] = field(default_factory=list)
+    verdicts: list[tuple[SourceTable, IndexVerdict]] = field(default_factory=list)
     unbuilt: list[tuple[SourceTable, Unbuilt]] = field(default_factory=list)
     failures: list[tuple[SourceTable, Failure]] = field(default_factory=list)
     """Why some indexes, or tenants of them, could not be compared."""
@@ -61,12 +61,12 @@ def compare_tables(
     wanted: Wanted,
     tenant: str | None = None,
     tell: Callable[[str], None] | None = None,
-) -> Comparison:
+) -> ComparisonResult:
     """Compare the built indexes, for one tenant or all. An error of one stops no other.
 
     `tell` is called with a line about each comparison as it begins.
     """
-    found, tenants = Comparison(), None if tenant is None else [tenant]
+    found, tenants = ComparisonResult(), None if tenant is None else [tenant]
     for source, names in wanted:
         try:
             held = read_positions(deployment, source, tenants=tenants, indexes=names)
@@ -75,7 +75,7 @@ def compare_tables(
         except Exception as error:  # noqa: BLE001 - the others can still be compared
             found.problems.append(make_problem(source, error))
             continue
-        found.verdicts += [(source, each) for each in results if isinstance(each, Verdict)]
+        found.verdicts += [(source, each) for each in results if isinstance(each, IndexVerdict)]
         found.failures += [(source, each) for each in results if isinstance(each, Failure)]
         found.unbuilt += [
             (source, _make_unbuilt(each.job))

@@ -15,7 +15,7 @@ from iscp_dagster.sync.deployment import Deployment
 
 
 @dataclass(frozen=True, kw_only=True)
-class Position:
+class JobPosition:
     """One job against its source."""
 
     job: Job
@@ -55,7 +55,7 @@ def read_positions(
     *,
     tenants: Collection[str] | None = None,
     indexes: Collection[str] | None = None,
-) -> list[Position]:
+) -> list[JobPosition]:
     """All jobs of the table as it is now, or those of some tenants or indexes, by tenant.
 
     Reads the Delta log and the ISCP log only. Raises SourceError when there is no such table,
@@ -68,7 +68,7 @@ def read_positions(
     jobs = deployment.log.jobs(table_id=table_id, tenants=tenants)
     chosen = [job for job in jobs if indexes is None or job.key.job_name in indexes]
     return [
-        Position(
+        JobPosition(
             job=job,
             latest=latest,
             watermark=moved.watermark,

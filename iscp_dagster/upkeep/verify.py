@@ -21,7 +21,7 @@ from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.clickhouse.types.wire import needs_respelling, selected
 from iscp_dagster.delta.comparing import to_comparable
 from iscp_dagster.delta.failures import wrap_spark_errors
-from iscp_dagster.delta.reader import Selection, snapshot
+from iscp_dagster.delta.reader import TableSelection, snapshot
 from iscp_dagster.delta.transitions import ViewRead, read_base
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS
@@ -42,7 +42,7 @@ from iscp_dagster.sync.executors.rows import (
     make_value_rewriter,
 )
 from iscp_dagster.upkeep.dead_letters import find_letters
-from iscp_dagster.upkeep.position import Position, read_positions
+from iscp_dagster.upkeep.position import JobPosition, read_positions
 from iscp_dagster.upkeep.samples import Sampling
 
 ATTEMPTS = 5
@@ -74,7 +74,7 @@ class MovingError(IscpError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class IndexVerdict:
     """One index of one tenant against its source at `version`; counts are rows."""
 
     index: str
@@ -133,13 +133,13 @@ def verify(
     tenants: Collection[str] | None = None,
     indexes: Sequence[str] | None = None,
     tell: Callable[[str], None] | None = None,
-) -> list[Verdict]:
+) -> list[IndexVerdict]:
     """Compare as `compare_indexes` does. Raises the error of an index that cannot be compared."""
     compared = compare_indexes(deployment, source, tenants=tenants, indexes=indexes, tell=tell)
     for failure in compared:
         if isinstance(failure, Failure):
             raise failure.error
-    return [verdict for verdict in compared if isinstance(verdict, Verdict)]
+    return [verdict for verdict in compared if isinstance(verdict, IndexVerdict)]
 
 
 def compare_indexes(
@@ -149,7 +149,7 @@ def compare_indexes(
     tenants: Collection[str] | None = None,
     indexes: Sequence[str] | None = None,
     tell: Callable[[str], None] | None = None,
-) -> list[Verdict | Failure]:
+) -> list[IndexVerdict | Failure]:
     """Compare every built index with the source at its effective watermark. Reads only.
 
     Covers these tenants or all (None), with one comparison per index and watermark. Where the
@@ -158,7 +158,7 @@ def compare_indexes(
     An index that moves on during each of several attempts fails with MovingError. Raises an
     IscpError where the table itself, or its jobs, cannot be read.
     """
-    results: list[Verdict | Failure] = []
+    results: list[IndexVerdict | Failure] = []
     moved: set[tuple[JobKey, int]] = set()
     for _ in range(ATTEMPTS):
         before = read_positions(deployment, source, tenants=tenants, indexes=indexes)
@@ -173,13 +173,13 @@ def compare_indexes(
     return sorted(_replace_moved(source, results, {key for key, _ in moved}), key=_get_place)
 
 
-def _get_fences(positions: Iterable[Position]) -> set[tuple[JobKey, int]]:
+def _get_fences(positions: Iterable[JobPosition]) -> set[tuple[JobKey, int]]:
     return {(each.job.key, each.job.seq) for each in positions}
 
 
 def _replace_moved(
-    source: SourceTable, results: Sequence[Verdict | Failure], moved: Collection[JobKey]
-) -> list[Verdict | Failure]:
+    source: SourceTable, results: Sequence[IndexVerdict | Failure], moved: Collection[JobKey]
+) -> list[IndexVerdict | Failure]:
     """The results, with a MovingError in place of the verdicts on jobs that moved."""
     places = {(key.job_name, key.tenant) for key in moved}
     error = MovingError(
@@ -188,25 +188,25 @@ def _replace_moved(
     )
     return [
         Failure(index=result.index, tenants=(result.tenant,), error=error)
-        if isinstance(result, Verdict) and (result.index, result.tenant) in places
+        if isinstance(result, IndexVerdict) and (result.index, result.tenant) in places
         else result
         for result in results
     ]
 
 
-def _get_place(result: Verdict | Failure) -> tuple[str, str]:
-    return result.index, result.tenant if isinstance(result, Verdict) else result.tenants[0]
+def _get_place(result: IndexVerdict | Failure) -> tuple[str, str]:
+    return result.index, result.tenant if isinstance(result, IndexVerdict) else result.tenants[0]
 
 
 def _compare_built(
     deployment: Deployment,
     source: SourceTable,
-    built: list[Position],
+    built: list[JobPosition],
     tell: Callable[[str], None] | None,
-) -> Iterator[Verdict | Failure]:
+) -> Iterator[IndexVerdict | Failure]:
     """One comparison per index and watermark, for all its tenants together."""
 
-    def place(each: Position) -> tuple[str, int, str]:
+    def place(each: JobPosition) -> tuple[str, int, str]:
         # Tenants may still keep an earlier generation of the index.
         return each.index, each.watermark.version, repr(each.consumer)
 
@@ -219,10 +219,10 @@ def _compare_built(
 def _compare_tenants(
     deployment: Deployment,
     source: SourceTable,
-    place: Position,
+    place: JobPosition,
     tenants: Sequence[str],
     tell: Callable[[str], None] | None,
-) -> Iterator[Verdict | Failure]:
+) -> Iterator[IndexVerdict | Failure]:
     """Compare these tenants, all at `place`; where rows cannot be read, in halves, to tell whose.
 
     When too many in a row fail alone, those that are left are not tried alone.
@@ -245,7 +245,7 @@ def _compare_tenants(
             yield _make_failure(place, tenants, error)
 
 
-def _make_failure(place: Position, tenants: Sequence[str], error: Exception) -> Failure:
+def _make_failure(place: JobPosition, tenants: Sequence[str], error: Exception) -> Failure:
     version = place.watermark.version
     return Failure(
         index=place.index,
@@ -255,14 +255,16 @@ def _make_failure(place: Position, tenants: Sequence[str], error: Exception) -> 
     )
 
 
-def _find_readable_moment(deployment: Deployment, source: SourceTable, place: Position) -> Moment:
+def _find_readable_moment(
+    deployment: Deployment, source: SourceTable, place: JobPosition
+) -> Moment:
     """The watermark, or the latest moment where the log's cleanup has taken that version."""
     at = place.watermark
     return at if deployment.delta_log(source).can_open(at.version) else place.latest
 
 
 def _describe_comparison(
-    source: SourceTable, place: Position, tenants: Sequence[str], at: Moment
+    source: SourceTable, place: JobPosition, tenants: Sequence[str], at: Moment
 ) -> str:
     first, *others = tenants
     more = f" and {len(others):,} more" if others else ""
@@ -279,13 +281,13 @@ def _read_verdicts(
     info: ConsumerInfo,
     at: Moment,
     tenants: frozenset[str],
-) -> Iterator[Verdict]:
+) -> Iterator[IndexVerdict]:
     index, schema = (
         index_of(source, info),
         deployment.delta_log(source).get_facts(at.version).fields,
     )
     store = deployment.store(source, index, schema, info.generation)
-    selection = Selection(
+    selection = TableSelection(
         path=deployment.path(source),
         columns=[name for name in _get_stored_columns(store) if name not in store.shape.flags],
         keys=source.keys,
@@ -312,7 +314,7 @@ def _read_verdicts(
         counts = rows[tenant].asDict() if tenant in rows else {}
         samples = tuple(map(sampling.describe, counts.pop("samples", ())))
         counts.pop("tenant", None)
-        yield Verdict(
+        yield IndexVerdict(
             index=index.name,
             tenant=tenant,
             version=at.version,
@@ -324,7 +326,7 @@ def _read_verdicts(
 
 
 def _read_source_rows(
-    deployment: Deployment, store: IndexStore, selection: Selection, at: Moment
+    deployment: Deployment, store: IndexStore, selection: TableSelection, at: Moment
 ) -> Any:
     """The source's rows; for a changes index, those of its view."""
     shape = store.shape
@@ -404,7 +406,7 @@ def _count_letters(deployment: Deployment, source: SourceTable, index: Index) ->
     return Counter(each.tenant for each in found)
 
 
-def _compare_by_key(held: Any, served: Any, source: SourceTable, selection: Selection) -> Any:
+def _compare_by_key(held: Any, served: Any, source: SourceTable, selection: TableSelection) -> Any:
     """Rows in either, per tenant: how many agree, are missing, extra or different."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
@@ -437,7 +439,9 @@ def _compare_by_key(held: Any, served: Any, source: SourceTable, selection: Sele
     )
 
 
-def _compare_by_count(held: Any, served: Any, source: SourceTable, selection: Selection) -> Any:
+def _compare_by_count(
+    held: Any, served: Any, source: SourceTable, selection: TableSelection
+) -> Any:
     """Like `_joined` where no key tells rows apart: how often each row is in either."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.webhooks.pending import Delivery
 from iscp_dagster.webhooks.putting import build_number_query, lock
-from iscp_dagster.webhooks.tables import IS_NEXT, IS_PENDING, ISCP_OUTBOX, OUTBOX, State
+from iscp_dagster.webhooks.tables import IS_NEXT, IS_PENDING, ISCP_OUTBOX, OUTBOX, DeliveryState
 from sql_transactions.given import given
 
 BatchId = Callable[[Sequence[str]], str]
@@ -25,7 +25,7 @@ _BATCH_BODY = b'{"data": [%s]}'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
+class WebhookMessage:
     """What one request carries: an event, or a batch of them."""
 
     id: str
@@ -49,7 +49,9 @@ class Message:
         return min((each.failed_at for each in self.events if each.failed_at), default=None)
 
 
-def split_batch(message: Message, batch_id: BatchId) -> tuple[Message, Message]:
+def split_batch(
+    message: WebhookMessage, batch_id: BatchId
+) -> tuple[WebhookMessage, WebhookMessage]:
     """A batch of several events as two; only that of a single lane is cut within it.
 
     Otherwise one half might be sent with a lane's later events while the other waits.
@@ -61,16 +63,16 @@ def split_batch(message: Message, batch_id: BatchId) -> tuple[Message, Message]:
     return _make_batch(ordered[:cut], batch_id), _make_batch(ordered[cut:], batch_id)
 
 
-def _make_batch(events: Sequence[Delivery], batch_id: BatchId) -> Message:
+def _make_batch(events: Sequence[Delivery], batch_id: BatchId) -> WebhookMessage:
     held = tuple(sorted(events, key=attrgetter("number")))
-    return Message(id=batch_id([each.event_id for each in held]), events=held, batch=True)
+    return WebhookMessage(id=batch_id([each.event_id for each in held]), events=held, batch=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """Messages to send one after the other, until one must be tried again later."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[WebhookMessage, ...]
     lanes: frozenset[str]
     """The lanes that nothing else may be sent of meanwhile."""
 
@@ -87,7 +89,7 @@ def claim(
     return [
         Work(
             messages=tuple(
-                Message(id=each.event_id, events=(each,))
+                WebhookMessage(id=each.event_id, events=(each,))
                 for each in (head, *_read_followers(connection, endpoint, lane, head, share - 1))
             ),
             lanes=frozenset([lane]),
@@ -162,7 +164,7 @@ def _compose_batch(
 
 
 def _make_batch_sequence(id_: str, held: Sequence[tuple[str, Delivery]]) -> Work:
-    message = Message(id=id_, events=tuple(each for _, each in held), batch=True)
+    message = WebhookMessage(id=id_, events=tuple(each for _, each in held), batch=True)
     return Work(messages=(message,), lanes=frozenset(lane for lane, _ in held))
 
 
@@ -207,7 +209,7 @@ def to_delivery(row: sa.Row[Any]) -> Delivery:
         event_id=row.event_id,
         endpoint=row.endpoint,
         lane=row.lane,
-        state=State(row.state),
+        state=DeliveryState(row.state),
         trigger=row.trigger_name,
         tenant=row.tenant,
         key=row.event_key,

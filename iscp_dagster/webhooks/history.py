@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.webhooks.claims import to_delivery
-from iscp_dagster.webhooks.pending import Attempt, Delivery
+from iscp_dagster.webhooks.pending import Delivery, DeliveryAttempt
 from iscp_dagster.webhooks.tables import (
     ATTEMPTS,
     HAS_ENDED,
@@ -20,7 +20,7 @@ from iscp_dagster.webhooks.tables import (
     ISCP_ATTEMPTS,
     ISCP_OUTBOX,
     OUTBOX,
-    State,
+    DeliveryState,
 )
 
 _MOST_NANOS = 2**63 - 1
@@ -81,16 +81,18 @@ def list_deliveries(connection: sa.Connection, chosen: Chosen, limit: int) -> li
     return [to_delivery(row) for row in connection.execute(found.limit(limit))]
 
 
-def list_attempts(connection: sa.Connection, deliveries: Sequence[Delivery]) -> list[Attempt]:
+def list_attempts(
+    connection: sa.Connection, deliveries: Sequence[Delivery]
+) -> list[DeliveryAttempt]:
     """The attempts of these deliveries, oldest first, those of their batches included."""
     ids = {each.event_id for each in deliveries} | {each.batch_id for each in deliveries}
     of = (
         ATTEMPTS.message_id.in_([id_ for id_ in ids if id_ is not None]),
         ATTEMPTS.endpoint.in_({each.endpoint for each in deliveries}),
     )
-    told = [ATTEMPTS[each.name] for each in fields(Attempt)]
+    told = [ATTEMPTS[each.name] for each in fields(DeliveryAttempt)]
     found = sa.select(*told).where(*of).order_by(ATTEMPTS.number)
-    return [Attempt(**row._asdict()) for row in connection.execute(found)]
+    return [DeliveryAttempt(**row._asdict()) for row in connection.execute(found)]
 
 
 def count_deliveries(connection: sa.Connection, trigger: str | None) -> list[Count]:
@@ -100,7 +102,7 @@ def count_deliveries(connection: sa.Connection, trigger: str | None) -> list[Cou
     found = sa.select(*by, sa.func.count(), sa.func.min(OUTBOX.recorded)).where(*where)
     held: dict[tuple[str, str, str], Count] = {}
     for name, endpoint, state, events, oldest in connection.execute(found.group_by(*by)):
-        label = State(state).label
+        label = DeliveryState(state).label
         other = held.get((name, endpoint, label))
         held[name, endpoint, label] = Count(
             trigger=name,
@@ -114,10 +116,12 @@ def count_deliveries(connection: sa.Connection, trigger: str | None) -> list[Cou
 
 def count_states(connection: sa.Connection, chosen: Chosen) -> dict[str, int]:
     """The chosen deliveries by state, 0 included."""
-    found = dict.fromkeys((State.NEXT.label, State.DELIVERED.label, State.DEAD.label), 0)
+    found = dict.fromkeys(
+        (DeliveryState.NEXT.label, DeliveryState.DELIVERED.label, DeliveryState.DEAD.label), 0
+    )
     rows = sa.select(OUTBOX.state, sa.func.count()).where(*build_conditions(chosen))
     for state, number in connection.execute(rows.group_by(OUTBOX.state)):
-        found[State(state).label] += number
+        found[DeliveryState(state).label] += number
     return found
 
 
@@ -128,8 +132,10 @@ def count_trigger_states(
 
     Quick, however many there are.
     """
-    found = dict.fromkeys((State.NEXT.label, State.DELIVERED.label, State.DEAD.label), 0)
-    for endpoint, state in product(endpoints, State):
+    found = dict.fromkeys(
+        (DeliveryState.NEXT.label, DeliveryState.DELIVERED.label, DeliveryState.DEAD.label), 0
+    )
+    for endpoint, state in product(endpoints, DeliveryState):
         one = (OUTBOX.trigger_name == trigger, OUTBOX.endpoint == endpoint, OUTBOX.state == state)
         some = sa.select(sa.literal_column("1")).where(*one).limit(most).subquery()
         number = connection.scalar(sa.select(sa.func.count()).select_from(some)) or 0
@@ -145,7 +151,7 @@ def oldest(connection: sa.Connection, trigger: str, endpoints: Sequence[str]) ->
                 OUTBOX.trigger_name == trigger, OUTBOX.endpoint == endpoint, OUTBOX.state == state
             )
         )
-        for endpoint, state in product(endpoints, (State.NEXT, State.BEHIND))
+        for endpoint, state in product(endpoints, (DeliveryState.NEXT, DeliveryState.BEHIND))
     ]
     return min((each for each in times if each is not None), default=None)
 
@@ -160,9 +166,9 @@ def prune(connection: sa.Connection, before: datetime, most: int) -> int:
 
 
 def _build_state_condition(state: str) -> sa.ColumnElement[bool]:
-    if state == State.NEXT.label:
+    if state == DeliveryState.NEXT.label:
         return IS_PENDING
-    return OUTBOX.state == int(State[state.upper()])
+    return OUTBOX.state == int(DeliveryState[state.upper()])
 
 
 def _to_nanos(at: datetime) -> int:

@@ -17,7 +17,7 @@ from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.webhooks import claims, history, putting, recording
 from iscp_dagster.webhooks.history import Chosen, Count
-from iscp_dagster.webhooks.pending import Attempt, Delivery, PendingEvent
+from iscp_dagster.webhooks.pending import Delivery, DeliveryAttempt, PendingEvent
 from iscp_dagster.webhooks.recording import ACTIVE, EndpointState
 from sql_transactions.engine import prepare, transaction
 
@@ -79,7 +79,7 @@ class Outbox:
 
     def show(
         self, event_id: str, endpoint: str | None = None
-    ) -> tuple[list[Delivery], list[Attempt]]:
+    ) -> tuple[list[Delivery], list[DeliveryAttempt]]:
         """The deliveries of an event, and their attempts, oldest first; none if it is unknown."""
         chosen = Chosen(event_id=event_id, endpoint=endpoint)
         with self.begin_read() as connection:

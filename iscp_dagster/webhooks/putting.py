@@ -10,7 +10,14 @@ import sqlalchemy as sa
 
 from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.webhooks.pending import OutboxFullError, PendingEvent
-from iscp_dagster.webhooks.tables import HAS_ENDED, IS_NEXT, IS_PENDING, ISCP_OUTBOX, OUTBOX, State
+from iscp_dagster.webhooks.tables import (
+    HAS_ENDED,
+    IS_NEXT,
+    IS_PENDING,
+    ISCP_OUTBOX,
+    OUTBOX,
+    DeliveryState,
+)
 from sql_transactions.given import escape_nul, given, insert_into
 
 Lane = tuple[str, str]
@@ -61,9 +68,11 @@ def elect(connection: sa.Connection, lanes: Collection[Lane]) -> None:
     )
     firsts = sa.select(first).select_from(listed)
     demoted = sa.update(ISCP_OUTBOX).where(in_them, IS_NEXT, OUTBOX.number.not_in(firsts))
-    promoted = sa.update(ISCP_OUTBOX).where(OUTBOX.number.in_(firsts), OUTBOX.state != State.NEXT)
-    connection.execute(demoted.values(state=int(State.BEHIND)))
-    connection.execute(promoted.values(state=int(State.NEXT)))
+    promoted = sa.update(ISCP_OUTBOX).where(
+        OUTBOX.number.in_(firsts), OUTBOX.state != DeliveryState.NEXT
+    )
+    connection.execute(demoted.values(state=int(DeliveryState.BEHIND)))
+    connection.execute(promoted.values(state=int(DeliveryState.NEXT)))
 
 
 def requeue_deliveries(
@@ -72,7 +81,7 @@ def requeue_deliveries(
     """Make ended deliveries pending again, and pending ones due; returns how many of each."""
     due = sa.update(ISCP_OUTBOX).where(*where, IS_PENDING).values(next_at=now)
     hurried = connection.execute(due).rowcount
-    fresh = {"state": int(State.BEHIND), "next_at": now, "attempts": 0}
+    fresh = {"state": int(DeliveryState.BEHIND), "next_at": now, "attempts": 0}
     revived = (
         sa.update(ISCP_OUTBOX)
         .where(*where, HAS_ENDED)
@@ -145,7 +154,7 @@ def _build_rows(event: PendingEvent) -> Iterator[dict[str, Any]]:
     row = {
         "event_id": event.event_id,
         "lane": event.lane,
-        "state": int(State.BEHIND),
+        "state": int(DeliveryState.BEHIND),
         "trigger_name": event.trigger,
         "tenant": escape_nul(event.tenant),
         "event_key": escape_nul(event.key),

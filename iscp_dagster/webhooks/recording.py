@@ -9,8 +9,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.webhooks.answers import Answer, Health, Outcome, Verdict
-from iscp_dagster.webhooks.claims import Message
+from iscp_dagster.webhooks.answers import Answer, Health, MessageVerdict, Outcome
+from iscp_dagster.webhooks.claims import WebhookMessage
 from iscp_dagster.webhooks.putting import build_number_query, elect, lock
 from iscp_dagster.webhooks.tables import (
     ENDPOINTS,
@@ -19,12 +19,12 @@ from iscp_dagster.webhooks.tables import (
     ISCP_ENDPOINTS,
     ISCP_OUTBOX,
     OUTBOX,
-    State,
+    DeliveryState,
 )
 from sql_transactions.given import escape_nul, given, insert_into
 
 ACTIVE = "active"
-_ENDS = {Verdict.DELIVERED: State.DELIVERED, Verdict.DEAD: State.DEAD}
+_ENDS = {MessageVerdict.DELIVERED: DeliveryState.DELIVERED, MessageVerdict.DEAD: DeliveryState.DEAD}
 _CHANGED = (OUTBOX.number, OUTBOX.state, OUTBOX.attempts, OUTBOX.next_at, OUTBOX.failed_at)
 
 
@@ -51,12 +51,12 @@ class EndpointState:
 class Result:
     """One attempt, and what follows from it."""
 
-    message: Message
+    message: WebhookMessage
     answer: Answer
     outcome: Outcome
     at: datetime
     seconds: float
-    halves: tuple[Message, ...] = ()
+    halves: tuple[WebhookMessage, ...] = ()
     """The batches that a split one's events are sent in."""
 
 
@@ -92,7 +92,7 @@ def _update_deliveries(
         OUTBOX.number.in_(build_number_query(connection, (row["number"] for row in rows))),
     )
     new = given(connection.dialect, _CHANGED, rows)
-    unended = new.c.state < int(State.DELIVERED)
+    unended = new.c.state < int(DeliveryState.DELIVERED)
     values = {
         "state": sa.case((unended, OUTBOX.state), else_=new.c.state),
         "attempts": new.c.attempts,
@@ -102,10 +102,10 @@ def _update_deliveries(
     }
     changed = sa.update(ISCP_OUTBOX).where(OUTBOX.number == new.c.number, IS_PENDING)
     done = connection.execute(changed.values(values).returning(OUTBOX.lane, OUTBOX.state)).all()
-    return {(endpoint, row.lane) for row in done if row.state >= State.DELIVERED}
+    return {(endpoint, row.lane) for row in done if row.state >= DeliveryState.DELIVERED}
 
 
-def _recompose_batch(connection: sa.Connection, batch: Message) -> None:
+def _recompose_batch(connection: sa.Connection, batch: WebhookMessage) -> None:
     numbered = build_number_query(connection, (each.number for each in batch.events))
     mine = sa.update(ISCP_OUTBOX).where(OUTBOX.number.in_(numbered), IS_PENDING)
     connection.execute(mine.values(batch_id=batch.id))
@@ -114,12 +114,12 @@ def _recompose_batch(connection: sa.Connection, batch: Message) -> None:
 def _build_rows(result: Result, now: datetime) -> list[dict[str, Any]]:
     outcome = result.outcome
     # Which event of a split batch the attempt failed for is not known yet.
-    counted = outcome.verdict is not Verdict.SPLIT
+    counted = outcome.verdict is not MessageVerdict.SPLIT
     failed = counted and not result.answer.accepted
     return [
         {
             "number": each.number,
-            "state": int(_ENDS.get(outcome.verdict, State.NEXT)),
+            "state": int(_ENDS.get(outcome.verdict, DeliveryState.NEXT)),
             "attempts": each.attempts + counted,
             "next_at": outcome.next_at or each.next_at,
             "failed_at": (each.failed_at or now) if failed else each.failed_at,

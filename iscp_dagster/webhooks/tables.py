@@ -11,7 +11,7 @@ from iscp_dagster.joblog.sql.tables import METADATA, UtcTime
 _NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
-class State(IntEnum):
+class DeliveryState(IntEnum):
     """Where the delivery of an event to an endpoint stands."""
 
     NEXT = 0
@@ -24,7 +24,7 @@ class State(IntEnum):
 
     @property
     def label(self) -> str:
-        return "pending" if self <= State.BEHIND else self.name.lower()
+        return "pending" if self <= DeliveryState.BEHIND else self.name.lower()
 
 
 def _make_partial_index(name: str, *columns: str, where: str) -> sa.Index:

@@ -30,7 +30,7 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import make_job_specs
 from iscp_dagster.planning.look import Dispatch
 from iscp_dagster.planning.runner import Runner
-from iscp_dagster.sync.bounds import Bounds
+from iscp_dagster.sync.bounds import IterationBounds
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.maintenance import KEPT, collect, find_garbage, flush_watermarks
 
@@ -81,7 +81,7 @@ class RunnerMachine(RuleBasedStateMachine):
             spark=lambda: pytest.fail("the runner asked for Spark"),
             lake=str(self.folder),
             clock=lambda: self.now,
-            bounds=Bounds(versions=3),
+            bounds=IterationBounds(versions=3),
         )
         # Another Dagster on the same log, whose clock is wrong.
         self.other = replace(self.deployment, log=self.beside(), clock=lambda: self.now + self.skew)

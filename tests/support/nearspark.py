@@ -29,7 +29,7 @@ from deltalake import DeltaTable, QueryBuilder, Schema, write_deltalake
 from iscp_dagster.delta.arrow import to_arrow_type
 from iscp_dagster.delta.checks import CHANGE_TYPE, FRESH, REPEATS
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.reader import UPSERTS, Selection
+from iscp_dagster.delta.reader import UPSERTS, TableSelection
 from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION, DeltaType, Map
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, SourceTable
 from iscp_dagster.model.moment import Moment
@@ -169,7 +169,7 @@ def _arrow(schema: Any) -> pa.Schema | None:
     return None if isinstance(schema, str) else to_arrow_schema(schema, timezone="UTC")
 
 
-def snapshot(_spark: NearSpark, selection: Selection, at: Moment) -> Frame:
+def snapshot(_spark: NearSpark, selection: TableSelection, at: Moment) -> Frame:
     """Do what `reader.snapshot` does."""
     table = DeltaTable(selection.path, version=at.version).to_pyarrow_table()
     rows = _of_tenants(pa.table(table).to_pylist(), selection)
@@ -178,7 +178,12 @@ def snapshot(_spark: NearSpark, selection: Selection, at: Moment) -> Frame:
 
 
 def changes(
-    _spark: NearSpark, selection: Selection, after: Moment, upto: Moment, *, partitions: int = 1
+    _spark: NearSpark,
+    selection: TableSelection,
+    after: Moment,
+    upto: Moment,
+    *,
+    partitions: int = 1,
 ) -> Frame:
     """Do what `reader.changes` does."""
     if selection.folded:
@@ -198,7 +203,7 @@ def changes(
     return _frame(spread, selection, extra)
 
 
-def _changed(selection: Selection, version: int) -> Iterator[dict[str, Any]]:
+def _changed(selection: TableSelection, version: int) -> Iterator[dict[str, Any]]:
     """Yield a version's feed, from its files of changes or those it adds and removes.
 
     Like Spark it opens no file of other tenants. It reads the files here, since `load_cdf` finds
@@ -224,7 +229,7 @@ def _changed(selection: Selection, version: int) -> Iterator[dict[str, Any]]:
                 yield {CHANGE_TYPE: kinds[kind]} | row | beside
 
 
-def _latest(rows: Table, selection: Selection) -> Iterator[dict[str, Any]]:
+def _latest(rows: Table, selection: TableSelection) -> Iterator[dict[str, Any]]:
     def identity(row: dict[str, Any]) -> list[tuple[bool, Any]]:
         values = [row[name] for name in selection.identity]
         return [(value is not None, 0 if value is None else value) for value in values]
@@ -246,7 +251,7 @@ def _latest(rows: Table, selection: Selection) -> Iterator[dict[str, Any]]:
         yield group[0] | {DELETED: not upserts[0], REPEATS: twin, FRESH: upserts[-1]}
 
 
-def _added(rows: Table, selection: Selection) -> Iterator[dict[str, Any]]:
+def _added(rows: Table, selection: TableSelection) -> Iterator[dict[str, Any]]:
     ordering = list(selection.order) or selection.output
 
     def place(row: dict[str, Any]) -> Any:
@@ -257,7 +262,7 @@ def _added(rows: Table, selection: Selection) -> Iterator[dict[str, Any]]:
         yield row | {DELETED: False, REPEATS: row[CHANGE_TYPE] != "insert"}
 
 
-def _of_tenants(rows: Table, selection: Selection) -> Table:
+def _of_tenants(rows: Table, selection: TableSelection) -> Table:
     if selection.tenant_column is None:
         wanted = selection.tenants is None or DEFAULT_TENANT in selection.tenants
         return rows if wanted else []
@@ -266,7 +271,9 @@ def _of_tenants(rows: Table, selection: Selection) -> Table:
     return held if tenants is None else [row for row in held if str(row[column]) in tenants]
 
 
-def _frame(partitions: Sequence[Table], selection: Selection, extra: Sequence[str] = ()) -> Frame:
+def _frame(
+    partitions: Sequence[Table], selection: TableSelection, extra: Sequence[str] = ()
+) -> Frame:
     types = {f.name: f.type for f in DeltaLog(selection.path, None).get_facts().fields}
     types |= selection.types
     schema = pa.schema(
@@ -293,7 +300,7 @@ def _arrow_of(type_: DeltaType) -> pa.DataType:
     return to_arrow_type(type_)
 
 
-def joined(held: Frame, served: Frame, source: SourceTable, selection: Selection) -> Any:
+def joined(held: Frame, served: Frame, source: SourceTable, selection: TableSelection) -> Any:
     """Compare rows by key, as verify does."""
     from pyspark.sql import Row
 
@@ -326,7 +333,7 @@ def joined(held: Frame, served: Frame, source: SourceTable, selection: Selection
     return _collected(counts)
 
 
-def counted(held: Frame, served: Frame, source: SourceTable, _selection: Selection) -> Any:
+def counted(held: Frame, served: Frame, source: SourceTable, _selection: TableSelection) -> Any:
     """Compare rows without a key, as verify does."""
     from pyspark.sql import Row
 

@@ -30,14 +30,14 @@ from iscp_dagster.spark import quoting
 from iscp_dagster.spark.session import create_private_session, shared
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import Interpreter
-from iscp_dagster.sync.iteration.commands import Command, Event, Give, Place, Served
-from iscp_dagster.sync.iteration.machine import State, step
+from iscp_dagster.sync.iteration.commands import Command, Give, IterationEvent, Place, Served
+from iscp_dagster.sync.iteration.machine import IterationState, step
 from iscp_dagster.sync.iteration.outcomes import Delivery, Outcome
 from iscp_dagster.sync.ledger import Ledger
 from iscp_dagster.sync.reading.reader import Reader
 from iscp_dagster.sync.writing.writer import IndexWriter
 from iscp_dagster.upkeep.position import read_positions
-from iscp_dagster.upkeep.verify import Verdict, verify
+from iscp_dagster.upkeep.verify import IndexVerdict, verify
 
 FEED = "delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true"
 COLUMNS = "tenant STRING, id BIGINT, name STRING, v ARRAY<FLOAT>"
@@ -116,7 +116,7 @@ def rows(*ids: int, tenant: str = "a", name: str = "some words") -> str:
 class Unpublished(Interpreter):
     """An iteration that leaves it to the test to publish what is written."""
 
-    def carried_out(self, command: Command) -> Event:
+    def carried_out(self, command: Command) -> IterationEvent:
         if isinstance(command, Place) and command.deliveries[0].claim.last:
             LEDGERS.update({_holder(each): self.ledger for each in command.deliveries})
             return Served(command.deliveries, at=None)
@@ -163,7 +163,7 @@ def publish_all(deployment: Deployment, some: Sequence[Delivery]) -> list[Outcom
     reader: Any = SimpleNamespace(deployment=deployment)
     writer, ledger = IndexWriter(deployment), ledger_of(some[0])
     interpreter = Interpreter(reader=reader, writer=writer, ledger=ledger)
-    state = State(open={each.claim.key: each.claim for each in some})
+    state = IterationState(open={each.claim.key: each.claim for each in some})
     commands: list[Command] = [Place(tuple(some))]
     outcomes: list[Outcome] = []
     while commands:
@@ -333,7 +333,7 @@ class Table:
     def view(self, index: Index, suffix: str = "") -> str:
         return quote_identifier(self.source.database, f"{self.source.table}_{index.name}{suffix}")
 
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[IndexVerdict]:
         return verify(self.deployment, self.source)
 
     def check(self) -> None:

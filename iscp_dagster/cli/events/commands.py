@@ -130,10 +130,10 @@ def _parse_selection(
 
 def _check_names(deliveries: Deliveries, names: Mapping[str, str | None]) -> None:
     from iscp_dagster.model.errors import ConfigError
-    from iscp_dagster.webhooks.tables import State
+    from iscp_dagster.webhooks.tables import DeliveryState
 
     trigger, endpoint, state = names["trigger"], names["endpoint"], names["state"]
-    known = list(dict.fromkeys(each.label for each in State))
+    known = list(dict.fromkeys(each.label for each in DeliveryState))
     if state is not None and state not in known:
         raise ConfigError(f"The state {state!r} is unknown; use one of {', '.join(known)}.")
     if trigger is not None:

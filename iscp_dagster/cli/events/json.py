@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from iscp_dagster.api.facts import at
-from iscp_dagster.api.outbox import Standing
-from iscp_dagster.webhooks.pending import Attempt, Delivery
+from iscp_dagster.api.outbox import EndpointSummary
+from iscp_dagster.webhooks.pending import Delivery, DeliveryAttempt
 
 
 def describe_delivery(each: Delivery) -> dict[str, Any]:
@@ -31,7 +31,9 @@ def describe_delivery(each: Delivery) -> dict[str, Any]:
     }
 
 
-def describe_event(found: Sequence[Delivery], attempts: Sequence[Attempt]) -> dict[str, Any]:
+def describe_event(
+    found: Sequence[Delivery], attempts: Sequence[DeliveryAttempt]
+) -> dict[str, Any]:
     """An event with its body, its deliveries and their attempts."""
     return {
         "event_id": found[0].event_id,
@@ -41,7 +43,7 @@ def describe_event(found: Sequence[Delivery], attempts: Sequence[Attempt]) -> di
     }
 
 
-def endpoint(each: Standing) -> dict[str, Any]:
+def endpoint(each: EndpointSummary) -> dict[str, Any]:
     """An endpoint; its URL may contain a secret and is left out."""
     return {
         "endpoint": each.state.name,
@@ -59,7 +61,7 @@ def endpoint(each: Standing) -> dict[str, Any]:
     }
 
 
-def _describe_attempt(each: Attempt) -> dict[str, Any]:
+def _describe_attempt(each: DeliveryAttempt) -> dict[str, Any]:
     return {
         "endpoint": each.endpoint,
         "message_id": each.message_id,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from iscp_dagster.api.outbox import Standing
+from iscp_dagster.api.outbox import EndpointSummary
 from iscp_dagster.cli.jobs.show import line
 from iscp_dagster.cli.parts.counting import print_counts
 from iscp_dagster.cli.parts.tables import Listing, format_time, print_facts, print_listing
-from iscp_dagster.webhooks.pending import Attempt, Delivery
+from iscp_dagster.webhooks.pending import Delivery, DeliveryAttempt
 
 _FULL = "%Y-%m-%d %H:%M:%S UTC"
 _SHORT = "%m-%d %H:%M:%S"
@@ -37,7 +37,7 @@ def print_deliveries(found: Sequence[Delivery], limit: int, counts: Mapping[str,
     line(f"{len(found):,} event{'s' * (len(found) != 1)}{more}")
 
 
-def print_event(found: Sequence[Delivery], attempts: Sequence[Attempt]) -> None:
+def print_event(found: Sequence[Delivery], attempts: Sequence[DeliveryAttempt]) -> None:
     """Print an event's facts and body, then its deliveries and attempts."""
     first = found[0]
     facts = {
@@ -58,7 +58,7 @@ def print_event(found: Sequence[Delivery], attempts: Sequence[Attempt]) -> None:
         _print_attempts([one for one in attempts if one.endpoint == each.endpoint])
 
 
-def print_endpoints(found: Sequence[Standing]) -> None:
+def print_endpoints(found: Sequence[EndpointSummary]) -> None:
     """Print a line per endpoint, two on a terminal, and why one is not active."""
     heads = ("endpoint\nstate", "pending\noldest", "delivered\nlast", "dead", "failing since")
     rows = [
@@ -94,12 +94,12 @@ def _describe_delivery(each: Delivery) -> dict[str, str]:
     return facts
 
 
-def _print_attempts(found: Sequence[Attempt]) -> None:
+def _print_attempts(found: Sequence[DeliveryAttempt]) -> None:
     heads = ("attempt", "seconds", "status", "answer", "what follows")
     print_listing(Listing(heads=heads, rows=list(map(_build_attempt_row, found))))
 
 
-def _build_attempt_row(each: Attempt) -> tuple[str, ...]:
+def _build_attempt_row(each: DeliveryAttempt) -> tuple[str, ...]:
     follows = each.verdict
     if each.next_at is not None:
         follows = f"{each.verdict}, {format_time(each.next_at, _SHORT)}"

@@ -76,7 +76,7 @@ def serve(
     from iscp_dagster.model.imports import need
 
     need("serve", "`iscp invocations serve`")
-    from durable_invocations.runtime.settings import Settings
+    from durable_invocations.runtime.settings import RuntimeSettings
     from iscp_dagster.jobservices import server
     from iscp_dagster.jobservices.app import build_services_app
     from iscp_dagster.local.stack.environment import add_stack_variables
@@ -93,7 +93,7 @@ def serve(
     settings = server.build_settings(
         environ,
         host,
-        runtime=Settings(policy=policy),
+        runtime=RuntimeSettings(policy=policy),
         retention=_parse_retention(keep),
         services=None if no_own_services else build_services_app(environ),
     )

@@ -11,7 +11,7 @@ from typing import Any
 from iscp_dagster.api.facts import describe_moment, status
 from iscp_dagster.api.names import EVERY
 from iscp_dagster.cli.parts.results import print_json
-from iscp_dagster.joblog.history import Entry, Usage
+from iscp_dagster.joblog.history import HistoryEntry, Usage
 from iscp_dagster.model.jobs import JobID, JobStatus
 from iscp_dagster.model.moment import Beginning
 from iscp_dagster.model.specs import JobSpec
@@ -42,7 +42,7 @@ def describe_iteration(tenant: str, name: JobID, each: JobStatus) -> dict[str, A
     return {"tenant": tenant, "job": str(name), "status": status(each)}
 
 
-def describe_entry(each: Entry) -> dict[str, Any]:
+def describe_entry(each: HistoryEntry) -> dict[str, Any]:
     """Everything about a transition."""
     return {
         "number": each.number,

@@ -28,7 +28,7 @@ from iscp_dagster.cli.parts.tables import (
     print_line,
     print_listing,
 )
-from iscp_dagster.joblog.history import Entry, Usage
+from iscp_dagster.joblog.history import HistoryEntry, Usage
 from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
 from iscp_dagster.model.moment import START, Beginning, Moment
@@ -140,7 +140,7 @@ def print_statuses(found: Sequence[tuple[str, JobID, JobStatus]], limit: int | N
     print_rest(len(rows), len(found), "`iscp job list`")
 
 
-def history(found: Sequence[Entry]) -> None:
+def history(found: Sequence[HistoryEntry]) -> None:
     """Print a line per transition; a terminal gets two: one would be wider than 80 columns."""
     heads = ("at\nUTC", "job\ntenant", "event\nstates", "range\ncode", "who")
     rows = [
@@ -266,7 +266,7 @@ def _format_progress(built: Progress | None) -> str:
     return f", {built.done:,} rows of {'?' if built.of is None else f'{built.of:,}'}"
 
 
-def _format_transition(each: Entry) -> str:
+def _format_transition(each: HistoryEntry) -> str:
     if each.before is each.after:
         return each.after.label
     return f"{each.before.label if each.before is not None else ''} → {each.after.label}".strip()

@@ -15,7 +15,7 @@ from iscp_dagster.model.jobs import JobID
 
 
 @dataclass(frozen=True, kw_only=True)
-class Updated:
+class UpdateResult:
     """An update of the tenant's job, or of every tenant's."""
 
     tenant: str
@@ -54,11 +54,11 @@ class Updated:
 
 def update_spec(
     jobs: Jobs, tenant: str, job: JobID, change: SpecUpdate, *, interrupt: bool
-) -> Updated:
+) -> UpdateResult:
     """Change the spec. Raises ConfigError, NoSuchJobError."""
     before = jobs.list_specs(tenant, job)
     wanted = complete_schedule(change, [each.trigger for each in before])
-    return Updated(
+    return UpdateResult(
         tenant=tenant,
         job=job,
         done=jobs.apply_spec_change(tenant, job, wanted, interrupt=interrupt),

@@ -28,14 +28,14 @@ def show_progress(
     since the last one, or since the start; with None, print nothing.
     """
     if not console.is_terminal:
-        yield _ignore_text if seconds is None else Lines(console, seconds, monotonic)
+        yield _ignore_text if seconds is None else ProgressLines(console, seconds, monotonic)
         return
     with console.status("", refresh_per_second=FRAMES_A_SECOND) as shown:
         yield lambda text: shown.update(escape_cell(text))
 
 
 @dataclass
-class Lines:
+class ProgressLines:
     """Prints a text now and then."""
 
     console: Console

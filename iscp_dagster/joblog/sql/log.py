@@ -12,7 +12,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from iscp_dagster.joblog import iterations, lifecycle
-from iscp_dagster.joblog.history import Bookmark, Entry, Usage, make_entry
+from iscp_dagster.joblog.history import Bookmark, HistoryEntry, Usage, make_entry
 from iscp_dagster.joblog.leases import DEFAULT_LEASES, Leases
 from iscp_dagster.joblog.protocol import Interrupted, Touched
 from iscp_dagster.joblog.sharing import check_alone, joined
@@ -640,7 +640,7 @@ class SqlLog:
         name: JobID | None = None,
         since: datetime | None = None,
         most: int = 1_000,
-    ) -> list[Entry]:
+    ) -> list[HistoryEntry]:
         """The newest entries, at most `most`, oldest first."""
         with self._begin_transaction(writes=False) as connection:
             return history(connection, tenant, name, since, most)
@@ -699,7 +699,7 @@ class SqlLog:
     def _make_job(self, row: NewJob) -> Job:
         return lifecycle.registered(row, registration=self._new_id(), seq=0, now=self._clock())
 
-    def _make_entry(self, before: Job | None, after: Job) -> Entry | None:
+    def _make_entry(self, before: Job | None, after: Job) -> HistoryEntry | None:
         return make_entry(before, after, at=self._clock(), who=self._who)
 
     def _execute_on_dropped(self, statement: sa.Delete | sa.Update, jobs: Sequence[Job]) -> int:

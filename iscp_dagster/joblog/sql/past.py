@@ -7,7 +7,7 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.history import CUTS, ENDS, Bookmark, Entry, Usage
+from iscp_dagster.joblog.history import CUTS, ENDS, Bookmark, HistoryEntry, Usage
 from iscp_dagster.joblog.protocol import Touched
 from iscp_dagster.joblog.sql.statements import equal
 from iscp_dagster.joblog.sql.tables import ISCP_LOG_EVENTS, from_entry_row
@@ -24,7 +24,7 @@ def history(
     name: JobID | None,
     since: datetime | None,
     most: int,
-) -> list[Entry]:
+) -> list[HistoryEntry]:
     """The newest `most` entries that match, oldest first."""
     chosen = sa.select(ISCP_LOG_EVENTS).where(*equal(EVENTS.tenant, tenant), *_match_since(since))
     if name is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.history import Entry
+from iscp_dagster.joblog.history import HistoryEntry
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, ISCP_LOG_EVENTS, from_row, to_entry_row, to_row
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
@@ -16,7 +16,7 @@ from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.model.states import ACTIVE
 from sql_transactions.given import given, insert_into
 
-EntryOf = Callable[[Job | None, Job], Entry | None]
+EntryOf = Callable[[Job | None, Job], HistoryEntry | None]
 """Gives the history's entry for the change from one row to another."""
 
 KEYS_PER_STATEMENT = 5_000
@@ -125,7 +125,7 @@ def write_back(
     remember(connection, [entry_of(before[job.key], job) for job in jobs])
 
 
-def remember(connection: sa.Connection, entries: Iterable[Entry | None]) -> None:
+def remember(connection: sa.Connection, entries: Iterable[HistoryEntry | None]) -> None:
     """Add the entries to the history, in their order."""
     rows = [to_entry_row(each) for each in entries if each is not None]
     for some in split_for_statements(rows):

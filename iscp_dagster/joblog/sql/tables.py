@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.compiler import compiles
 
-from iscp_dagster.joblog.history import Entry
+from iscp_dagster.joblog.history import HistoryEntry
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
 from iscp_dagster.model.moment import Moment
@@ -223,7 +223,7 @@ def from_row(row: sa.Row[Any]) -> Job:
     )
 
 
-def to_entry_row(entry: Entry) -> dict[str, Any]:
+def to_entry_row(entry: HistoryEntry) -> dict[str, Any]:
     """The entry as column values, without its number, which the database gives."""
     return {
         "at": entry.at,
@@ -248,9 +248,9 @@ def to_entry_row(entry: Entry) -> dict[str, Any]:
     }
 
 
-def from_entry_row(row: sa.Row[Any]) -> Entry:
+def from_entry_row(row: sa.Row[Any]) -> HistoryEntry:
     """The entry that `entry_to_row` gave."""
-    return Entry(
+    return HistoryEntry(
         number=row.number,
         at=row.at,
         key=JobKey(tenant=row.tenant, table_id=row.table_id, job_name=row.job_name),

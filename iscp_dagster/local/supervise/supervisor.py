@@ -15,7 +15,7 @@ from iscp_dagster.local.services.service import Service
 from iscp_dagster.local.services.state import Condition, ServiceState
 from iscp_dagster.local.supervise import warded
 from iscp_dagster.local.supervise.stopped import keep_going
-from iscp_dagster.local.supervise.vigil import Patience, Vigil, read_note
+from iscp_dagster.local.supervise.vigil import RestartPolicy, Vigil, read_note
 from iscp_dagster.local.supervise.warded import Warded
 from iscp_dagster.model.errors import UnavailableError
 
@@ -58,13 +58,13 @@ class Supervisor:
         report: Report,
         lock: int,
         backoff: Backoff | None = None,
-        patience: Patience | None = None,
+        patience: RestartPolicy | None = None,
     ) -> None:
         self._services = services
         self._report = report
         self._lock = lock
         self._backoff = backoff or Backoff()
-        self.patience = patience or Patience()
+        self.patience = patience or RestartPolicy()
         self._ready: dict[str, asyncio.Event] = {}
         self._states = {service.name: _make_first_state(service) for service in services}
 

@@ -20,11 +20,11 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _USER_TIME = 11
 """Index of the user time in /proc/<pid>/stat, counted after the name; the system time follows."""
 
-Change = Callable[..., None]
+ChangeReporter = Callable[..., None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class RestartPolicy:
     """When to restart a service: after `failures` failed checks in a row and a minimum time.
 
     The time is `idle_seconds`, or `busy_seconds` for a service that uses a processor, since it may
@@ -45,7 +45,12 @@ class Vigil:
     """Watches a service that started at `since`; `change` reports its condition and note."""
 
     def __init__(
-        self, service: Service, pid: int, since: float, change: Change, patience: Patience
+        self,
+        service: Service,
+        pid: int,
+        since: float,
+        change: ChangeReporter,
+        patience: RestartPolicy,
     ) -> None:
         self._service = service
         self._pid = pid

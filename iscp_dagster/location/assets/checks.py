@@ -13,7 +13,7 @@ from iscp_dagster.location.names import build_partitions_def, index_key, verify_
 from iscp_dagster.location.working import renew_run_lease
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.verify import Failure, Verdict, compare_indexes
+from iscp_dagster.upkeep.verify import Failure, IndexVerdict, compare_indexes
 
 CHECK = "agrees_with_source"
 
@@ -80,13 +80,13 @@ def _build_evaluations(
     instance: dg.DagsterInstance,
     key: dg.AssetKey,
     tenants: Sequence[str],
-    found: Sequence[Verdict | Failure],
+    found: Sequence[IndexVerdict | Failure],
 ) -> Iterator[dg.AssetCheckEvaluation]:
     """One evaluation per tenant: Dagster could not tell which tenant a single one is for."""
-    verdicts: dict[str, list[Verdict]] = defaultdict(list)
+    verdicts: dict[str, list[IndexVerdict]] = defaultdict(list)
     failures: dict[str, Failure] = {}
     for each in found:
-        if isinstance(each, Verdict):
+        if isinstance(each, IndexVerdict):
             verdicts[each.tenant].append(each)
         else:
             failures |= dict.fromkeys(each.tenants, each)
@@ -135,7 +135,7 @@ def _find_materialization(
     return None
 
 
-def _to_table_record(verdict: Verdict) -> dg.TableRecord:
+def _to_table_record(verdict: IndexVerdict) -> dg.TableRecord:
     return dg.TableRecord(
         {
             "tenant": verdict.tenant,

@@ -11,7 +11,7 @@ from typing import Any
 
 from dagster import AssetExecutionContext, DagsterInstance, DagsterRun, Failure
 
-from iscp_dagster.delta.feed import Feed
+from iscp_dagster.delta.feed import ChangeFeed
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Failed, Iteration, iterates_alone
 from iscp_dagster.location.executor import format_no_tenant_message
@@ -224,7 +224,7 @@ class Iterations:
 
     def _plan_lagging_jobs(self, jobs: Collection[Job]) -> list[Due]:
         """Each tenant's jobs that lag most, due up to `to` or a first step; empty if none lags."""
-        found, feed = [], Feed(log=self.delta_log)
+        found, feed = [], ChangeFeed(log=self.delta_log)
         for _, group in groupby(sorted(jobs, key=_get_tenant), key=_get_tenant):
             members = list(group)
             lowest = min(job.watermark.version for job in members)

@@ -22,7 +22,7 @@ from iscp_dagster.location.resources.environment import resources_from_environme
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.model.declared.together.attach import Declared
+from iscp_dagster.model.declared.together.attach import Declarations
 from iscp_dagster.model.declared.together.sound import Sound
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.errors import ConfigError
@@ -103,14 +103,14 @@ class SourceTableComponent(dg.Component, dg.Resolvable):
         )
 
 
-def _collect_declarations(every: Sequence[SourceTableComponent]) -> Declared:
+def _collect_declarations(every: Sequence[SourceTableComponent]) -> Declarations:
     declared: dict[int, object] = {}
     files: dict[int, str] = {}
     for each in every:
         for one in (each.table, *each.views, *each.triggers, *each.endpoints):
             declared[id(one)] = one
             files[id(one)] = each.declared_at
-    return Declared.of(declared.values(), files)
+    return Declarations.of(declared.values(), files)
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,7 @@ from iscp_dagster.model.declared.kinds import kinds
 from iscp_dagster.model.declared.lineage import sort_views
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import Index, SourceTable
-from iscp_dagster.model.declared.together.attach import Declared, index_of_view
+from iscp_dagster.model.declared.together.attach import Declarations, index_of_view
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.imports import import_object
@@ -24,7 +24,7 @@ from iscp_dagster.model.imports import import_object
 _IMPORTED = ("load", "tenants", "load_config")
 
 
-def parse_declarations(context: ResolutionContext, model: Model) -> Declared:
+def parse_declarations(context: ResolutionContext, model: Model) -> Declarations:
     """What the attributes declare, the one table first. Raises ConfigError with file and line."""
     said = {
         name: _resolve_templates(context.at_path(name), value)
@@ -47,7 +47,7 @@ def parse_declarations(context: ResolutionContext, model: Model) -> Declared:
         for index in table.indexes:
             check_types(table, index)
     views = _build_views(context.at_path("views"), table, over["views"])
-    return Declared(
+    return Declarations(
         tables=[table],
         views=[*views.values()],
         triggers=_build_triggers(context.at_path("triggers"), table, views, over["triggers"]),

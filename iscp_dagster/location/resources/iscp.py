@@ -11,7 +11,7 @@ from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
 from iscp_dagster.location.resources.spark import Spark
-from iscp_dagster.sync.bounds import DEFAULT_BOUNDS, Bounds
+from iscp_dagster.sync.bounds import DEFAULT_BOUNDS, IterationBounds
 from iscp_dagster.sync.deployment import Deployment
 
 
@@ -109,7 +109,7 @@ class Iscp(ConfigurableResource[Deployment]):
             shared=self.spark.shared,
             private=self.spark.open_private_session,
             lake=self.lake.root,
-            bounds=Bounds(versions=self.max_versions, bytes=self.max_bytes),
+            bounds=IterationBounds(versions=self.max_versions, bytes=self.max_bytes),
             event_ids=IdScheme.parse(self.event_ids),
             invocations=(self.invocations_url, self.invocations_token),
         )

@@ -53,7 +53,7 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Condition:
+class TriggerConditions:
     """A trigger's conditions on the view's columns; no `unmatch`: that `match` is not met."""
 
     name: str
@@ -76,7 +76,7 @@ class Transitions:
     """From the source up; none: the source table itself."""
     columns: tuple[str, ...] | None = None
     """The source columns that the images have; None: all."""
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[TriggerConditions, ...] = ()
 
     @classmethod
     def of(
@@ -107,6 +107,6 @@ class Transitions:
         wanted = set(available if self.columns is None else (*self.columns, *needed))
         return (*(name for name in available if name in wanted), *self.calculated)
 
-    def replace_conditions(self, conditions: Collection[Condition]) -> Transitions:
+    def replace_conditions(self, conditions: Collection[TriggerConditions]) -> Transitions:
         """The same view with these conditions, in an order that does not depend on theirs."""
         return replace(self, conditions=tuple(sorted(conditions, key=lambda each: each.name)))

@@ -28,7 +28,7 @@ from iscp_dagster.serve.graph.types import Types
 from iscp_dagster.serve.reads.caps import Asking
 from iscp_dagster.serve.reads.nearest import Near, build_distance_column, read_nearest
 from iscp_dagster.serve.reads.order import Order
-from iscp_dagster.serve.reads.selecting import Selection, selected
+from iscp_dagster.serve.reads.selecting import RowSelection, selected
 from iscp_dagster.serve.scalars import BadValueError
 from iscp_dagster.serve.served import NAMES_FIELD, Served
 from iscp_dagster.serve.where import Row
@@ -149,9 +149,9 @@ def _get_context(info: GraphQLResolveInfo) -> Asking:
 
 def _build_selection(
     served: Served, info: GraphQLResolveInfo, given: Mapping[str, Any]
-) -> Selection:
+) -> RowSelection:
     names = _list_shown_fields(info)
-    return Selection(
+    return RowSelection(
         served=served,
         columns=_list_shown_columns(served, names),
         width=len(names),

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from iscp_dagster.serve.live.errors import PositionExpiredError, PositionInvalidError
-from iscp_dagster.serve.live.positions import START, Position, Positions
+from iscp_dagster.serve.live.positions import START, ChangePosition, Positions
 
 MOST_NAMED = 256
 MOST_LENGTH = 4_000_000
@@ -50,7 +50,7 @@ class Origin:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cursor:
+class SubscriptionCursor:
     """Positions by tenant; `others` is that of the tenants registered up to `newest` but not named.
 
     `row` is the key of the last row told of a snapshot as of these positions, which goes on after
@@ -58,11 +58,11 @@ class Cursor:
     """
 
     named: Positions
-    others: Position | None = None
+    others: ChangePosition | None = None
     newest: int = 0
     row: tuple[str, ...] | None = None
 
-    def of(self, tenant: str, registration: int) -> Position:
+    def of(self, tenant: str, registration: int) -> ChangePosition:
         """The tenant's position; START for one that was not known."""
         if tenant in self.named:
             return self.named[tenant]
@@ -70,27 +70,27 @@ class Cursor:
             return self.others
         return START
 
-    def move_to_row(self, row: tuple[str, ...]) -> Cursor:
+    def move_to_row(self, row: tuple[str, ...]) -> SubscriptionCursor:
         """The same cursor within a snapshot, after that row of it."""
         return replace(self, row=row)
 
-    def move_positions(self, ahead: Positions) -> Cursor:
+    def move_positions(self, ahead: Positions) -> SubscriptionCursor:
         """The cursor with other positions of the tenants that are `ahead`."""
         if not ahead:
             return self
         return replace(self, named=dict(self.named) | dict(ahead))
 
 
-def build_cursor(positions: Positions, newest: int = 0) -> Cursor:
+def build_cursor(positions: Positions, newest: int = 0) -> SubscriptionCursor:
     """A cursor with these positions; `newest` is the newest registration among all tenants'."""
     if len(positions) <= MOST_NAMED:
-        return Cursor(named=dict(positions))
+        return SubscriptionCursor(named=dict(positions))
     ((common, _),) = Counter(positions.values()).most_common(1)
     named = {tenant: at for tenant, at in positions.items() if at != common}
-    return Cursor(named=named, others=common, newest=newest)
+    return SubscriptionCursor(named=named, others=common, newest=newest)
 
 
-def written(cursor: Cursor, origin: Origin) -> str:
+def written(cursor: SubscriptionCursor, origin: Origin) -> str:
     """The cursor as text for a client."""
     said = json.dumps(_to_json(cursor), ensure_ascii=False, separators=(",", ":")).encode()
     packed = zlib.compress(said, 1)
@@ -99,7 +99,7 @@ def written(cursor: Cursor, origin: Origin) -> str:
     return base64.urlsafe_b64encode(whole + _compute_digest(whole)).decode().rstrip("=")
 
 
-def read(text: str, origin: Origin) -> Cursor:
+def read(text: str, origin: Origin) -> SubscriptionCursor:
     """Read what `written` wrote.
 
     Raises PositionInvalidError for a text that is none, or that is another table's or view's, and
@@ -151,7 +151,7 @@ def _unpack_body(body: bytes) -> bytes:
     return said
 
 
-def _to_json(cursor: Cursor) -> list[Any]:
+def _to_json(cursor: SubscriptionCursor) -> list[Any]:
     """As JSON: tenants grouped by position, then what is not always there."""
     grouped = defaultdict(list)
     for tenant, at in cursor.named.items():
@@ -163,7 +163,7 @@ def _to_json(cursor: Cursor) -> list[Any]:
     return [groups, row, *cursor.others, cursor.newest]
 
 
-def _from_json(plain: list[Any]) -> Cursor:
+def _from_json(plain: list[Any]) -> SubscriptionCursor:
     groups, row, *others = [*plain, None][:2] + plain[2:]
     named = {
         str(tenant): _parse_position(version, ordinal)
@@ -174,11 +174,11 @@ def _from_json(plain: list[Any]) -> Cursor:
         (_parse_position(others[0], others[1]), int(others[2])) if others else (None, 0)
     )
     key = None if row is None else tuple(map(str, row))
-    return Cursor(named=named, others=common, newest=newest, row=key)
+    return SubscriptionCursor(named=named, others=common, newest=newest, row=key)
 
 
-def _parse_position(version: Any, ordinal: Any) -> Position:
-    found = Position(int(version), int(ordinal))
+def _parse_position(version: Any, ordinal: Any) -> ChangePosition:
+    found = ChangePosition(int(version), int(ordinal))
     if found.version < START.version or not all(each in _NUMBERS for each in found):
         raise ValueError("no position")
     return found

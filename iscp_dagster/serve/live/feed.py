@@ -12,9 +12,9 @@ from typing import Any, Protocol, TypeVar
 from iscp_dagster.joblog.sql.reached import Reached
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve.live.cursor import Origin, build_cursor, written
-from iscp_dagster.serve.live.positions import START, Position, Positions
-from iscp_dagster.serve.live.reading import History, Page, Step, read_next_page
-from iscp_dagster.serve.live.ring import PATIENCE, Entry, Ring, Sight
+from iscp_dagster.serve.live.positions import START, ChangePosition, Positions
+from iscp_dagster.serve.live.reading import FeedPage, FeedStep, History, read_next_page
+from iscp_dagster.serve.live.ring import PATIENCE, Ring, RingEntry, Sight
 
 LOGGER = logging.getLogger(__name__)
 PAGE = 1_000
@@ -46,7 +46,7 @@ class Source(Protocol):
 
 
 @dataclass(kw_only=True)
-class Feed:
+class IndexFeed:
     """Follows the index named `index`; everything but the reading runs in one event loop.
 
     `at` is how far the ring's newest entry leads, by tenant.
@@ -58,7 +58,7 @@ class Feed:
     page: int = PAGE
     patience: float = PATIENCE
     pause: Pause = asyncio.sleep
-    at: dict[str, Position] = field(default_factory=dict, init=False)
+    at: dict[str, ChangePosition] = field(default_factory=dict, init=False)
     registrations: dict[str, int] = field(default_factory=dict, init=False)
     origin: Origin | None = field(default=None, init=False)
     history: History | None = field(default=None, init=False)
@@ -67,7 +67,7 @@ class Feed:
     _dirty: set[str] | None = field(default_factory=set, init=False)
     """The tenants to look at; None: all."""
     _woken: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    _upto: dict[str, Position] = field(default_factory=dict, init=False)
+    _upto: dict[str, ChangePosition] = field(default_factory=dict, init=False)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Held by whoever moves the positions."""
 
@@ -188,9 +188,9 @@ class Feed:
             if all(self.at.get(each, START) >= end for each, end in self._upto.items()):
                 return
 
-    def _read_next_page(self) -> Page:
+    def _read_next_page(self) -> FeedPage:
         if self.history is None:
-            return Page()
+            return FeedPage()
         return read_next_page(self.history, dict(self.at), dict(self._upto), self.page)
 
     def _is_replaced(self, generation: int, table_id: str) -> bool:
@@ -207,10 +207,10 @@ class Feed:
 
     async def _end_readers(self) -> None:
         await self.ring.make_room(1, self.patience)
-        self.ring.append(Entry(gap=True, cursors=dict.fromkeys(self.ring.list_scopes(), "")))
+        self.ring.append(RingEntry(gap=True, cursors=dict.fromkeys(self.ring.list_scopes(), "")))
         self.ring.wake()
 
-    async def _append_page(self, page: Page) -> None:
+    async def _append_page(self, page: FeedPage) -> None:
         await self.ring.make_room(len(page.steps) + len(page.gaps), self.patience)
         sights = self.ring.list_scopes()
         moved: set[str] = set()
@@ -222,16 +222,16 @@ class Feed:
                 self._append_change(step, sights)
         self._append_progress(moved, sights)
         for tenant, begin in page.gaps.items():
-            self.at[tenant] = Position.after(begin)
+            self.at[tenant] = ChangePosition.after(begin)
             seeing = [sight for sight in sights if _can_see(sight, tenant)]
             oldest = {sight: self.cursor(self.get_visible_positions(sight)) for sight in seeing}
-            self.ring.append(Entry(tenant=tenant, gap=True, cursors=oldest))
+            self.ring.append(RingEntry(tenant=tenant, gap=True, cursors=oldest))
         self.ring.wake()
 
-    def _append_change(self, step: Step, sights: Collection[Sight]) -> None:
+    def _append_change(self, step: FeedStep, sights: Collection[Sight]) -> None:
         seeing = [sight for sight in sights if _can_see(sight, step.tenant)]
         cursors = {sight: self.cursor(self.get_visible_positions(sight)) for sight in seeing}
-        self.ring.append(Entry(tenant=step.tenant, stamped=step.stamped, cursors=cursors))
+        self.ring.append(RingEntry(tenant=step.tenant, stamped=step.stamped, cursors=cursors))
 
     def _append_progress(self, moved: Collection[str], sights: Collection[Sight]) -> None:
         """Tell that positions moved, once for all tenants."""
@@ -241,12 +241,12 @@ class Feed:
             if any(_can_see(sight, tenant) for tenant in moved)
         }
         if cursors:
-            self.ring.append(Entry(cursors=cursors))
+            self.ring.append(RingEntry(cursors=cursors))
 
 
-def _to_positions(versions: Mapping[str, int]) -> dict[str, Position]:
+def _to_positions(versions: Mapping[str, int]) -> dict[str, ChangePosition]:
     return {
-        tenant: START if version < 0 else Position.after(version)
+        tenant: START if version < 0 else ChangePosition.after(version)
         for tenant, version in versions.items()
     }
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.protocol import Touched
-from iscp_dagster.serve.live.feed import FIRST_PAUSE, LONGEST_PAUSE, Feed, Pause, run_in_thread
+from iscp_dagster.serve.live.feed import FIRST_PAUSE, LONGEST_PAUSE, IndexFeed, Pause, run_in_thread
 
 LOGGER = logging.getLogger(__name__)
 EVERY = 0.08
@@ -33,12 +33,14 @@ class Hub:
     clock: Callable[[], float] = time.monotonic
     looks: int = field(default=0, init=False)
     """How often it has asked the log."""
-    feeds: dict[str, Feed] = field(default_factory=dict, init=False)
+    feeds: dict[str, IndexFeed] = field(default_factory=dict, init=False)
     _users: Counter[str] = field(default_factory=Counter, init=False)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)
 
     @asynccontextmanager
-    async def follow_feed(self, name: str, make: Callable[[], Feed]) -> AsyncIterator[Feed]:
+    async def follow_feed(
+        self, name: str, make: Callable[[], IndexFeed]
+    ) -> AsyncIterator[IndexFeed]:
         """Give the feed of that name, open; it is followed until the last user leaves."""
         if name not in self.feeds:
             self.feeds[name] = make()

@@ -13,11 +13,11 @@ from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
 from iscp_dagster.clickhouse.tables.ddl import format_table_name
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.types.typetext import FLOATS, ChType, parse_type
-from iscp_dagster.events.changes import Change, Stamped
+from iscp_dagster.events.changes import RowChange, Stamped
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.serve.columns import BINARY, Column, build_column
-from iscp_dagster.serve.live.positions import START, Position, Positions
+from iscp_dagster.serve.live.positions import START, ChangePosition, Positions
 from iscp_dagster.serve.rows import Limits, rows
 from iscp_dagster.serve.sql import Parameters, render_condition
 from iscp_dagster.serve.where import EVERYTHING, Expression
@@ -47,8 +47,8 @@ class Span:
     """A tenant's changes after one position, up to another."""
 
     tenant: str
-    after: Position
-    upto: Position
+    after: ChangePosition
+    upto: ChangePosition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class SnapshotPage:
     """Rows of a snapshot with their keys; the next page is after `upto`, None: there is none."""
 
     rows: tuple[tuple[tuple[str, ...], Stamped], ...] = ()
@@ -150,7 +150,7 @@ class Images:
 
     def read_snapshot(
         self, at: Positions, row: tuple[str, ...], most: int, where: Expression = EVERYTHING
-    ) -> Standing:
+    ) -> SnapshotPage:
         """The rows that stand at these positions, by key, after the row with the key `row`.
 
         Of at most `most` keys, of which some may have no row now.
@@ -159,7 +159,7 @@ class Images:
 
     def _query_snapshot(
         self, at: Positions, row: tuple[str, ...], limit: int, where: Expression
-    ) -> Standing:
+    ) -> SnapshotPage:
         upto = self._find_page_end(at, row, limit)
         bound = Parameters()
         seen = f"{self._render_tenant_filter(at, bound)} AND {self._render_seen_filter(at, bound)}"
@@ -180,7 +180,7 @@ class Images:
             (tuple(each["_row"]), self._build_single_change(each, ChangeKind.BASE))
             for each in found
         ]
-        return Standing(rows=tuple(rows), upto=upto)
+        return SnapshotPage(rows=tuple(rows), upto=upto)
 
     def _find_page_end(
         self, at: Positions, row: tuple[str, ...], limit: int
@@ -337,7 +337,7 @@ class Images:
         before: dict[str, Any] | None,
         after: dict[str, Any] | None,
     ) -> Stamped:
-        change = Change(
+        change = RowChange(
             tenant=row["_owner"],
             key="\0".join(row["_row"]),
             operation=operation,
@@ -372,20 +372,20 @@ def limit_spans(spans: Sequence[Span]) -> list[Span]:
     return [each for each in spans if (each.after, each.upto) in chosen]
 
 
-def _group_spans(spans: Sequence[Span]) -> dict[tuple[Position, Position], list[str]]:
+def _group_spans(spans: Sequence[Span]) -> dict[tuple[ChangePosition, ChangePosition], list[str]]:
     groups = defaultdict(list)
     for each in spans:
         groups[each.after, each.upto].append(each.tenant)
     return dict(groups)
 
 
-def _render_range(after: Position, upto: Position) -> str:
+def _render_range(after: ChangePosition, upto: ChangePosition) -> str:
     # The plain comparison lets ClickHouse skip parts.
     beyond = f"(`_version`, `_ordinal`) > ({after.version:d}, {after.ordinal:d})"
     return f"`_version` >= {max(after.version, 0):d} AND {beyond} AND {_render_upper_bound(upto)}"
 
 
-def _render_upper_bound(position: Position) -> str:
+def _render_upper_bound(position: ChangePosition) -> str:
     return f"(`_version`, `_ordinal`) <= ({position.version:d}, {position.ordinal:d})"
 
 

@@ -24,7 +24,7 @@ Sight = frozenset[str] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class RingEntry:
     """One step of a feed, with the cursor after it for each sight that it concerns.
 
     Without a change, positions only moved; with `gap`, the tenant's history began anew.
@@ -52,7 +52,7 @@ class Ring:
 
     def __init__(self, most: int = MOST_ENTRIES) -> None:
         self.most = most
-        self._entries: deque[Entry] = deque()
+        self._entries: deque[RingEntry] = deque()
         self._first = 0
         self._readers: set[Reader] = set()
         self._readers_moved = asyncio.Event()
@@ -94,7 +94,7 @@ class Ring:
             self._readers_moved.clear()
             await self._readers_moved.wait()
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: RingEntry) -> None:
         """Add an entry in place of the oldest; see `room`."""
         self._entries.append(entry)
         while len(self._entries) > self.most:
@@ -112,7 +112,7 @@ class Ring:
         for reader in self._readers:
             reader.woken.set()
 
-    def take_entries(self, reader: Reader) -> Iterator[Entry]:
+    def take_entries(self, reader: Reader) -> Iterator[RingEntry]:
         """The entries that the reader has not had; each counts as had when the next is asked for.
 
         Stops early when the reader has lost its place.

@@ -14,13 +14,13 @@ from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.serve.access import Viewer
 from iscp_dagster.serve.live.errors import SubscriptionError
-from iscp_dagster.serve.live.feed import PAGE, Feed
+from iscp_dagster.serve.live.feed import PAGE, IndexFeed
 from iscp_dagster.serve.live.hub import Hub
 from iscp_dagster.serve.live.images import Images
 from iscp_dagster.serve.live.reading import History
 from iscp_dagster.serve.live.ring import MOST_ENTRIES, PATIENCE, Ring
 from iscp_dagster.serve.live.subscription import PROGRESS_SECONDS, Subscription
-from iscp_dagster.serve.live.telling import Message, Wanted
+from iscp_dagster.serve.live.telling import ChangeMessage, Wanted
 from iscp_dagster.serve.served import Served
 from iscp_dagster.serve.where import parse
 
@@ -74,7 +74,7 @@ class Live:
 
     async def subscribe(
         self, served: Served, given: Mapping[str, Any], context: Listening
-    ) -> AsyncGenerator[Message, None]:
+    ) -> AsyncGenerator[ChangeMessage, None]:
         """Tell the changes of an index. Raises SubscriptionError, BadValueError."""
         named = {each.name: each.field for each in served.columns}
         where = parse(served.by_field, given.get("where"))
@@ -95,10 +95,10 @@ class Live:
                 async for message in messages:
                     yield message
 
-    def _build_feed(self, served: Served) -> Feed:
+    def _build_feed(self, served: Served) -> IndexFeed:
         source, index = served.source, served.index
         job = JobID(db=source.database, table=source.table, job=index.name)
-        return Feed(
+        return IndexFeed(
             index=f"{source.name}/{index.shown}",
             source=IndexSource(log=self.log, job=job, images=build_image_reader(served)),
             ring=Ring(self.entries),

@@ -10,13 +10,13 @@ from functools import partial
 
 from iscp_dagster.events.changes import Stamped
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serve.live.cursor import Cursor, Origin, build_cursor, read, written
+from iscp_dagster.serve.live.cursor import Origin, SubscriptionCursor, build_cursor, read, written
 from iscp_dagster.serve.live.errors import PositionExpiredError, SubscriberTooSlowError
-from iscp_dagster.serve.live.feed import Feed
-from iscp_dagster.serve.live.positions import START, Position, Positions, is_kept
+from iscp_dagster.serve.live.feed import IndexFeed
+from iscp_dagster.serve.live.positions import START, ChangePosition, Positions, is_kept
 from iscp_dagster.serve.live.reading import History, read_next_page
-from iscp_dagster.serve.live.ring import Entry, Reader
-from iscp_dagster.serve.live.telling import INSERT, PROGRESS, Message, Wanted
+from iscp_dagster.serve.live.ring import Reader, RingEntry
+from iscp_dagster.serve.live.telling import INSERT, PROGRESS, ChangeMessage, Wanted
 
 OLDEST = "oldest"
 PROGRESS_SECONDS = 1.0
@@ -27,14 +27,14 @@ PROGRESS_SECONDS = 1.0
 class Subscription:
     """One subscriber of an open `feed`. `on_lost` is called when it has become too slow."""
 
-    feed: Feed
+    feed: IndexFeed
     wanted: Wanted
     after: str | None = None
     snapshot: bool = False
     progress: bool = False
     on_lost: Callable[[str], None] = lambda _: None
     every: float = PROGRESS_SECONDS
-    at: dict[str, Position] = field(default_factory=dict, init=False)
+    at: dict[str, ChangePosition] = field(default_factory=dict, init=False)
     """How far it has been told, until it follows the feed's ring."""
     position: str = field(default="", init=False)
     """The cursor after what it has been told; a message counts when the next one is asked for."""
@@ -45,7 +45,7 @@ class Subscription:
     def __post_init__(self) -> None:
         self._origin = self.feed.origin or Origin(index=self.feed.index, table_id="")
 
-    async def stream_messages(self) -> AsyncGenerator[Message, None]:
+    async def stream_messages(self) -> AsyncGenerator[ChangeMessage, None]:
         """Tell until the caller stops. Raises SubscriptionError, ClickHouseError."""
         try:
             async with aclosing(self._stream_messages()) as messages:
@@ -63,7 +63,8 @@ class Subscription:
         with suppress(IscpError):
             begins = await self.feed.read_with_retries(partial(history.read_beginnings, visible))
             at = {
-                each: Position.after(begins[each]) if each in begins else START for each in visible
+                each: ChangePosition.after(begins[each]) if each in begins else START
+                for each in visible
             }
             newest = max(self.feed.registrations.values(), default=0)
             return PositionExpiredError(
@@ -71,13 +72,13 @@ class Subscription:
             )
         return error
 
-    async def _stream_messages(self) -> AsyncGenerator[Message, None]:
+    async def _stream_messages(self) -> AsyncGenerator[ChangeMessage, None]:
         await self._begin()
         async with aclosing(self._stream_snapshot()) as standing:
             async for message in standing:
                 yield message
         if self.progress and (self.snapshot or self.after is None):
-            yield Message(operation=PROGRESS, cursor=self.position)
+            yield ChangeMessage(operation=PROGRESS, cursor=self.position)
         async with aclosing(self._stream_missed()) as missed:
             async for message in missed:
                 yield message
@@ -123,7 +124,7 @@ class Subscription:
         return self.feed.history
 
     def _make_gap_error(self, begins: Mapping[str, int]) -> PositionExpiredError:
-        first = {each: Position.after(begin) for each, begin in begins.items()}
+        first = {each: ChangePosition.after(begin) for each, begin in begins.items()}
         return self._make_expired_error(
             min(begins), self._encode_cursor(build_cursor(self.at | first))
         )
@@ -137,7 +138,7 @@ class Subscription:
             **({OLDEST: oldest} if oldest else {}),
         )
 
-    async def _stream_snapshot(self) -> AsyncGenerator[Message, None]:
+    async def _stream_snapshot(self) -> AsyncGenerator[ChangeMessage, None]:
         """The rows as of the positions, by key."""
         at = {each: place for each, place in self.at.items() if place.base_told is None}
         while self._row is not None and at:
@@ -156,13 +157,13 @@ class Subscription:
         self._row = None
         self.position = self._format_cursor()
 
-    def _build_insert(self, stamped: Stamped) -> Message:
+    def _build_insert(self, stamped: Stamped) -> ChangeMessage:
         change, timestamp = stamped
-        return Message(
+        return ChangeMessage(
             operation=INSERT, data=change.row, timestamp=timestamp, cursor=self._format_cursor()
         )
 
-    async def _stream_missed(self) -> AsyncGenerator[Message, None]:
+    async def _stream_missed(self) -> AsyncGenerator[ChangeMessage, None]:
         """What the feed has told since the positions."""
         while self._is_behind():
             upto = dict(self.feed.get_visible_positions(self.wanted.tenants))
@@ -189,7 +190,7 @@ class Subscription:
     def _report_lost(self) -> None:
         self.on_lost(self.position)
 
-    async def _stream_live(self, reader: Reader) -> AsyncGenerator[Message, None]:
+    async def _stream_live(self, reader: Reader) -> AsyncGenerator[ChangeMessage, None]:
         visible = self.feed.get_visible_positions(self.wanted.tenants)
         ahead = {each: at for each, at in self.at.items() if at > visible.get(each, START)}
         self.at = {}
@@ -208,24 +209,26 @@ class Subscription:
                 raise self._make_slow_error()
             due = quiet_since + self.every - loop.time()
             if self.progress and moved and due <= 0:
-                yield Message(operation=PROGRESS, cursor=self.position)
+                yield ChangeMessage(operation=PROGRESS, cursor=self.position)
                 quiet_since, moved = loop.time(), False
                 continue
             await self.feed.ring.wait_for_entries(reader, due if self.progress and moved else None)
 
-    def _find_cursor(self, entry: Entry, ahead: Positions) -> str | None:
+    def _find_cursor(self, entry: RingEntry, ahead: Positions) -> str | None:
         """The cursor after an entry; None if it is of tenants that are not seen."""
         cursor = entry.cursors.get(self.wanted.tenants)
         if cursor is not None and entry.gap:
             raise self._make_expired_error(entry.tenant, cursor)
         return self._advance_cursor(cursor, ahead) if cursor and ahead else cursor
 
-    def _build_message(self, entry: Entry, ahead: Positions, cursor: str) -> Message | None:
+    def _build_message(
+        self, entry: RingEntry, ahead: Positions, cursor: str
+    ) -> ChangeMessage | None:
         if entry.stamped is None or (ahead and self._is_already_sent(entry, ahead)):
             return None
         return self.wanted.build_message(entry.stamped, cursor)
 
-    def _is_already_sent(self, entry: Entry, ahead: Positions) -> bool:
+    def _is_already_sent(self, entry: RingEntry, ahead: Positions) -> bool:
         """Whether the subscriber, which came from a reader that was further, had it already."""
         if entry.stamped is None or entry.tenant not in ahead:
             return False
@@ -233,7 +236,7 @@ class Subscription:
         begin = timestamp.version if change.before is None and change.operation == 0 else None
         if not is_kept(ahead[entry.tenant], begin):
             raise self._make_expired_error(entry.tenant, self.position)
-        return Position(timestamp.version, timestamp.ordinal) <= ahead[entry.tenant]
+        return ChangePosition(timestamp.version, timestamp.ordinal) <= ahead[entry.tenant]
 
     def _advance_cursor(self, cursor: str, ahead: Positions) -> str:
         held = read(cursor, self._origin)
@@ -254,5 +257,5 @@ class Subscription:
         cursor = build_cursor(self.at, max(self.feed.registrations.values(), default=0))
         return self._encode_cursor(cursor if self._row is None else cursor.move_to_row(self._row))
 
-    def _encode_cursor(self, cursor: Cursor) -> str:
+    def _encode_cursor(self, cursor: SubscriptionCursor) -> str:
         return written(cursor, self._origin)

@@ -20,7 +20,7 @@ from iscp_dagster.serve.where import Row, parse
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
+class RowSelection:
     """What a query field asks of an index."""
 
     served: Served
@@ -36,7 +36,7 @@ class Selection:
     """How many values of a row are shown; one may be shown under several names."""
 
 
-def selected(asking: Asking, asked: Selection) -> list[Row]:
+def selected(asking: Asking, asked: RowSelection) -> list[Row]:
     """Return the rows that a viewer may see. Raises BadValueError, TooComplexError and the like."""
     limit = asking.caps.check_page(asked.limit, asked.offset)
     asking.charge(limit * asked.width)
@@ -57,7 +57,7 @@ def selected(asking: Asking, asked: Selection) -> list[Row]:
 
 def _read_shard(
     asking: Asking,
-    asked: Selection,
+    asked: RowSelection,
     wanted: Sequence[Column],
     page: tuple[int, int],
     place: Place,
@@ -85,7 +85,7 @@ def _render_source(served: Served, place: Place, viewer: Viewer, parameters: Par
     return f"(SELECT * FROM (SELECT * FROM {view} WHERE {seen} {last}) WHERE `_image` = 1)"
 
 
-def _render_conditions(asked: Selection, viewer: Viewer, parameters: Parameters) -> str:
+def _render_conditions(asked: RowSelection, viewer: Viewer, parameters: Parameters) -> str:
     parts = [tenancy.render_tenant_condition(asked.served, viewer, parameters)]
     for name, value in asked.searches.items():
         search, argument = asked.served.searches[name]

@@ -20,8 +20,8 @@ from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import ALLOWED_HOSTS
 from iscp_dagster.serve.access import Access, OpenAccess
 from iscp_dagster.serve.graph.schemas import Schemas
-from iscp_dagster.serve.web.graphiql import Page, is_page_request
-from iscp_dagster.serve.web.graphql_http import Bounds, GraphQLOverHTTP
+from iscp_dagster.serve.web.graphiql import GraphiQLPage, is_page_request
+from iscp_dagster.serve.web.graphql_http import GraphQLOverHTTP, HttpBounds
 
 PATH = "/graphql"
 HEALTH = "/health"
@@ -30,25 +30,25 @@ Beside = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class GraphQLServerSettings:
     """What an application is made from."""
 
     schemas: Schemas
     access: Access = field(default_factory=OpenAccess)
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: HttpBounds = field(default_factory=HttpBounds)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     routes: Sequence[BaseRoute] = ()
     """Routes beside that of queries, such as the websocket's at PATH."""
     beside: Sequence[Beside] = ()
 
 
-def create_app(settings: Settings) -> Starlette:
+def create_app(settings: GraphQLServerSettings) -> Starlette:
     """Return the application: queries at PATH, a page for browsers there, HEALTH for who watches.
 
     Without tokens it is guarded against foreign web pages; `check_host` keeps it on this machine.
     """
     endpoint = GraphQLOverHTTP(settings.schemas, settings.access, settings.bounds)
-    page = Page(PATH, settings.access)
+    page = GraphiQLPage(PATH, settings.access)
 
     async def answer(request: Request) -> Response:
         return page.show() if is_page_request(request) else await endpoint(request)

@@ -65,7 +65,7 @@ def is_page_request(request: Request) -> bool:
     )
 
 
-class Page:
+class GraphiQLPage:
     """The page at `path`, and its files below it. Without the files it says which are missing."""
 
     def __init__(self, path: str, access: Access) -> None:

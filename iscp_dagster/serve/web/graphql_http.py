@@ -29,7 +29,7 @@ from iscp_dagster.serve.graph.told import (
 from iscp_dagster.serve.reads.caps import Asking, Caps
 from iscp_dagster.serve.web.requests import (
     RESPONSE,
-    Asked,
+    GraphQLRequest,
     RefusedError,
     body,
     check_content,
@@ -45,7 +45,7 @@ _GRACE_SECONDS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds:
+class HttpBounds:
     """What one server takes on."""
 
     body: int = 256 * 1024
@@ -63,7 +63,7 @@ class Bounds:
 class GraphQLOverHTTP:
     """The endpoint of queries."""
 
-    def __init__(self, schemas: Schemas, access: Access, bounds: Bounds) -> None:
+    def __init__(self, schemas: Schemas, access: Access, bounds: HttpBounds) -> None:
         self._schemas, self._access, self._bounds = schemas, access, bounds
         self._slots = CapacityLimiter(bounds.together)
         self._request_count = 0
@@ -89,7 +89,7 @@ class GraphQLOverHTTP:
         except Exception as error:
             raise RefusedError(500, INTERNAL, describe_error(error)[0]) from error
 
-    async def _read_request(self, request: Request) -> Asked:
+    async def _read_request(self, request: Request) -> GraphQLRequest:
         if _get_method(request) == "GET":
             return parse_url_parameters(request.query_params)
         check_content(request.headers.get("content-type"))
@@ -98,7 +98,7 @@ class GraphQLOverHTTP:
         raise RefusedError(408, "REQUEST_TIMEOUT", "The request did not arrive in time.")
 
     async def _accept_request(
-        self, viewer: Viewer, asked: Asked, method: str, media: str
+        self, viewer: Viewer, asked: GraphQLRequest, method: str, media: str
     ) -> Response:
         # A limiter counts those that wait only once they do.
         if self._request_count >= self._bounds.together + self._bounds.waiting:
@@ -123,7 +123,7 @@ class GraphQLOverHTTP:
             self._slots.release()
 
     async def _execute_in_time(
-        self, viewer: Viewer, asked: Asked, method: str, media: str
+        self, viewer: Viewer, asked: GraphQLRequest, method: str, media: str
     ) -> Response:
         asking = Asking(viewer=viewer, caps=self._bounds.caps)
         with anyio.move_on_after(self._bounds.caps.seconds + _GRACE_SECONDS):
@@ -135,7 +135,9 @@ class GraphQLOverHTTP:
             )
         raise RefusedError(504, TIMEOUT, "The query took longer than this server allows.")
 
-    def _execute_request(self, asking: Asking, asked: Asked, method: str, media: str) -> Response:
+    def _execute_request(
+        self, asking: Asking, asked: GraphQLRequest, method: str, media: str
+    ) -> Response:
         try:
             status, answer = self._answer_query(asking, asked, method)
         except DocumentError as refused:
@@ -145,7 +147,7 @@ class GraphQLOverHTTP:
         )
 
     def _answer_query(
-        self, asking: Asking, asked: Asked, method: str
+        self, asking: Asking, asked: GraphQLRequest, method: str
     ) -> tuple[int, dict[str, Any]]:
         """Return the answer, and the status that it has as application/graphql-response+json."""
         try:

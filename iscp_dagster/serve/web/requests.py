@@ -24,7 +24,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class GraphQLRequest:
     """A request: a document, with its variables and the operation to execute."""
 
     query: str
@@ -87,7 +87,7 @@ async def body(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
-def parse_body(content: bytes) -> Asked:
+def parse_body(content: bytes) -> GraphQLRequest:
     """Read the JSON of a POST. Raises RefusedError."""
     try:
         given = strictjson.loads(content)
@@ -98,7 +98,7 @@ def parse_body(content: bytes) -> Asked:
     return _build_request(given)
 
 
-def parse_url_parameters(parameters: Mapping[str, str]) -> Asked:
+def parse_url_parameters(parameters: Mapping[str, str]) -> GraphQLRequest:
     """Read the parameters of a GET. Raises RefusedError."""
     given: dict[str, Any] = dict(parameters)
     for name in ("variables", "extensions"):
@@ -110,7 +110,7 @@ def parse_url_parameters(parameters: Mapping[str, str]) -> Asked:
     return _build_request(given)
 
 
-def _build_request(given: Mapping[str, Any]) -> Asked:
+def _build_request(given: Mapping[str, Any]) -> GraphQLRequest:
     query, variables = given.get("query"), given.get("variables")
     operation, extensions = given.get("operationName"), given.get("extensions")
     if not isinstance(query, str) or not query:
@@ -122,7 +122,7 @@ def _build_request(given: Mapping[str, Any]) -> Asked:
     ):
         if value is not None and not isinstance(value, type_):
             raise _make_bad_request(f"`{name}` has the wrong type.")
-    return Asked(query=query, variables=variables or {}, operation=operation or None)
+    return GraphQLRequest(query=query, variables=variables or {}, operation=operation or None)
 
 
 def _make_bad_request(message: str) -> RefusedError:

@@ -24,7 +24,7 @@ from iscp_dagster.serve.graph.schema import create_schema
 from iscp_dagster.serve.graph.schemas import Loader, Schemas
 from iscp_dagster.serve.live.service import Live
 from iscp_dagster.serve.live.transport.socket import Sockets
-from iscp_dagster.serve.web.app import PATH, Beside, Settings, check_host, create_app
+from iscp_dagster.serve.web.app import PATH, Beside, GraphQLServerSettings, check_host, create_app
 from iscp_dagster.serve.web.following import end_when_changed
 from iscp_dagster.webhooks.service import SenderService, beside
 
@@ -38,7 +38,7 @@ _ANSWER_SECONDS = 30.0
 """Longer than any query may take: ClickHouse ends those."""
 
 
-class Declared:
+class LazyCatalogLoader:
     """Reads the catalog of the location's tables, which are imported at the first call."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -67,10 +67,10 @@ def render_schema(environ: Mapping[str, str]) -> str:
     """Return the schema as SDL. Raises ConfigError, and UnavailableError without ClickHouse."""
     from graphql import print_schema
 
-    return print_schema(create_schema(Declared(environ)()))
+    return print_schema(create_schema(LazyCatalogLoader(environ)()))
 
 
-def build_settings(environ: Mapping[str, str], host: str, tokens: str) -> Settings:
+def build_settings(environ: Mapping[str, str], host: str, tokens: str) -> GraphQLServerSettings:
     """Return the server's settings. Raises ConfigError for tokens or a host that cannot be used.
 
     Changes are told if the ISCP log is known, which says how far each index has come; then events
@@ -80,9 +80,9 @@ def build_settings(environ: Mapping[str, str], host: str, tokens: str) -> Settin
     check_host(host, known)
     log = environ.get(LOG_URL)
     live = Live(log=SqlLog(log, who=get_user())) if log else None
-    schemas = Schemas(load=Declared(environ), subscribe=live.subscribe if live else None)
+    schemas = Schemas(load=LazyCatalogLoader(environ), subscribe=live.subscribe if live else None)
     sockets = Sockets(schemas=schemas, access=known)
-    return Settings(
+    return GraphQLServerSettings(
         schemas=schemas,
         access=known,
         environ=environ,
@@ -104,7 +104,7 @@ def _list_senders(environ: Mapping[str, str]) -> list[Beside]:
 
 
 def serve(
-    settings: Settings,
+    settings: GraphQLServerSettings,
     host: str,
     port: int,
     tell: Callable[[str], None],

@@ -21,7 +21,7 @@ Claims = tuple[Claim, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class ScanResult:
     """What a scan wrote for one job name: the claims of its tenants."""
 
     claims: Claims
@@ -61,7 +61,7 @@ class Scan:
 class Check:
     """Compare what ClickHouse holds with what was sent, settle steps that write none: Checked."""
 
-    part: Part
+    part: ScanResult
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Scanned:
     """The scan ended, and wrote this for each job name."""
 
     trial: Trial
-    parts: tuple[Part, ...]
+    parts: tuple[ScanResult, ...]
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class ScanFailed:
 class Checked:
     """The rows of the part are counted."""
 
-    part: Part
+    part: ScanResult
     passed: Mapping[JobKey, Outcome] = field(default_factory=dict)
     """The outcomes of the steps for which nothing is written: skipped or set aside."""
     wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
@@ -233,7 +233,7 @@ class Interrupted:
     """The process is asked to stop."""
 
 
-Event = (
+IterationEvent = (
     Claimed
     | Recorded
     | Planned

@@ -28,11 +28,11 @@ UNCLEAR = ReadPlan(
     kind=ReadKind.SNAPSHOT, reason="the changes do not say which rows remain; a snapshot does"
 )
 
-Next = tuple["State", tuple[commands.Command, ...]]
+Next = tuple["IterationState", tuple[commands.Command, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class IterationState:
     """Where the iteration's claims are."""
 
     open: Mapping[JobKey, Claim] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class State:
     many: bool = False
     """Whether the iteration has several tenants."""
 
-    def end_claims(self, outcomes: Iterable[Outcome]) -> State:
+    def end_claims(self, outcomes: Iterable[Outcome]) -> IterationState:
         """The same after these outcomes, which end their claims."""
         ended = {each.claim.key for each in outcomes}
         left = {key: claim for key, claim in self.open.items() if key not in ended}
@@ -60,7 +60,7 @@ class State:
         return tuple(claim for key, claim in self.open.items() if key in wanted)
 
 
-def step(state: State, event: commands.Event) -> Next:  # noqa: C901, PLR0911, PLR0912 - a table
+def step(state: IterationState, event: commands.IterationEvent) -> Next:  # noqa: C901, PLR0911, PLR0912 - a table
     """The next state, and the commands that the event leads to."""
     match event:
         case commands.Claimed(claims):
@@ -96,10 +96,12 @@ def step(state: State, event: commands.Event) -> Next:  # noqa: C901, PLR0911, P
         case commands.Broken(error):
             return _fail_open_claims(state, error)
         case commands.Interrupted():
-            return State(), (commands.Release(tuple(state.open.values())),) if state.open else ()
+            return IterationState(), (
+                commands.Release(tuple(state.open.values())),
+            ) if state.open else ()
 
 
-def _begin_claims(state: State, claims: commands.Claims) -> Next:
+def _begin_claims(state: IterationState, claims: commands.Claims) -> Next:
     """Claims whose range contradicts the record fail; the others' first steps are recorded."""
     state = replace(
         state,
@@ -112,7 +114,7 @@ def _begin_claims(state: State, claims: commands.Claims) -> Next:
     return state, (*_make_fail_command(wrong), *([commands.Record(kept)] if kept else []))
 
 
-def _choose_next(state: State) -> Next:
+def _choose_next(state: IterationState) -> Next:
     """The next scan: of the trials that wait, of what must be read whole, of the next step."""
     if state.trials:
         trial, *others = state.trials
@@ -153,7 +155,9 @@ def _get_versions(range_: Range) -> tuple[int, int]:
     return range_.from_.version, range_.to.version
 
 
-def _split_group(state: State, trial: narrowing.Trial) -> tuple[State, tuple[commands.Fail, ...]]:
+def _split_group(
+    state: IterationState, trial: narrowing.Trial
+) -> tuple[IterationState, tuple[commands.Fail, ...]]:
     """Smaller trials instead of a failed one; what is given up fails, or is read whole."""
     smaller, given_up = narrowing.split_group(state.known, trial)
     wrong = [(claim, trial.failed[claim.key.job_name]) for claim in given_up]
@@ -174,7 +178,7 @@ def _split_group(state: State, trial: narrowing.Trial) -> tuple[State, tuple[com
     )
 
 
-def _handle_scan_failure(state: State, trial: narrowing.Trial, error: IscpError) -> Next:
+def _handle_scan_failure(state: IterationState, trial: narrowing.Trial, error: IscpError) -> Next:
     """Stop, unless the rows of one tenant, or the expression of one job, may be at fault."""
     told, reading = Error.of(error), trial.reading
     imaged = reading.transitions is not None
@@ -186,13 +190,15 @@ def _handle_scan_failure(state: State, trial: narrowing.Trial, error: IscpError)
     lost = Written(reading=reading, error=told, unsure=told.unsure)
     unread = Written(reading=reading)
     parts = tuple(
-        commands.Part(claims=claims, written=lost if job in jobs else unread)
+        commands.ScanResult(claims=claims, written=lost if job in jobs else unread)
         for job, claims in group_by_job(trial.claims).items()
     )
     return _handle_scan(state, trial, parts)
 
 
-def _handle_scan(state: State, trial: narrowing.Trial, parts: Sequence[commands.Part]) -> Next:
+def _handle_scan(
+    state: IterationState, trial: narrowing.Trial, parts: Sequence[commands.ScanResult]
+) -> Next:
     """Check what was written; those that failed together are tried again, in smaller sets."""
     together_: dict[str, Error] = {}
     again: list[Claim] = []
@@ -215,7 +221,7 @@ def _handle_scan(state: State, trial: narrowing.Trial, parts: Sequence[commands.
     return replace(state, trials=trials), (*checks, commands.Discard())
 
 
-def _find_suspects(trial: narrowing.Trial, part: commands.Part) -> list[Claim]:
+def _find_suspects(trial: narrowing.Trial, part: commands.ScanResult) -> list[Claim]:
     """The claims that may have caused the error of all; empty if no single one can have.
 
     Even the only tenant of one index may fail by the rows of another's, which the scan reads too.
@@ -237,7 +243,9 @@ def _has_lost_jobs(written: Written) -> bool:
     return lost and written.error is not None and written.error.code == code
 
 
-def _remember_scan(state: State, trial: narrowing.Trial, part: commands.Part) -> State:
+def _remember_scan(
+    state: IterationState, trial: narrowing.Trial, part: commands.ScanResult
+) -> IterationState:
     """Remember how the scan ended for one tenant, or well for all."""
     number, well = len(_filter_writing(part.claims)), part.written.error is None
     if number == 1 or (number and well):
@@ -247,12 +255,14 @@ def _remember_scan(state: State, trial: narrowing.Trial, part: commands.Part) ->
     return state
 
 
-def _exclude_claims(part: commands.Part, claims: Sequence[Claim]) -> commands.Part:
+def _exclude_claims(part: commands.ScanResult, claims: Sequence[Claim]) -> commands.ScanResult:
     left_out = {claim.key for claim in claims}
     return replace(part, claims=tuple(each for each in part.claims if each.key not in left_out))
 
 
-def _exclude_unclear(state: State, part: commands.Part) -> tuple[State, commands.Part]:
+def _exclude_unclear(
+    state: IterationState, part: commands.ScanResult
+) -> tuple[IterationState, commands.ScanResult]:
     """Leave out the claims whose changes turned out to be unreadable: they get a snapshot."""
     if part.written.reading.staged:
         return state, part
@@ -264,7 +274,7 @@ def _exclude_unclear(state: State, part: commands.Part) -> tuple[State, commands
     return replace(state, unclear={**state.unclear, **gone}), replace(part, claims=left)
 
 
-def _handle_verified(state: State, event: commands.Checked) -> Next:
+def _handle_verified(state: IterationState, event: commands.Checked) -> Next:
     """Put the rows in place that are right, and record what failed."""
     outcomes = [_make_outcome(state, event, claim) for claim in event.part.claims]
     wrong = [each for each in outcomes if isinstance(each, Failed)]
@@ -289,7 +299,7 @@ def _handle_placed(
     return (*([commands.Move(left)] if left else []), *_fail_commits(deliveries, wrong))
 
 
-def _handle_moved(state: State, event: commands.Moved) -> Next:
+def _handle_moved(state: IterationState, event: commands.Moved) -> Next:
     """Serve what has ended, and record the next steps of the others."""
     left = [each for each in event.deliveries if each.claim.key not in event.wrong]
     last = tuple(each for each in left if each.claim.last)
@@ -324,7 +334,7 @@ def _fail_commits(
     )
 
 
-def _make_outcome(state: State, event: commands.Checked, claim: Claim) -> Outcome:
+def _make_outcome(state: IterationState, event: commands.Checked, claim: Claim) -> Outcome:
     """How the claim's step ended."""
     written, tenant = event.part.written, claim.key.tenant
     earlier = state.told.get(claim.key, {})
@@ -349,17 +359,17 @@ def _keep_last_step(claim: Claim, written: Written) -> Claim:
     return replace(claim, steps=claim.steps[-1:])
 
 
-def _fail_open_claims(state: State, error: Exception) -> Next:
+def _fail_open_claims(state: IterationState, error: Exception) -> Next:
     """The claims that are left fail with the error; what was done for some is still told."""
     code = error.code if isinstance(error, IscpError) else IscpError.code
     text = str(error) if isinstance(error, IscpError) else f"{type(error).__name__}: {error}"
     told = Error(code=code, message=text)
     left = tuple(_make_failure(state, key, told) for key in state.open)
     cut = tuple(each for each in left if each.told)
-    return State(), (*_make_fail_command(left), *([commands.Give(cut)] if cut else []))
+    return IterationState(), (*_make_fail_command(left), *([commands.Give(cut)] if cut else []))
 
 
-def _make_failure(state: State, key: JobKey, error: IscpError | Error) -> Failed:
+def _make_failure(state: IterationState, key: JobKey, error: IscpError | Error) -> Failed:
     """The claim's failure, with what was done in earlier steps."""
     return make_failure(state.open[key], error, state.told.get(key, {}))
 

@@ -389,7 +389,9 @@ class Reader:
         frame = delta_transitions.read_images(spark, read, range_.from_, at, partitions=partitions)
         return MappedFrame(frame, names=tuple(read.imaged))
 
-    def _read_few_rows(self, range_: Range, selection: delta_reader.Selection) -> pa.Table | None:
+    def _read_few_rows(
+        self, range_: Range, selection: delta_reader.TableSelection
+    ) -> pa.Table | None:
         """The feed's rows; None where Spark must read them, or there are too many."""
         feed = self._list_feed_files(range_, FEW_ROWS, FEW_BYTES)
         if not feed:
@@ -404,7 +406,7 @@ class Reader:
         return None if found is None else found.few(MOST_SENT)
 
     def _plan_feed(
-        self, range_: Range, selection: delta_reader.Selection
+        self, range_: Range, selection: delta_reader.TableSelection
     ) -> feedscan.FeedScan | None:
         """How one task reads the changes itself; None where Spark must, or there are too many."""
         feed = None if selection.folded else self._list_feed_files(range_, MOST_ROWS, SMALL_BYTES)
@@ -450,9 +452,9 @@ class Reader:
         frame = delta_reader.snapshot(spark, selection, at).drop(*CHANGE_COLUMNS)
         return MappedFrame(frame.coalesce(1) if small else frame)
 
-    def _make_selection(self, columns: Sequence[str], version: int) -> delta_reader.Selection:
+    def _make_selection(self, columns: Sequence[str], version: int) -> delta_reader.TableSelection:
         types = {field.name: field.type for field in self.get_schema(version)}
-        return delta_reader.Selection(
+        return delta_reader.TableSelection(
             path=self.deployment.path(self.source),
             columns=columns,
             keys=self.source.keys,

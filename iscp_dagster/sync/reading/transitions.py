@@ -14,8 +14,8 @@ from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.images import (
     CONDITION_COLUMNS,
     IMAGE_COLUMNS,
-    Condition,
     Transitions,
+    TriggerConditions,
 )
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.specs import ConsumerInfo
@@ -61,7 +61,7 @@ def group_by_view(
 ) -> list[tuple[Transitions | None, list[Claim]]]:
     """The claims that share a reading, with the view and all conditions that it is read for."""
     found: dict[Transitions | None, list[Claim]] = {}
-    conditions: dict[Transitions | None, dict[str, Condition]] = {}
+    conditions: dict[Transitions | None, dict[str, TriggerConditions]] = {}
     for claim in claims:
         transitions = None
         # A consumer that cannot be made fails on its own.

@@ -12,7 +12,7 @@ from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.model.batch import WRITES, Action
 from iscp_dagster.model.errors import ConfigError, IscpError, UnrepeatableError
 from iscp_dagster.model.jobs import JobKey
-from iscp_dagster.sync.iteration.commands import Checked, Part
+from iscp_dagster.sync.iteration.commands import Checked, ScanResult
 from iscp_dagster.sync.iteration.narrowing import get_tenants
 from iscp_dagster.sync.iteration.outcomes import Delivery, Outcome, Written, make_failure
 from iscp_dagster.sync.reading.reader import Reader
@@ -24,7 +24,7 @@ SKIPPED = ReadPlan(kind=ReadKind.TAIL, reason="written before, nothing read")
 ASIDE = ReadPlan(kind=ReadKind.TAIL, reason="cannot be read again, set aside as a dead letter")
 
 
-def verify_scan(reader: Reader, part: Part) -> Checked:
+def verify_scan(reader: Reader, part: ScanResult) -> Checked:
     """Settle the part's steps that write nothing, and find the jobs whose rows are wrong."""
     aside = [each for each in part.claims if each.step.action is Action.DEAD_LETTER]
     skipped = [each for each in part.claims if each.step.action is Action.SKIP]

@@ -27,7 +27,7 @@ from iscp_dagster.spark.guard import interrupt_when_lost
 from iscp_dagster.spark.session import has_speculation
 from iscp_dagster.sync.executors.retriever import Retriever, Share, Worker
 from iscp_dagster.sync.executors.writer import SCAN_SCHEMA, Receipt, Writer, unpack_rows, writing
-from iscp_dagster.sync.iteration.commands import Part, ScanFailed, Scanned
+from iscp_dagster.sync.iteration.commands import ScanFailed, Scanned, ScanResult
 from iscp_dagster.sync.iteration.machine import group_by_job
 from iscp_dagster.sync.iteration.narrowing import Trial, get_tenants
 from iscp_dagster.sync.iteration.outcomes import Error, Written
@@ -77,7 +77,7 @@ def scan_group(reader: Reader, trial: Trial) -> Scanned | ScanFailed:
         return ScanFailed(trial, error)
     unread = Written(reading=trial.reading)
     parts = [
-        Part(claims=claims, written=found.get(job, unread))
+        ScanResult(claims=claims, written=found.get(job, unread))
         for job, claims in group_by_job(trial.claims).items()
     ]
     return Scanned(trial, tuple(parts))

@@ -37,7 +37,7 @@ class IndexWriter:
         """
         return scan_group(reader, trial)
 
-    def check(self, reader: Reader, part: commands.Part) -> commands.Checked:
+    def check(self, reader: Reader, part: commands.ScanResult) -> commands.Checked:
         """Compare what an index holds with what was sent; settle steps that write nothing."""
         return verify_scan(reader, part)
 

@@ -9,14 +9,21 @@ from datetime import timedelta
 
 from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.declared.endpoints import Endpoint
-from iscp_dagster.webhooks.answers import Answer, Change, Outcome, Rules, Verdict, outcome
-from iscp_dagster.webhooks.claims import BatchId, Message, Work, split_batch
+from iscp_dagster.webhooks.answers import (
+    Answer,
+    EndpointChange,
+    MessageVerdict,
+    Outcome,
+    Rules,
+    outcome,
+)
+from iscp_dagster.webhooks.claims import BatchId, WebhookMessage, Work, split_batch
 from iscp_dagster.webhooks.recording import EndpointState, Result
 from iscp_dagster.webhooks.sending.posting import Poster
 
 AHEAD = 100
 """How many pieces of work are claimed ahead, so that each claim serves many attempts."""
-_GOES_ON = (Verdict.DELIVERED, Verdict.DEAD)
+_GOES_ON = (MessageVerdict.DELIVERED, MessageVerdict.DEAD)
 
 Random = Callable[[], float]
 """Gives a number from 0 up to 1."""
@@ -115,12 +122,12 @@ class Outlet:
         self._ended.append(work)
         self.heard()
 
-    async def _attempt_message(self, message: Message) -> Verdict:
+    async def _attempt_message(self, message: WebhookMessage) -> MessageVerdict:
         at, loop = self.clock(), asyncio.get_running_loop()
         started = loop.time()
         answer = await self.poster.post(message.id, message.body)
         follows = self._apply_answer(message, answer)
-        split = follows.verdict is Verdict.SPLIT
+        split = follows.verdict is MessageVerdict.SPLIT
         self._results.append(
             Result(
                 message=message,
@@ -134,7 +141,7 @@ class Outlet:
         self.heard()
         return follows.verdict
 
-    def _apply_answer(self, message: Message, answer: Answer) -> Outcome:
+    def _apply_answer(self, message: WebhookMessage, answer: Answer) -> Outcome:
         now = self.clock()
         self.state = replace(self.state, health=self.state.health.after(answer, now))
         follows = outcome(
@@ -148,7 +155,7 @@ class Outlet:
             events=len(message.events),
         )
         change = follows.change
-        if change is Change.DISABLE or (change and self.state.active):
+        if change is EndpointChange.DISABLE or (change and self.state.active):
             self.state = replace(
                 self.state, state=change.value, reason=follows.reason, changed_at=now
             )

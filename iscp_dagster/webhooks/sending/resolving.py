@@ -15,7 +15,7 @@ import httpcore
 
 from iscp_dagster.webhooks.sending.addresses import Network, find_refusal
 
-Asked = tuple[str, int]
+HostPort = tuple[str, int]
 """A host and a port."""
 Answer: TypeAlias = "asyncio.Future[Sequence[str]]"
 Lookup = Callable[[str, int], Sequence[str]]
@@ -40,8 +40,8 @@ class Resolver:
 
     def __init__(self, lookup: Lookup = look_up_addresses) -> None:
         self._lookup = lookup
-        self._under_way: dict[Asked, Answer] = {}
-        self._questions: dict[Asked, SimpleQueue[asyncio.AbstractEventLoop]] = {}
+        self._under_way: dict[HostPort, Answer] = {}
+        self._questions: dict[HostPort, SimpleQueue[asyncio.AbstractEventLoop]] = {}
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
         """The host's addresses now. Raises httpcore.ConnectError."""
@@ -58,7 +58,7 @@ class Resolver:
         except OSError as error:
             raise httpcore.ConnectError(f"{host} cannot be resolved: {error}") from None
 
-    def _ensure_thread(self, asked: Asked) -> SimpleQueue[asyncio.AbstractEventLoop]:
+    def _ensure_thread(self, asked: HostPort) -> SimpleQueue[asyncio.AbstractEventLoop]:
         if asked not in self._questions:
             questions = self._questions[asked] = SimpleQueue()
             # A daemon: the process must be able to end while a name server is silent.
@@ -66,7 +66,7 @@ class Resolver:
             started.start()
         return self._questions[asked]
 
-    def _look_up(self, asked: Asked, questions: SimpleQueue[asyncio.AbstractEventLoop]) -> None:
+    def _look_up(self, asked: HostPort, questions: SimpleQueue[asyncio.AbstractEventLoop]) -> None:
         while True:
             loop = questions.get()
             found: Sequence[str] = ()
@@ -79,7 +79,7 @@ class Resolver:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._settle_answer, asked, found, failed)
 
-    def _settle_answer(self, asked: Asked, found: Sequence[str], failed: OSError | None) -> None:
+    def _settle_answer(self, asked: HostPort, found: Sequence[str], failed: OSError | None) -> None:
         answer = self._under_way.pop(asked)
         if failed is None:
             answer.set_result(found)

@@ -50,7 +50,7 @@ def _serve_runtime(database: str, attempts: int) -> Iterator[str]:
     store = SqlStore(open_database(database))
     try:
         store.ensure()
-        app = serve_store(store, settings.Settings(policy=policy))
+        app = serve_store(store, settings.RuntimeSettings(policy=policy))
         with serving(app, lifespan="on") as served:
             yield served.url
     finally:

@@ -10,7 +10,7 @@ import pytest
 from liveruntime import DEADLINE, asked_for, running, until
 
 from durable_invocations import Context, Service, TerminalError, VirtualObject, service_app
-from durable_invocations.client.client import Client, Sent
+from durable_invocations.client.client import Client, SentInvocation
 from durable_invocations.client.errors import (
     InvocationFailedError,
     InvocationRefusedError,
@@ -78,7 +78,7 @@ def test_a_handler_is_called_and_its_output_returned(client):
 def test_an_invocation_is_sent_once_and_attached_to(client):
     sent = client.send("Desk", "double", 1, idempotency_key="once")
     assert sent.is_new
-    assert client.send("Desk", "double", 5, idempotency_key="once") == Sent(
+    assert client.send("Desk", "double", 5, idempotency_key="once") == SentInvocation(
         id=sent.id, is_new=False
     )
     assert client.attach(sent.id, seconds=DEADLINE) == client.output(sent.id) == 2

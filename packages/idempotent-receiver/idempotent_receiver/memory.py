@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from idempotent_receiver.store import Standing, Store, StoreFullError, lost
+from idempotent_receiver.store import ClaimStatus, Store, StoreFullError, lost
 
 MOST = 1_000_000
 
@@ -37,10 +37,10 @@ class MemoryStore(Store):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def claim(self, event_id: str, holder: str, lease: float) -> Standing:
+    def claim(self, event_id: str, holder: str, lease: float) -> ClaimStatus:
         with self._moved:
             standing = self._get_claim_status(event_id)
-            if standing is Standing.MINE:
+            if standing is ClaimStatus.MINE:
                 self._check_capacity(event_id)
                 now = self._clock()
                 self._put_record(event_id, _EventRecord(holder=holder, at=now, until=now + lease))
@@ -62,7 +62,7 @@ class MemoryStore(Store):
 
     def pause(self, event_id: str, seconds: float) -> None:
         with self._moved:
-            if self._get_claim_status(event_id) is Standing.HELD:
+            if self._get_claim_status(event_id) is ClaimStatus.HELD:
                 self._moved.wait(seconds)
 
     def forget(self, seconds: float) -> int:
@@ -73,14 +73,14 @@ class MemoryStore(Store):
                 forgotten += 1
             return forgotten
 
-    def _get_claim_status(self, event_id: str) -> Standing:
+    def _get_claim_status(self, event_id: str) -> ClaimStatus:
         """Where the event stands; MINE: it is free."""
         held = self._entries.get(event_id)
         if held is None:
-            return Standing.MINE
+            return ClaimStatus.MINE
         if held.until is None:
-            return Standing.DONE
-        return Standing.HELD if held.until >= self._clock() else Standing.MINE
+            return ClaimStatus.DONE
+        return ClaimStatus.HELD if held.until >= self._clock() else ClaimStatus.MINE
 
     def _check_capacity(self, event_id: str) -> None:
         if event_id not in self._entries and len(self._entries) >= self._most:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Self
 
-from idempotent_receiver.store import BeingHandledError, Standing, Store
+from idempotent_receiver.store import BeingHandledError, ClaimStatus, Store
 
 WINDOW = timedelta(days=7)
 LEASE = 60.0
@@ -117,7 +117,7 @@ class Deduplicator:
         """
         self._prune_if_due()
         holder, until = secrets.token_hex(16), self._clock() + self._wait
-        while (found := self._store.claim(event_id, holder, self._lease)) is Standing.HELD:
+        while (found := self._store.claim(event_id, holder, self._lease)) is ClaimStatus.HELD:
             left = until - self._clock()
             if left <= 0:
                 raise BeingHandledError(
@@ -125,7 +125,7 @@ class Deduplicator:
                     "answer 503, and it is delivered again."
                 )
             self._store.pause(event_id, left)
-        duplicate = found is Standing.DONE
+        duplicate = found is ClaimStatus.DONE
         return Claim(store=self._store, event_id=event_id, holder=holder, duplicate=duplicate)
 
     def _prune_if_due(self) -> None:

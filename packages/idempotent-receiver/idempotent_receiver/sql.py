@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from idempotent_receiver.store import Standing, Store, lost
+from idempotent_receiver.store import ClaimStatus, Store, lost
 
 POLL = 0.05
 """Seconds between two looks at an event that another handles."""
@@ -41,13 +41,13 @@ class SqlStore(Store):
         """Make the table, unless there is one."""
         self._table.metadata.create_all(self._engine)
 
-    def claim(self, event_id: str, holder: str, lease: float) -> Standing:
+    def claim(self, event_id: str, holder: str, lease: float) -> ClaimStatus:
         standing = self._get_claim_status(event_id)
         if standing is None:
             return self._insert_claim(event_id, holder, lease)
         return (
             self._take_over_claim(event_id, holder, lease)
-            if standing is Standing.MINE
+            if standing is ClaimStatus.MINE
             else standing
         )
 
@@ -82,7 +82,7 @@ class SqlStore(Store):
         rows = self._table.c
         return sa.and_(rows.event_id == event_id, rows.holder == holder, rows.until.is_not(None))
 
-    def _get_claim_status(self, event_id: str) -> Standing | None:
+    def _get_claim_status(self, event_id: str) -> ClaimStatus | None:
         """Where the event stands; MINE: its claim ran out, None: nobody has claimed it."""
         rows = self._table.c
         with self._engine.connect() as connection:
@@ -91,22 +91,22 @@ class SqlStore(Store):
         if row is None:
             return None
         if row.until is None:
-            return Standing.DONE
-        return Standing.HELD if row.until >= self._clock() else Standing.MINE
+            return ClaimStatus.DONE
+        return ClaimStatus.HELD if row.until >= self._clock() else ClaimStatus.MINE
 
-    def _insert_claim(self, event_id: str, holder: str, lease: float) -> Standing:
+    def _insert_claim(self, event_id: str, holder: str, lease: float) -> ClaimStatus:
         now = self._clock()
         row = {"event_id": event_id, "holder": holder, "at": now, "until": now + lease}
         try:
             with self._engine.begin() as connection:
                 connection.execute(sa.insert(self._table).values(row))
         except sa.exc.IntegrityError:
-            return Standing.HELD
-        return Standing.MINE
+            return ClaimStatus.HELD
+        return ClaimStatus.MINE
 
-    def _take_over_claim(self, event_id: str, holder: str, lease: float) -> Standing:
+    def _take_over_claim(self, event_id: str, holder: str, lease: float) -> ClaimStatus:
         now, rows = self._clock(), self._table.c
         over = sa.update(self._table).where(rows.event_id == event_id, rows.until < now)
         with self._engine.begin() as connection:
             taken = connection.execute(over.values(holder=holder, at=now, until=now + lease))
-        return Standing.MINE if taken.rowcount == 1 else Standing.HELD
+        return ClaimStatus.MINE if taken.rowcount == 1 else ClaimStatus.HELD

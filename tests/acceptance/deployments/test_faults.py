@@ -35,7 +35,7 @@ from stackfixture import Stack, wait_for
 from tables import Table
 
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
-from iscp_dagster.joblog.history import ENDS, Entry
+from iscp_dagster.joblog.history import ENDS, HistoryEntry
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.local.services.settings import CLICKHOUSE, RUNS, SPARK
 from iscp_dagster.location.names import TABLE_TAG, TENANT_TAG, TENANTS_TAG, sync_job_name
@@ -129,13 +129,13 @@ class Followed:
         """Return the runs that have begun an iteration."""
         return {job.run_id for job in self.table.jobs() if job.state is JobState.RUNNING}
 
-    def ended(self, tenant: str, since: datetime) -> list[Entry]:
+    def ended(self, tenant: str, since: datetime) -> list[HistoryEntry]:
         """Return the ends of the tenant's iterations that ended by themselves."""
         entries = self.table.deployment.log.history(tenant=tenant, since=since)
         mine = [each for each in entries if each.name.table == self.table.source.table]
         return [each for each in mine if each.event in ENDS]
 
-    def failed(self, tenant: str, since: datetime) -> list[Entry]:
+    def failed(self, tenant: str, since: datetime) -> list[HistoryEntry]:
         return [each for each in self.ended(tenant, since) if each.event is not Event.COMPLETE]
 
 

@@ -43,7 +43,7 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.spark.guard import interrupt_when_lost
-from iscp_dagster.sync.bounds import Bounds
+from iscp_dagster.sync.bounds import IterationBounds
 from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.upkeep import verify as verification
 from iscp_dagster.upkeep.maintenance import collect, find_garbage
@@ -417,7 +417,7 @@ def test_an_iteration_whose_chunks_could_outgrow_the_window_is_split(deployment,
     for first in (10, 20, 30, 40):
         table.insert(*range(first, first + 4))
     # The Delta log has the number of rows of each commit.
-    split = replace(table, deployment=replace(deployment, bounds=Bounds(rows=9)))
+    split = replace(table, deployment=replace(deployment, bounds=IterationBounds(rows=9)))
     watermarks = []
     while dispatches := split.look().dispatches:
         (due,) = dispatches
@@ -436,7 +436,7 @@ def test_a_backlog_is_worked_off_in_steps_of_so_many_bytes(deployment):
     for id_ in (2, 3, 4, 5):
         table.insert(id_)
     written = dict(deployment.delta_log(table.source).written(1, 5, {"a"}))
-    two = replace(deployment, bounds=Bounds(bytes=written[2].bytes + written[3].bytes))
+    two = replace(deployment, bounds=IterationBounds(bytes=written[2].bytes + written[3].bytes))
     small = replace(table, deployment=two)
     watermarks = []
     while dispatches := small.look().dispatches:
@@ -448,7 +448,7 @@ def test_a_backlog_is_worked_off_in_steps_of_so_many_bytes(deployment):
 
 
 def test_a_backlog_is_worked_off_in_steps_by_hand_too(deployment):
-    deployment = replace(deployment, bounds=Bounds(versions=2))
+    deployment = replace(deployment, bounds=IterationBounds(versions=2))
     table = Table.make(deployment, Mirror(), FullText("name"))
     table.insert(1)
     table.follow()

@@ -17,7 +17,7 @@ from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.model.batch import Case, Phase
 from iscp_dagster.model.errors import BatchError, FenceError, UnavailableError
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.bounds import Bounds
+from iscp_dagster.sync.bounds import IterationBounds
 from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.sync.ledger import make_state_key
 from iscp_dagster.upkeep.maintenance import collect, find_garbage
@@ -224,7 +224,9 @@ def test_what_a_log_that_was_put_back_has_forgotten_is_not_written_twice(put_bac
 
 
 def test_a_range_before_its_record_stops_the_job_until_it_is_repaired(put_back):
-    small = replace(put_back, deployment=replace(put_back.deployment, bounds=Bounds(versions=1)))
+    small = replace(
+        put_back, deployment=replace(put_back.deployment, bounds=IterationBounds(versions=1))
+    )
     (failed,) = small.follow()
     assert failed.code == BatchError.code
     said = r"\(2, 3\] lies before .* \(4, 5\].*ISCP_TOLERATE_STATE_MISMATCH"
@@ -237,7 +239,7 @@ def test_a_range_before_its_record_stops_the_job_until_it_is_repaired(put_back):
 
 
 def test_a_range_before_its_record_is_passed_over_where_that_is_tolerated(put_back):
-    changes = {"bounds": Bounds(versions=1), "tolerate_state_mismatch": True}
+    changes = {"bounds": IterationBounds(versions=1), "tolerate_state_mismatch": True}
     tolerant = replace(put_back, deployment=replace(put_back.deployment, **changes))
     outcomes = tolerant.follow()
     assert [(each.claim.case, each.inserted) for each in outcomes] == [

@@ -57,7 +57,7 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.runs.named import DISPATCH_TAG
 from iscp_dagster.webhooks.outbox import Outbox
-from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, State
+from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, DeliveryState
 
 ADDRESSES = {
     "CLICKHOUSE_URL": "http://127.0.0.1:9",
@@ -919,7 +919,7 @@ def test_events_that_ended_are_collected_after_their_days_and_none_by_a_dry_run(
     outbox = Outbox(location.table.deployment.log.engine)
     with outbox.writing() as connection:
         outbox.put(connection, [event(1), event(2)])
-        ended = {"state": int(State.DELIVERED), "ended_at": NOON}
+        ended = {"state": int(DeliveryState.DELIVERED), "ended_at": NOON}
         connection.execute(sa.update(ISCP_OUTBOX).where(OUTBOX.number == 1).values(**ended))
     days = (datetime.now(timezone.utc) - NOON) / timedelta(days=1)
     for kept, dry_run, left in ((days - 1, True, 2), (days + 1, False, 2), (days - 1, False, 1)):

@@ -8,9 +8,9 @@ from tables import TYPES, typed_columns, typed_rows
 from iscp_dagster.delta.expressions import analyze_expressions
 from iscp_dagster.delta.feedscan import plan_rows
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.reader import Selection
+from iscp_dagster.delta.reader import TableSelection
 from iscp_dagster.delta.transitions import ViewRead, build_images, read_images
-from iscp_dagster.model.declared.images import Condition, Stage, Transitions
+from iscp_dagster.model.declared.images import Stage, Transitions, TriggerConditions
 from iscp_dagster.spark.session import shared
 
 MOST = 1_000_000
@@ -34,9 +34,11 @@ VIEW = Transitions(
     )
 ).replace_conditions(
     [
-        Condition(name="isNaN", match="d > 1e300", unmatch="d = 0 OR s = ''"),
-        Condition(name="late", match="ts > TIMESTAMP'1970-01-01 00:00:00' OR st.a = 1"),
-        Condition(name="lower", match="lower(`U per`) = 'ab' AND bo", unmatch="array_size(ar) > 1"),
+        TriggerConditions(name="isNaN", match="d > 1e300", unmatch="d = 0 OR s = ''"),
+        TriggerConditions(name="late", match="ts > TIMESTAMP'1970-01-01 00:00:00' OR st.a = 1"),
+        TriggerConditions(
+            name="lower", match="lower(`U per`) = 'ab' AND bo", unmatch="array_size(ar) > 1"
+        ),
     ]
 )
 NARROW = Transitions(columns=("s", "mp", "d"))
@@ -80,7 +82,7 @@ def rows(tenant, shift):
 def read_of(spark, table, transitions, tenants, version):
     fields = table.log.facts(version).fields
     types = {each.name: each.type for each in fields}
-    selection = Selection(
+    selection = TableSelection(
         path=table.path,
         columns=(),
         keys=("id",),

@@ -23,7 +23,7 @@ from iscp_dagster.delta.filescan import plan_tasks
 from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.plans import ReadKind
-from iscp_dagster.delta.reader import Selection, changes, snapshot
+from iscp_dagster.delta.reader import TableSelection, changes, snapshot
 from iscp_dagster.model.declared.schema import Primitive
 from iscp_dagster.model.errors import (
     ConfigError,
@@ -107,7 +107,7 @@ class Table:
         return self.log.latest().version
 
     def selection(self, tenants=None, columns=("k", "v")):
-        return Selection(
+        return TableSelection(
             path=self.path,
             columns=columns,
             keys=self.keys,
@@ -487,7 +487,7 @@ class TestRows:
         table.create(columns="tenant INT, k BIGINT, v STRING")
         table.insert((1, 1, "x"), (10, 1, "y"))
         log = table.log
-        selection = Selection(
+        selection = TableSelection(
             path=table.path,
             columns=("v",),
             keys=("k",),

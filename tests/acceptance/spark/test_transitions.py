@@ -10,17 +10,17 @@ from dealings import all_of, big, dealings, huge, seen
 
 from iscp_dagster.delta.expressions import analyze_expressions
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.delta.reader import Selection
+from iscp_dagster.delta.reader import TableSelection
 from iscp_dagster.delta.transitions import ViewRead, read_base, read_images
-from iscp_dagster.model.declared.images import Condition, Stage, Transitions
+from iscp_dagster.model.declared.images import Stage, Transitions, TriggerConditions
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.spark.session import shared
 
 BIG = Stage(where="amount > 100", columns=(("gross", "amount * 1.19"),))
 HUGE = Stage(where="gross > 150", columns=(("shout", "upper(note)"),))
-HOT = Condition(name="hot", match="amount > 140", unmatch="amount < 120")
-COLD = Condition(name="cold", match="amount < 60 OR size(tags) > 1")
+HOT = TriggerConditions(name="hot", match="amount > 140", unmatch="amount < 120")
+COLD = TriggerConditions(name="cold", match="amount < 60 OR size(tags) > 1")
 
 
 def amounts(row):
@@ -45,7 +45,7 @@ def table(spark, tmp_path_factory):
 
 
 def read_of(spark, table, transitions, tenants=None):
-    selection = Selection(
+    selection = TableSelection(
         path=table.path,
         columns=(),
         keys=("k",),
@@ -149,7 +149,7 @@ def test_keys_written_twice_and_keys_inserted_while_they_exist_are_marked(spark,
     )
     sql("INSERT INTO {t} VALUES (1, 1), (1, 2), (2, 5), (NULL, 1), (NULL, 2)")
     sql("INSERT INTO {t} VALUES (2, 6), (3, 7)")
-    selection = Selection(path=str(path), columns=(), keys=("k",))
+    selection = TableSelection(path=str(path), columns=(), keys=("k",))
     read = ViewRead.of(selection, DeltaLog(str(path)).get_facts().fields, Transitions(), ())
     found = read_images(spark, read, Moment(0), Moment(2)).collect()
     marked = {(row["k"], row["v"]) for row in found if row["_repeats"]}
@@ -216,7 +216,7 @@ def test_expressions_that_cannot_be_used_have_one_clear_error_each(spark, table,
     with pytest.raises(ConfigError, match="the column 'n' `NULL` is always NULL"):
         check(Stage(columns=(("n", "NULL"),)))
     with pytest.raises(ConfigError, match="unmatch= of trigger 'warm' `tags` is of type map"):
-        check(conditions=[Condition(name="warm", match="k > 1", unmatch="tags")])
+        check(conditions=[TriggerConditions(name="warm", match="k > 1", unmatch="tags")])
     within = Stage(columns=(("s", "named_struct('user', note, 'version', k)"),))
     assert check(within, Stage(where="s.user = 'x' AND s . version > 1")) != ()
     good = "note LIKE '%select now()%' AND extract(YEAR FROM DATE'1999-01-01') > 1 -- rand()"

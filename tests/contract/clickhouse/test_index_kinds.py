@@ -27,7 +27,7 @@ from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.model.variables import ALLOWED_HOSTS
 from iscp_dagster.serve.catalog import read_catalog
 from iscp_dagster.serve.graph.schemas import Schemas
-from iscp_dagster.serve.web.app import Settings, create_app
+from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
 
 PAGE = DOCS / "index-kinds.md"
 BLOOM = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
@@ -85,7 +85,9 @@ def test_a_kind_of_another_package_is_kept_as_those_built_in(installed, clickhou
     served_in_graphql = replace(source, indexes=[index])
     load = partial(read_catalog, [served_in_graphql], [endpoint], lambda *_: ())
     client = TestClient(
-        create_app(Settings(schemas=Schemas(load=load), environ={ALLOWED_HOSTS: "testserver"}))
+        create_app(
+            GraphQLServerSettings(schemas=Schemas(load=load), environ={ALLOWED_HOSTS: "testserver"})
+        )
     )
     asked = '{ contract_blooming_b(has: "others") { id } }'
     answer = client.post("/graphql", json={"query": asked})
@@ -175,7 +177,7 @@ def test_a_kind_may_be_asked_by_lists(installed, clickhouse_url, asked, ids):
     )
     source = SourceTable("lists.t", key="id", indexes=[Listed()])
     load = partial(read_catalog, [source], [endpoint], lambda *_: ())
-    client = TestClient(create_app(Settings(schemas=Schemas(load=load), environ={})))
+    client = TestClient(create_app(GraphQLServerSettings(schemas=Schemas(load=load), environ={})))
     answer = ask(client, f"{{ lists_t_listed({asked}) {{ id }} }}")
     assert "errors" not in answer, answer
     assert [int(row["id"]) for row in answer["data"]["lists_t_listed"]] == ids

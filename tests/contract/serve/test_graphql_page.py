@@ -12,7 +12,7 @@ from iscp_dagster.serve.access import parse_tokens
 from iscp_dagster.serve.columns import _BY_NAME
 from iscp_dagster.serve.graph.documents import Shape
 from iscp_dagster.serve.reads.caps import Caps
-from iscp_dagster.serve.web.graphql_http import Bounds
+from iscp_dagster.serve.web.graphql_http import HttpBounds
 from iscp_dagster.serve.where import MOST_TERMS
 
 PAGE = (DOCS / "graphql.md").read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ def test_the_table_of_types_has_the_scalars_of_the_code():
 
 
 def test_the_caps_are_those_of_the_code():
-    bounds, shape, caps = Bounds(), Shape(), Caps()
+    bounds, shape, caps = HttpBounds(), Shape(), Caps()
     for said in (
         f"{bounds.body // 1024} KiB a request",
         f"{shape.tokens:,} tokens",

@@ -18,7 +18,7 @@ from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.graph.told import describe_error as said_of
 from iscp_dagster.serve.reads.caps import Caps
 from iscp_dagster.serve.rows import Limits, rows
-from iscp_dagster.serve.web.app import Settings, create_app
+from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
 
 RESPONSE = "application/graphql-response+json"
 MINE = {"Authorization": "Bearer of-both"}
@@ -242,7 +242,9 @@ def test_what_a_function_or_the_server_says_when_it_fails_stays_with_the_server(
         raise RuntimeError(f"no database for {token}")
 
     access = FunctionAccess(function=fails, named="of the test")
-    client = TestClient(create_app(Settings(schemas=Schemas(load=shop.catalog), access=access)))
+    client = TestClient(
+        create_app(GraphQLServerSettings(schemas=Schemas(load=shop.catalog), access=access))
+    )
     answer = sent(client, IDS)
     assert (answer.status_code, code(answer)) == (500, "INTERNAL_SERVER_ERROR")
     assert "database" not in answer.text
@@ -276,7 +278,9 @@ class Failing:
 def test_a_look_that_fails_leaves_the_schema(shop, caplog):
     look = Failing(shop)
     look.error = UnavailableError("ClickHouse at http://secret:8123 did not answer.")
-    client = TestClient(create_app(Settings(schemas=Schemas(load=look, every=0), environ={})))
+    client = TestClient(
+        create_app(GraphQLServerSettings(schemas=Schemas(load=look, every=0), environ={}))
+    )
     answer = sent(client, IDS)
     assert (answer.status_code, code(answer)) == (503, "UNAVAILABLE")
     assert "secret" not in answer.text

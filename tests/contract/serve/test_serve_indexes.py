@@ -19,10 +19,10 @@ from iscp_dagster.serve.access import FunctionAccess
 from iscp_dagster.serve.catalog import read_catalog
 from iscp_dagster.serve.graph.schemas import Loader, Schemas
 from iscp_dagster.serve.live.images import Span
-from iscp_dagster.serve.live.positions import Position
+from iscp_dagster.serve.live.positions import ChangePosition
 from iscp_dagster.serve.live.service import build_image_reader
 from iscp_dagster.serve.live.telling import Wanted
-from iscp_dagster.serve.web.app import Settings, create_app
+from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
 
 TENANTS = {
     "a": ["a"],
@@ -34,7 +34,9 @@ TENANTS = {
 
 def client_of(load):
     access = FunctionAccess(function=TENANTS.get, named="of the test")
-    return TestClient(create_app(Settings(schemas=Schemas(load=load), access=access, environ={})))
+    return TestClient(
+        create_app(GraphQLServerSettings(schemas=Schemas(load=load), access=access, environ={}))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +221,7 @@ def test_a_second_column_of_one_name_in_graphql_is_left_out_alone(clickhouse_url
     assert "without its column 'grüße'" in answer["data"]["__type"]["description"]
     assert f"{other.database}_tickets" in held.queries
     served = held.changes["umlaute_t"]
-    span = Span(tenant="default", after=Position.after(1), upto=Position.after(9))
+    span = Span(tenant="default", after=ChangePosition.after(1), upto=ChangePosition.after(9))
     found = build_image_reader(served).changes([span], 9)
     wanted = Wanted(named={each.name: each.field for each in served.columns})
     told = [wanted.build_message(stamped, "") for stamped in found.stamped]

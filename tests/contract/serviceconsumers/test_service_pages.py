@@ -13,7 +13,7 @@ from durable_invocations import InvocationFailedError, service_app, testing
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.jobservices.services import build_iscp_service, index_object
 from iscp_dagster.jobservices.steps import Steps
-from iscp_dagster.model.declared.together.attach import Declared
+from iscp_dagster.model.declared.together.attach import Declarations
 from iscp_dagster.serviceconsumers.runtime import RuntimeServices
 
 PAGE = (DOCS / "service-consumers.md").read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ def orders(live, own_clickhouse_url, near_spark, tmp_path):
     url = live.serve(made("orders_service.py", **booked)["app"])
     placed = {"http://127.0.0.1:9080": url, "/tmp/lake/orders": tmp_path / "lake" / "orders"}
     declared = made("assets/orders.py", **placed)
-    (source,) = Declared.of(declared.values()).attached()
+    (source,) = Declarations.of(declared.values()).attached()
     services = {"services": lambda: RuntimeServices(live.client)}
     deployment = deployment_at(own_clickhouse_url, near_spark, tmp_path, **services)
     table = Table(deployment, source)

@@ -9,7 +9,7 @@ from events import DEAD, DELIVERED, again, event, put, result
 from watches import NOON
 
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.webhooks.answers import Change, Health
+from iscp_dagster.webhooks.answers import EndpointChange, Health
 from iscp_dagster.webhooks.history import Chosen
 from iscp_dagster.webhooks.recording import EndpointState
 from sql_transactions.engine import transaction
@@ -151,7 +151,7 @@ def test_a_person_pauses_and_resumes_an_endpoint_and_a_sender_does_not_undo_it(o
     end(outbox, again(outbox, 600), "alarm-1", status=404, endpoint=failed)
     assert outbox.endpoints()["alerts"].health.in_a_row == 3
     assert outbox.pause("alerts").state == "paused"
-    refused = replace(failed, state=Change.PAUSE.value, reason="refused")
+    refused = replace(failed, state=EndpointChange.PAUSE.value, reason="refused")
     outbox.record(refused, [])
     assert outbox.endpoints()["alerts"].reason == "paused by hand"
     assert claimed(outbox) == []

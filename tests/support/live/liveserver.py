@@ -18,7 +18,7 @@ from iscp_dagster.serve.catalog import read_catalog
 from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.live.service import Live
 from iscp_dagster.serve.live.transport.socket import SocketBounds, Sockets
-from iscp_dagster.serve.web.app import PATH, Settings, create_app
+from iscp_dagster.serve.web.app import PATH, GraphQLServerSettings, create_app
 
 SOURCE = source_in("live")
 BIG = "live_big"
@@ -42,7 +42,9 @@ def serving(log, endpoint, *, access=None, bounds=None, **options):
     sockets = Sockets(schemas=schemas, access=access, bounds=bounds or SocketBounds())
     route = WebSocketRoute(PATH, sockets.endpoint)
     app = create_app(
-        Settings(schemas=schemas, access=access, routes=[route], beside=[sockets.beside])
+        GraphQLServerSettings(
+            schemas=schemas, access=access, routes=[route], beside=[sockets.beside]
+        )
     )
     with testing.serving(app, lifespan="on", ws_per_message_deflate=False) as served:
         yield Running(port=served.port, live=live, sockets=sockets, server=served.server)

@@ -10,7 +10,7 @@ from commands import found, printed, refused, run_command
 from starlette.testclient import TestClient
 
 from durable_invocations.client.client import Client
-from durable_invocations.ingress.app import Settings, create_app
+from durable_invocations.ingress.app import IngressSettings, create_app
 from durable_invocations.protocol import ids
 from durable_invocations.protocol.awakeables import make_awakeable_id
 from durable_invocations.protocol.failures import ErrorReport, Failure
@@ -39,7 +39,7 @@ def iscp(hand, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv(LOG_URL, f"sqlite:///{tmp_path}/log.sqlite")
     monkeypatch.setenv(HOME, str(tmp_path / "home"))
     monkeypatch.setenv(INVOCATIONS_URL, "http://127.0.0.1:4080")
-    app = create_app(Settings(backend=hand))
+    app = create_app(IngressSettings(backend=hand))
 
     with TestClient(app, "http://127.0.0.1:4080", client=("127.0.0.1", 5)) as http:
 

@@ -7,10 +7,10 @@ import pytest
 from iscp_dagster.demo import run as demo
 from iscp_dagster.demo.run import Demo, OutOfStepError
 from iscp_dagster.local.stack.ports import free_port
-from iscp_dagster.upkeep.verify import Verdict
+from iscp_dagster.upkeep.verify import IndexVerdict
 
-AGREES = Verdict(index="mirror", tenant="rich", version=2, rows=3)
-DIFFERS = Verdict(index="mirror", tenant="rich", version=2, rows=3, missing=1)
+AGREES = IndexVerdict(index="mirror", tenant="rich", version=2, rows=3)
+DIFFERS = IndexVerdict(index="mirror", tenant="rich", version=2, rows=3, missing=1)
 
 
 @pytest.fixture

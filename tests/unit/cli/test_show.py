@@ -20,14 +20,14 @@ from iscp_dagster.joblog.history import Usage
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID, JobStatus
 from iscp_dagster.planning.problems import Problem
-from iscp_dagster.upkeep.comparison import Comparison, Unbuilt
+from iscp_dagster.upkeep.comparison import ComparisonResult, Unbuilt
 from iscp_dagster.upkeep.dead_letters import Replayed
-from iscp_dagster.upkeep.verify import Verdict
+from iscp_dagster.upkeep.verify import IndexVerdict
 
 
 def verdict(**changes):
     values = {"index": "mirror", "tenant": "clickhouse-connect", "version": 12, "rows": 11_049}
-    return Verdict(**(values | changes))
+    return IndexVerdict(**(values | changes))
 
 
 def compared(capsys, found, *, as_json=False, differs=False):
@@ -38,7 +38,7 @@ def compared(capsys, found, *, as_json=False, differs=False):
 
 
 def test_a_verdict_is_one_line(capsys):
-    found = Comparison(verdicts=[(symbols, verdict(tenant="matplotlib"))])
+    found = ComparisonResult(verdicts=[(symbols, verdict(tenant="matplotlib"))])
     counts, heading, line = compared(capsys, found).splitlines()
     assert counts == "1 comparison: 1 agree, 11,049 rows in all"
     assert heading.split() == [
@@ -51,7 +51,7 @@ def test_a_verdict_is_one_line(capsys):
 
 def test_what_differs_is_named(capsys):
     wrong = verdict(extra=3, samples=("the row with id = 1 is not in the source",))
-    said = compared(capsys, Comparison(verdicts=[(symbols, wrong)]))
+    said = compared(capsys, ComparisonResult(verdicts=[(symbols, wrong)]))
     assert "docs.symbols/mirror, tenant clickhouse-connect: the row with id = 1" in said
     assert said.endswith("is not in the source; and 2 more\n")
     assert max(map(len, said.splitlines()[:-1])) <= 80
@@ -61,7 +61,7 @@ def test_what_differs_comes_first_of_many_and_can_be_chosen(capsys):
     agreeing = [(symbols, verdict(tenant=f"t{number}")) for number in range(900)]
     unbuilt = [(symbols, Unbuilt(index="mirror", tenant=f"u{number}")) for number in range(20)]
     odd = (symbols, verdict(tenant="odd", extra=1, samples=("a.b",)))
-    found = Comparison(verdicts=[*agreeing, odd], unbuilt=unbuilt)
+    found = ComparisonResult(verdicts=[*agreeing, odd], unbuilt=unbuilt)
     counts, _, first, *lines = compared(capsys, found).splitlines()
     assert counts == (
         "901 comparisons: 1 differ, 900 agree, 20 not built yet, 9,955,149 rows in all"
@@ -79,7 +79,7 @@ def test_what_differs_comes_first_of_many_and_can_be_chosen(capsys):
 
 def test_a_row_is_one_whole_line_for_whoever_is_no_terminal(capsys, piped):
     long = "t" * 200 + "\nx"
-    found = Comparison(verdicts=[(symbols, verdict(tenant=long))])
+    found = ComparisonResult(verdicts=[(symbols, verdict(tenant=long))])
     _, heads, row = compared(capsys, found).splitlines()
     assert row.split("\t")[1] == "t" * 200 + "\\nx"
     assert heads.split("\t").index("agrees") == row.split("\t").index("yes")
@@ -144,7 +144,7 @@ def _letter():
     "print_",
     [
         lambda: show.print_comparison(
-            Comparison(
+            ComparisonResult(
                 verdicts=[(symbols, verdict(tenant=ODD, missing=1, samples=(ODD,), dead=1))],
                 unbuilt=[(symbols, Unbuilt(index="mirror", tenant=ODD))],
                 problems=[Problem(table="a.b", message=ODD, kind="")],
@@ -235,13 +235,13 @@ def test_what_turns_the_direction_of_text_is_written_out():
 
 
 def test_json_has_every_count(capsys):
-    found = Comparison(verdicts=[(symbols, verdict(extra=1))])
+    found = ComparisonResult(verdicts=[(symbols, verdict(extra=1))])
     (row,) = compared(capsys, found, as_json=True)
     assert (row["index"], row["extra"], row["agrees"]) == ("docs.symbols/mirror", 1, False)
 
 
 def test_what_is_not_built_has_the_keys_that_what_is_has(capsys):
-    found = Comparison(verdicts=[(symbols, verdict())], unbuilt=[UNBUILT])
+    found = ComparisonResult(verdicts=[(symbols, verdict())], unbuilt=[UNBUILT])
     built, not_built = compared(capsys, found, as_json=True)
     assert not_built == {
         "index": "docs.symbols/mirror",
@@ -257,7 +257,7 @@ def test_what_is_not_built_has_the_keys_that_what_is_has(capsys):
 def test_what_is_in_error_is_told_from_what_is_not_built_yet(capsys):
     failed = [(symbols, Unbuilt(index="mirror", tenant=of, error=FAILED)) for of in ("a", "b")]
     built = verdict(tenant="rich")
-    found = Comparison(verdicts=[(symbols, built)], unbuilt=[UNBUILT, *failed])
+    found = ComparisonResult(verdicts=[(symbols, built)], unbuilt=[UNBUILT, *failed])
     counts, _, _, *lines = compared(capsys, found).splitlines()
     assert counts == "1 comparison: 1 agree, 1 not built yet, 2 in error, 11,049 rows in all"
     assert lines[0] == "docs.symbols/mirror, tenant c: not built yet"
@@ -291,10 +291,10 @@ def test_a_long_wait_is_told_of_now_and_then_elsewhere():
 @pytest.mark.parametrize(
     ("found", "differs", "whole"),
     [
-        (Comparison(), False, False),
-        (Comparison(verdicts=[(symbols, verdict())]), False, True),
-        (Comparison(verdicts=[(symbols, verdict())], unbuilt=[UNBUILT]), False, False),
-        (Comparison(verdicts=[(symbols, verdict(extra=1))], unbuilt=[UNBUILT]), True, False),
+        (ComparisonResult(), False, False),
+        (ComparisonResult(verdicts=[(symbols, verdict())]), False, True),
+        (ComparisonResult(verdicts=[(symbols, verdict())], unbuilt=[UNBUILT]), False, False),
+        (ComparisonResult(verdicts=[(symbols, verdict(extra=1))], unbuilt=[UNBUILT]), True, False),
     ],
 )
 def test_what_differs_is_told_from_what_was_not_compared(found, differs, whole):

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iscp_dagster.delta.checks import check_source
-from iscp_dagster.delta.feed import Feed, FeedState, feed_state, read_range
+from iscp_dagster.delta.feed import ChangeFeed, FeedState, feed_state, read_range
 from iscp_dagster.delta.log import opening
 from iscp_dagster.delta.log.commits import MAX_STEPS, commit_name
 from iscp_dagster.delta.log.deltalog import DeltaLog
@@ -655,7 +655,7 @@ class TestFeed:
         table.commit().commit(table.metadata([TENANT])).commit()
         assert self.gone(table, 0, 3) == "column 'k' was dropped at version 2"
         assert read_range(table.log(), 1, 3).kind is ReadKind.TAIL
-        assert [Feed(log=table.log()).find_first_drop(after, 3) for after in range(3)] == [
+        assert [ChangeFeed(log=table.log()).find_first_drop(after, 3) for after in range(3)] == [
             2,
             2,
             None,
@@ -666,7 +666,7 @@ class TestFeed:
         assert "'k' was dropped" in self.gone(table, 0, 2)
         table.commit(table.metadata([NUMBER])).commit()
         assert "'tenant' was dropped" in self.gone(table, 2, 4)
-        assert Feed(log=table.log()).find_first_drop(0, 4) is None
+        assert ChangeFeed(log=table.log()).find_first_drop(0, 4) is None
 
     def test_vacuumed(self, table):
         table.commit(file("add", "a", path="tenant=a/gone.parquet"))
@@ -695,7 +695,7 @@ class TestFeed:
                 files = [file("add", of, path=n) for n, (of, _) in zip(names, added, strict=True)]
                 table.commit(*files)
             log = table.log()
-            last, feed = log.latest().version, Feed(log=log)
+            last, feed = log.latest().version, ChangeFeed(log=log)
             ranges = [(a, u) for u in range(1, last + 1) for a in range(u)]
             asked = [(*each, of) for each in ranges for of in ({"a"}, {"b"}, {"a", "b"}, None)]
             for after, upto, of in data.draw(st.permutations(asked)):

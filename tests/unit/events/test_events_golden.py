@@ -11,10 +11,10 @@ from places import GOLDEN
 from idempotent_receiver import Deduplicator, MemoryStore, Newest
 from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.events.changes import pair_images
-from iscp_dagster.events.hysteresis import Condition, Machine
+from iscp_dagster.events.hysteresis import Hysteresis, Machine
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.events.keys import make_event_key
-from iscp_dagster.events.payload import Event
+from iscp_dagster.events.payload import TriggerEvent
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.live.telling import Wanted
@@ -73,7 +73,7 @@ def test_the_way_of_a_trade_ends_in_the_bodies_of_the_table():
     stream = pair_images(rows, keys=["trade_id"], tenant=None)
     recorded = datetime.fromisoformat("2024-01-15T10:44:54.112+00:00")
     bodies = [
-        Event(
+        TriggerEvent(
             event_id=IdScheme().event_id("large_trade_alert", each.change.key, each.timestamp),
             event_type=each.type,
             trigger_name="large_trade_alert",
@@ -81,7 +81,7 @@ def test_the_way_of_a_trade_ends_in_the_bodies_of_the_table():
             source_timestamp=each.timestamp,
             data=each.change.row,
         ).body()
-        for each in Machine(Condition()).take(stream)
+        for each in Machine(Hysteresis()).take(stream)
     ]
     assert [body.decode() for body in bodies] == sections()["bodies"]
 

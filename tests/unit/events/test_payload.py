@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iscp_dagster.events.hysteresis import EventType
-from iscp_dagster.events.payload import Event, to_json_value
+from iscp_dagster.events.payload import TriggerEvent, to_json_value
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.errors import SchemaError
 
 
 def event(**data):
-    return Event(
+    return TriggerEvent(
         event_id="a3f2",
         event_type=EventType.MATCH,
         trigger_name="alert",

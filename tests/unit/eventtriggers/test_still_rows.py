@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from imagerows import GONE, SCHEMA, Trades
 
-from iscp_dagster.events.hysteresis import Condition
+from iscp_dagster.events.hysteresis import Hysteresis
 from iscp_dagster.eventtriggers.still import drop_noop_updates
 
-HYSTERESIS = Condition(unmatch=True)
+HYSTERESIS = Hysteresis(unmatch=True)
 
 
 def amounts(before, after, **more):
@@ -17,7 +17,7 @@ def amounts(before, after, **more):
     hysteresis = more.pop("hysteresis", True)
     trades = Trades([{("acme", 1): before}, {("acme", 1): after}], hysteresis=hysteresis)
     rows = pa.Table.from_pylist(trades.tail(0, 1), SCHEMA)
-    return drop_noop_updates(rows, "desk", Condition(unmatch=hysteresis))["amount"].to_pylist()
+    return drop_noop_updates(rows, "desk", Hysteresis(unmatch=hysteresis))["amount"].to_pylist()
 
 
 @pytest.mark.parametrize(("before", "after"), [(600, 700), (450, None), (100, 200)])

@@ -19,7 +19,7 @@ from durable_invocations.protocol.kinds import KINDS
 from durable_invocations.protocol.services import Mode
 from durable_invocations.protocol.table import DOES, render_lines
 from durable_invocations.protocol.versions import MANIFESTS, choose_version, format_manifest_type
-from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.store.views import Status
 from durable_invocations.serving.app import DISCOVERIES, SERVER
 
@@ -48,7 +48,7 @@ def test_the_diagram_has_every_status_of_invocations_and_each_ends():
 
 @pytest.mark.parametrize(
     ("side", "phases"),
-    [("service endpoint", handler_state.Phase), ("runtime", runtime_side.Phase)],
+    [("service endpoint", handler_state.HandlerPhase), ("runtime", runtime_side.RuntimePhase)],
 )
 def test_the_phases_of_each_side_are_those_of_its_machine(side, phases):
     (row,) = re.findall(rf"^\| {side} \| (.*) \|$", PAGE, re.MULTILINE)
@@ -79,6 +79,6 @@ def test_the_numbers_are_those_of_the_code():
         f"{JOURNAL_MISMATCH} (the handler",
         f"{TOO_LARGE} (too large)",
         "Version 3 was withdrawn",
-        {60.0: "ends it after a minute of silence"}[Settings().inactivity],
+        {60.0: "ends it after a minute of silence"}[RuntimeSettings().inactivity],
     ):
         assert told in PAGE.replace("\n", " ")

@@ -34,10 +34,10 @@ from iscp_dagster.local.services.spark_health import SparkHealth
 from iscp_dagster.local.services.state import Condition
 from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.local.supervise.stopped import find_stopped
-from iscp_dagster.local.supervise.vigil import Patience, Vigil, measure_cpu, measure_tree_cpu
+from iscp_dagster.local.supervise.vigil import RestartPolicy, Vigil, measure_cpu, measure_tree_cpu
 from iscp_dagster.local.supervise.ward import processes
 
-SOON = Patience(every=0.05, again=0.05, failures=3, idle_seconds=0.3, busy_seconds=SECONDS)
+SOON = RestartPolicy(every=0.05, again=0.05, failures=3, idle_seconds=0.3, busy_seconds=SECONDS)
 _IDLE = "import time; time.sleep(600)"
 _BUSY = "while True: pass"
 
@@ -172,7 +172,7 @@ async def test_one_that_stalls_is_started_again_when_nothing_below_it_works(
 def test_one_that_failed_is_looked_at_again_soon(tmp_path: Path) -> None:
     """A service that is checked four times less often recovers as fast as any other."""
     service = server(tmp_path, free_port(), pace=4)
-    vigil = Vigil(service, os.getpid(), time.time(), lambda **_: None, Patience())
+    vigil = Vigil(service, os.getpid(), time.time(), lambda **_: None, RestartPolicy())
     assert vigil._pause() == 12
     vigil._record_failure("answers nothing", time.monotonic())
     assert vigil._pause() == 1

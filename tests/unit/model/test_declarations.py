@@ -7,7 +7,7 @@ import pytest
 from iscp_dagster import Changes, Endpoint, Mirror, SourceTable, Trigger, View
 from iscp_dagster.delta.checks import RESERVED
 from iscp_dagster.model.declared.lineage import find_parents, sort_views
-from iscp_dagster.model.declared.together.attach import Declared, UnfitError, attached
+from iscp_dagster.model.declared.together.attach import Declarations, UnfitError, attached
 from iscp_dagster.model.declared.together.clashes import check_declared_once
 from iscp_dagster.model.declared.views import TAKEN
 from iscp_dagster.model.errors import ConfigError
@@ -46,7 +46,7 @@ def test_a_trigger_s_endpoints_may_be_named():
     (given,) = attached([TRADES], [], [named], [ALERTS])
     assert given.triggers[0].to == (ALERTS,)
     other = replace(ALERTS, name="other")
-    known = Declared.of([TRADES, other, LARGE, LARGE]).list_endpoints()
+    known = Declarations.of([TRADES, other, LARGE, LARGE]).list_endpoints()
     assert known == [ALERTS, other], "with those that only a trigger has, and no trigger at all"
 
 
@@ -55,7 +55,7 @@ def test_triggers_that_a_table_has_already_are_triggers_of_the_location():
     (given,) = attached([table], [BIG], [], [ALERTS])
     assert given.triggers == [LARGE]
     assert attached([given]) == [given], "attached again, it stays"
-    assert Declared.of([given]).list_endpoints() == [ALERTS]
+    assert Declarations.of([given]).list_endpoints() == [ALERTS]
     with pytest.raises(UnfitError, match="Trigger 'large' is declared twice"):
         attached([table], [BIG], [LARGE], [ALERTS])
     with pytest.raises(UnfitError, match="to='alerts' is no endpoint of the location"):
@@ -63,7 +63,7 @@ def test_triggers_that_a_table_has_already_are_triggers_of_the_location():
 
 
 def test_each_declaration_counts_once_whatever_names_it_has():
-    found = Declared.of([TRADES, BIG, TRADES, LARGE, ALERTS, BIG, Mirror()])
+    found = Declarations.of([TRADES, BIG, TRADES, LARGE, ALERTS, BIG, Mirror()])
     assert found.everything == (TRADES, BIG, LARGE, ALERTS)
 
 
@@ -234,7 +234,7 @@ def test_a_trigger_that_means_nothing_is_refused_with_one_error(wrong, said):
 )
 def test_what_does_not_fit_the_others_is_refused(given, said):
     with pytest.raises(UnfitError, match=said):
-        Declared.of(given).attached()
+        Declarations.of(given).attached()
 
 
 def test_two_tables_may_have_a_view_of_one_name_but_no_trigger_may_hide_a_table():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from iscp_dagster import Changes
-from iscp_dagster.model.declared.images import Condition, Stage, Transitions
+from iscp_dagster.model.declared.images import Stage, Transitions, TriggerConditions
 from iscp_dagster.model.declared.schema import parse_schema, to_schema_json
 from iscp_dagster.model.errors import ConfigError
 
@@ -35,7 +35,10 @@ def test_an_image_has_the_chosen_columns_those_of_the_key_and_the_calculated_one
 
 
 def test_triggers_on_one_view_share_its_reading():
-    hot, cold = Condition(name="hot", match="a > 1"), Condition(name="cold", match="a < 1")
+    hot, cold = (
+        TriggerConditions(name="hot", match="a > 1"),
+        TriggerConditions(name="cold", match="a < 1"),
+    )
     view = Transitions.of(VIEW)
     assert view.replace_conditions([hot, cold]) == view.replace_conditions([cold, hot])
     assert view.replace_conditions([hot]).view == view
@@ -45,7 +48,8 @@ def test_triggers_on_one_view_share_its_reading():
     )
     names = ("Alert", "alert", "ALERT", "a_lert", "AlerT")
     made = {
-        Condition(name=name, match="a > 1").format_column_name("_match").lower() for name in names
+        TriggerConditions(name=name, match="a > 1").format_column_name("_match").lower()
+        for name in names
     }
     # Spark ignores the case of names, and a source may have a column `_match_alert`.
     assert len(made) == len(names)

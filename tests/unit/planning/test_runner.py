@@ -28,11 +28,11 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
-from iscp_dagster.planning.look import Cursor
+from iscp_dagster.planning.look import SensorCursor
 from iscp_dagster.planning.runner import BEGINNING, Runner
 from iscp_dagster.planning.table_problems import find_problems
 from iscp_dagster.planning.watch import Watch
-from iscp_dagster.sync.bounds import Bounds
+from iscp_dagster.sync.bounds import IterationBounds
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.maintenance import flush_watermarks
 from iscp_dagster.upkeep.position import read_positions
@@ -167,7 +167,7 @@ def opened(monkeypatch):
 def at_rest(deployment, source, *more):
     """Return the cursor of a runner that has nothing left to do."""
     cursor = settle(deployment, source, Runner(deployment, [source, *more]), None)
-    assert Cursor.parse(cursor).at_rest.keys() == {source.name, *(each.name for each in more)}
+    assert SensorCursor.parse(cursor).at_rest.keys() == {source.name, *(each.name for each in more)}
     return cursor
 
 
@@ -406,7 +406,7 @@ def test_a_paused_job_is_planned_when_it_is_resumed(deployment, source):
 
 
 def test_a_long_backlog_is_worked_off_in_steps(deployment, source):
-    deployment = replace(deployment, bounds=Bounds(versions=2))
+    deployment = replace(deployment, bounds=IterationBounds(versions=2))
     commit(source, "eu")
     runner = Runner(deployment, [source])
     look = runner.look(None)
@@ -423,7 +423,7 @@ def test_a_long_backlog_is_worked_off_in_steps(deployment, source):
 def test_a_backlog_of_tenants_at_different_commits_is_worked_off_together(
     deployment, source, tmp_path
 ):
-    deployment = replace(deployment, bounds=Bounds(versions=6))
+    deployment = replace(deployment, bounds=IterationBounds(versions=6))
     source = replace(source, tenant="tenant")
     tenants = [f"t{number}" for number in range(10)]
     table = tmp_path / "orders"
@@ -1096,7 +1096,7 @@ def test_of_two_runners_on_one_log_one_looks_and_the_other_takes_over(source, cl
     assert [tenant for tenant, *_ in due(taken)] == ["us"]
     late = one.look(cursor)
     assert (late.dispatches, late.elsewhere) == ([], {source.name})
-    assert Cursor.parse(late.cursor).marks == Cursor.parse(cursor).marks
+    assert SensorCursor.parse(late.cursor).marks == SensorCursor.parse(cursor).marks
 
 
 def test_two_runners_that_look_at_once_dispatch_each_iteration_once(deployment, source):

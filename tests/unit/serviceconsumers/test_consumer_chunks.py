@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from invoked import Runtime, retriever_of
 
 from iscp_dagster import ServiceConsumer, SourceTable
-from iscp_dagster.serviceconsumers.chunks import Owner, Part, cut_chunks, format_line
+from iscp_dagster.serviceconsumers.chunks import Owner, TenantChanges, cut_chunks, format_line
 from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
 from iscp_dagster.serviceconsumers.sorting import Sorter
 
@@ -25,7 +25,7 @@ CHANGES = st.dictionaries(
 
 def part(**changes):
     given_ = {"table": "a.b", "tenant": "acme", "from_": 1, "to": 5, "snapshot": False}
-    return Part(**(given_ | changes))
+    return TenantChanges(**(given_ | changes))
 
 
 def consumer(runtime, **options):

@@ -14,7 +14,7 @@ from logs import key, name, spec
 
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.joblog.iterations import Claim, Failed
-from iscp_dagster.model.batch import WRITES, Action, Range, Step
+from iscp_dagster.model.batch import WRITES, Action, BatchStep, Range
 from iscp_dagster.model.errors import (
     FeedGoneError,
     FenceError,
@@ -25,7 +25,7 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.sync.iteration import commands
-from iscp_dagster.sync.iteration.machine import State, group_by_job, step
+from iscp_dagster.sync.iteration.machine import IterationState, group_by_job, step
 from iscp_dagster.sync.iteration.narrowing import UntriedError, get_tenants
 from iscp_dagster.sync.iteration.outcomes import Delivery, Error, Written
 from iscp_dagster.sync.reading.readings import Reading
@@ -52,7 +52,7 @@ def claim(tenant: str, job: str = "mirror", actions=(Action.INSERT,)) -> Claim:
         fence=2,
         run_id="run",
         range=WHOLE,
-        steps=tuple(Step(action=a, range=r) for a, r in zip(actions, ranges, strict=True)),
+        steps=tuple(BatchStep(action=a, range=r) for a, r in zip(actions, ranges, strict=True)),
     )
 
 
@@ -129,7 +129,7 @@ class Services:
         return commands.Scanned(
             trial,
             tuple(
-                commands.Part(claims=claims, written=self.written(trial, claims))
+                commands.ScanResult(claims=claims, written=self.written(trial, claims))
                 for claims in group_by_job(trial.claims).values()
             ),
         )
@@ -160,7 +160,7 @@ class Services:
 
 def run(claims, services):
     """Carry out an iteration; return its last state."""
-    state, following = step(State(), commands.Claimed(tuple(claims)))
+    state, following = step(IterationState(), commands.Claimed(tuple(claims)))
     waiting = list(following)
     while True:
         if not waiting:
@@ -303,20 +303,22 @@ def test_rows_that_are_wrong_fail_their_job_and_have_it_rebuilt():
 
 def test_a_settled_step_goes_on_without_being_moved_again():
     first = claim("a", actions=(Action.REPLAY, Action.INSERT))
-    state, _ = step(State(), commands.Claimed((first,)))
+    state, _ = step(IterationState(), commands.Claimed((first,)))
     following = replace(first, steps=first.steps[1:], fence=3)
     reading = Reading(plan=TAIL, range=FIRST)
     written = Written(reading=reading, settled={first.key: following})
-    state, answer = step(state, commands.Checked(commands.Part(claims=(first,), written=written)))
+    state, answer = step(
+        state, commands.Checked(commands.ScanResult(claims=(first,), written=written))
+    )
     assert answer == (commands.Record((following,)),)
     assert state.open == {first.key: following}
 
 
 def test_an_interruption_releases_what_is_open_and_an_error_fails_it():
     both = (claim("a"), claim("b"))
-    state, _ = step(State(), commands.Claimed(both))
-    assert step(state, commands.Interrupted()) == (State(), (commands.Release(both),))
-    assert step(State(), commands.Interrupted()) == (State(), ())
+    state, _ = step(IterationState(), commands.Claimed(both))
+    assert step(state, commands.Interrupted()) == (IterationState(), (commands.Release(both),))
+    assert step(IterationState(), commands.Interrupted()) == (IterationState(), ())
     state = replace(state, told={both[0].key: {"rows": 1}})
     _, (fail, give) = step(state, commands.Broken(ValueError("a bug")))
     assert [(each.code, each.message) for each in fail.failures] == (
@@ -340,13 +342,13 @@ def test_a_range_that_contradicts_its_record_is_refused_before_anything_is_read(
 def test_a_job_that_is_lost_once_its_snapshot_is_in_place_starts_over():
     for fault, over in ((LOST, set()), (LATE, {"a"})):
         services = Services({("a", "mirror"): fault})
-        each = replace(claim("a"), steps=(Step(action=Action.INSERT, range=INITIAL),))
+        each = replace(claim("a"), steps=(BatchStep(action=Action.INSERT, range=INITIAL),))
         store = object()
-        state, _ = step(State(), commands.Claimed((each,)))
+        state, _ = step(IterationState(), commands.Claimed((each,)))
         plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization")
         written = Written(reading=Reading(plan=plan, range=INITIAL), store=store)
         state, following = step(
-            state, commands.Checked(commands.Part(claims=(each,), written=written))
+            state, commands.Checked(commands.ScanResult(claims=(each,), written=written))
         )
         waiting = list(following)
         while waiting:

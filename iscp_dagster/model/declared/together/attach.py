@@ -34,7 +34,7 @@ class UnfitError(ConfigError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Declared:
+class Declarations:
     """Everything that a location declares, its views and triggers not yet at their tables."""
 
     tables: Sequence[SourceTable] = ()
@@ -46,7 +46,7 @@ class Declared:
     """By the `id` of each of them, the file that declares it, where that is known."""
 
     @classmethod
-    def of(cls, declared: Iterable[object], files: Mapping[int, str] | None = None) -> Declared:
+    def of(cls, declared: Iterable[object], files: Mapping[int, str] | None = None) -> Declarations:
         """Sort what was declared by what it is; each once, whatever names it has."""
         each = list({id(one): one for one in declared}.values())
         return cls(

@@ -10,7 +10,7 @@ from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.tables import Index, SourceTable
-from iscp_dagster.model.declared.together.attach import Declared
+from iscp_dagster.model.declared.together.attach import Declarations
 from iscp_dagster.model.declared.together.clashes import ClashError
 from iscp_dagster.model.declared.views import View
 from iscp_dagster.model.errors import ConfigError
@@ -38,14 +38,14 @@ class Sound:
         return [each for each in self.mistakes if id(each) not in shown]
 
 
-def select_consistent(given: Declared, check: Check) -> Sound:
+def select_consistent(given: Declarations, check: Check) -> Sound:
     """Keep as many of the declarations as stand together, the earlier ones first.
 
     Of two that would have one name the second is left out; with a table, all that is over it. The
     order is that of the tables, each followed by its indexes and service consumers; then endpoints,
     views, triggers and service consumers.
     """
-    once = Declared.of(given.everything, given.files)
+    once = Declarations.of(given.everything, given.files)
     kept, mistakes = _drop_misfits(list(_order_declarations(once)), check, given.files)
     found = _build_declarations(kept)
     tables = found.attached()
@@ -96,7 +96,7 @@ _NOUNS: Mapping[type, str] = {
 }
 
 
-def _order_declarations(given: Declared) -> Iterator[_Declaration]:
+def _order_declarations(given: Declarations) -> Iterator[_Declaration]:
     """Each declaration after those that it needs."""
     for table in given.tables:
         yield _Declaration(table)
@@ -109,17 +109,17 @@ def _order_declarations(given: Declared) -> Iterator[_Declaration]:
     yield from map(_Declaration, (*given.triggers, *given.services))
 
 
-def _list_triggers(given: Declared) -> Iterator[Trigger]:
+def _list_triggers(given: Declarations) -> Iterator[Trigger]:
     yield from (each for table in given.tables for each in table.triggers)
     yield from given.triggers
 
 
-def _build_declarations(parts: Iterable[_Declaration]) -> Declared:
+def _build_declarations(parts: Iterable[_Declaration]) -> Declarations:
     own: dict[int, list[object]] = defaultdict(list)
     free: list[object] = []
     for part in parts:
         (free if part.table is None else own[id(part.table)]).append(part.each)
-    return Declared.of(
+    return Declarations.of(
         _replace_consumers(each, own[id(each)]) if isinstance(each, SourceTable) else each
         for each in free
     )

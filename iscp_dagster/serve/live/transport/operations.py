@@ -21,7 +21,7 @@ from graphql.execution.collect_fields import collect_fields, collect_sub_fields
 from graphql.execution.values import get_argument_values, get_variable_values
 from graphql.pyutils import Path
 
-from iscp_dagster.serve.live.telling import Message
+from iscp_dagster.serve.live.telling import ChangeMessage
 
 Values = Mapping[str, Any]
 Projection = Callable[[Any], dict[str, Any]]
@@ -73,7 +73,7 @@ class Telling:
         assert isinstance(type_, GraphQLObjectType)
         shown = self._build_projection(type_, nodes)
         info = self._build_info(root, field.type, name, nodes)
-        messages: AsyncGenerator[Message, None] = field.subscribe(None, info, **given)
+        messages: AsyncGenerator[ChangeMessage, None] = field.subscribe(None, info, **given)
         async with aclosing(messages):
             async for message in messages:
                 yield {"data": {name: shown(message)}}

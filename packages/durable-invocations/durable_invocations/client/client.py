@@ -43,7 +43,7 @@ _OVERLOADED = {408, 429, 502, 503, 504}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sent:
+class SentInvocation:
     """An invocation that the runtime keeps; not `is_new` if its idempotency key had made it."""
 
     id: str
@@ -126,7 +126,7 @@ class Client:
         key: str | None = None,
         idempotency_key: str | None = None,
         delay: float = 0.0,
-    ) -> Sent:
+    ) -> SentInvocation:
         """Have a handler invoked, after `delay` seconds, and return when that is durable.
 
         The argument is sent as JSON; bytes are sent as they are, as JSON that is written already.
@@ -141,7 +141,7 @@ class Client:
             headers["content-type"] = JSON
         params = build_delay_params(delay)
         told = self._request_object("POST", place, content=content, headers=headers, params=params)
-        return Sent(id=told.text("invocationId"), is_new=told["status"] == "Accepted")
+        return SentInvocation(id=told.text("invocationId"), is_new=told["status"] == "Accepted")
 
     def attach(self, invocation: str, *, seconds: float | None = None) -> Any:
         """Wait for an invocation's end and return its output. Raises InvocationFailedError.

@@ -164,7 +164,7 @@ class Admin:
         operation = CHANGES.get(request.path_params["change"])
         if operation is None:
             raise RefusedError(NOT_FOUND, f"Change an invocation by one of {', '.join(CHANGES)}.")
-        wanted: op.Operation[Done | Refused] = operation(id=request.path_params["id"])
+        wanted: op.StoreOperation[Done | Refused] = operation(id=request.path_params["id"])
         return _make_json_response({"changed": _check_done(await self.backend.do(wanted)).changed})
 
 

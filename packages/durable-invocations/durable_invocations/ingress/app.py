@@ -21,7 +21,7 @@ from asgi_guards.draining import Draining
 from durable_invocations.errors import DurableError, UnavailableError
 from durable_invocations.ingress.admin import Admin, Answer
 from durable_invocations.ingress.backend import Backend, Catalog
-from durable_invocations.ingress.invoking import Bounds, Invoking, Waiting
+from durable_invocations.ingress.invoking import IngressBounds, Invoking, ResultWaiter
 from durable_invocations.ingress.outputs import Awakeables, Outputs
 from durable_invocations.ingress.refusals import (
     BAD,
@@ -40,7 +40,7 @@ _FAILED = 500
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class IngressSettings:
     """What an application is made from. Without a `token` it must listen on loopback alone."""
 
     backend: Backend
@@ -49,7 +49,7 @@ class Settings:
     """What whoever has none is told to send."""
     admission: Admission = field(default_factory=Admission)
     """Guards a server without a token against foreign web pages."""
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: IngressBounds = field(default_factory=IngressBounds)
     open_below: str = ""
     """A path below which no token is asked for: it cannot be guessed."""
     own: str = ""
@@ -59,7 +59,7 @@ class Settings:
     lifespan: Lifespan[Starlette] | None = None
 
 
-def create_app(settings: Settings) -> Starlette:
+def create_app(settings: IngressSettings) -> Starlette:
     """The application; errors are JSON with `code` and `message`."""
     return Starlette(
         routes=_build_routes(settings),
@@ -69,7 +69,7 @@ def create_app(settings: Settings) -> Starlette:
     )
 
 
-def _build_guard(settings: Settings) -> Middleware:
+def _build_guard(settings: IngressSettings) -> Middleware:
     if settings.token:
         open_below = f"{settings.open_below}/" if settings.open_below else ""
         named = {"token": settings.token, "name": settings.credential}
@@ -81,9 +81,9 @@ def _build_guard(settings: Settings) -> Middleware:
     return Middleware(Guard, admission=settings.admission, told=answer_forbidden)
 
 
-def _build_routes(settings: Settings) -> list[BaseRoute]:
+def _build_routes(settings: IngressSettings) -> list[BaseRoute]:
     backend, bounds = settings.backend, settings.bounds
-    waiting = Waiting(backend, bounds.waiting, bounds.still)
+    waiting = ResultWaiter(backend, bounds.waiting, bounds.still)
     outputs = _handle_errors(Outputs(backend=backend, waiting=waiting))
     catalog = Catalog(backend)
     invoking = Invoking(backend=backend, waiting=waiting, bounds=bounds, catalog=catalog)

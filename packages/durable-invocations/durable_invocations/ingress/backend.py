@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store.deployments import Deployment, Service
-from durable_invocations.runtime.store.operations import Operation
+from durable_invocations.runtime.store.operations import StoreOperation
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ class Backend(Protocol):
     def store(self) -> SqlStore:
         """For `read`: it blocks."""
 
-    async def do(self, operation: Operation[T]) -> T:
+    async def do(self, operation: StoreOperation[T]) -> T:
         """The outcome of an operation, once it is durable."""
 
     async def read(self, question: Callable[..., T], *arguments: Any) -> T:

@@ -19,7 +19,7 @@ from durable_invocations.ingress.refusals import (
 )
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import Result, Value
-from durable_invocations.runtime.store.deployments import Handler
+from durable_invocations.runtime.store.deployments import RegisteredHandler
 
 ID_HEADER = "x-restate-id"
 _OWN = {
@@ -32,7 +32,7 @@ _ANY_INPUT: Mapping[str, Any] = {"contentType": "*/*", "required": False}
 _ANY_OUTPUT: Mapping[str, Any] = {"contentType": JSON}
 
 
-def check_input(handler: Handler, request: Request, content: bytes) -> None:
+def check_input(handler: RegisteredHandler, request: Request, content: bytes) -> None:
     """Raises RefusedError: 400 for a missing, unwanted or malformed body, 415 for its type."""
     wanted, given = _get_payload(handler, "input", _ANY_INPUT), get_media_type(request)
     type_ = wanted.get("contentType")
@@ -62,7 +62,9 @@ def select_headers(request: Request) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in found if name.lower() not in _OWN)
 
 
-def answer(handler: Handler | None, id_: str, result: Result, sending: Sending) -> Response:
+def answer(
+    handler: RegisteredHandler | None, id_: str, result: Result, sending: Sending
+) -> Response:
     """How an invocation ended: its output as its manifest says, or its failure's code."""
     headers = {ID_HEADER: id_}
     if isinstance(result, Failure):
@@ -75,6 +77,8 @@ def answer(handler: Handler | None, id_: str, result: Result, sending: Sending) 
     return sending.make_response(id_, content, {**PLAIN, **headers})
 
 
-def _get_payload(handler: Handler, what: str, otherwise: Mapping[str, Any]) -> Mapping[str, Any]:
+def _get_payload(
+    handler: RegisteredHandler, what: str, otherwise: Mapping[str, Any]
+) -> Mapping[str, Any]:
     found = handler.described.get(what) if isinstance(handler.described, dict) else None
     return found if isinstance(found, dict) else otherwise

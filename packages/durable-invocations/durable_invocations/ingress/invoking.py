@@ -20,7 +20,7 @@ from durable_invocations.ingress.refusals import BAD, BUSY, NOT_FOUND, PLAIN, Re
 from durable_invocations.ingress.targets import Target, called, split_path
 from durable_invocations.protocol import ids
 from durable_invocations.protocol.results import Result
-from durable_invocations.runtime.store.deployments import Handler, Service
+from durable_invocations.runtime.store.deployments import RegisteredHandler, Service
 from durable_invocations.runtime.store.operations import Submit
 from durable_invocations.runtime.store.outcomes import Refused, Submitted
 
@@ -29,7 +29,7 @@ _ACCEPTED, _OK = 202, 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds:
+class IngressBounds:
     """What one server takes on."""
 
     body: int = 10 * 1024 * 1024
@@ -40,7 +40,7 @@ class Bounds:
     """Seconds for which a client may take nothing of a large output."""
 
 
-class Waiting:
+class ResultWaiter:
     """Waits for the ends of invocations on behalf of requests, within bounds, and sends outputs."""
 
     def __init__(self, backend: Backend, most: int, still: float) -> None:
@@ -99,8 +99,8 @@ class Invoking:
     """Answers requests to invoke a handler."""
 
     backend: Backend
-    waiting: Waiting
-    bounds: Bounds
+    waiting: ResultWaiter
+    bounds: IngressBounds
     catalog: Catalog
 
     async def __call__(self, request: Request) -> Response:
@@ -126,7 +126,7 @@ class Invoking:
         return found
 
     async def _read_submit(
-        self, request: Request, target: Target, handler: Handler, *, send: bool
+        self, request: Request, target: Target, handler: RegisteredHandler, *, send: bool
     ) -> Submit:
         later = _parse_delay(request, send=send)
         content = await body(request, self.bounds.body)
@@ -143,7 +143,7 @@ class Invoking:
         )
 
     async def _answer_submitted(
-        self, request: Request, handler: Handler, made: Submitted, *, send: bool
+        self, request: Request, handler: RegisteredHandler, made: Submitted, *, send: bool
     ) -> Response:
         if send:
             told = {
@@ -170,7 +170,7 @@ def _parse_delay(request: Request, *, send: bool) -> int:
     return parse_delay(asked["delay"]) if "delay" in asked else 0
 
 
-def get_handler(service: Service, name: str) -> Handler:
+def get_handler(service: Service, name: str) -> RegisteredHandler:
     """The handler of that name. Raises RefusedError (404)."""
     found = service.handler(name)
     if found is None:

@@ -10,7 +10,12 @@ from starlette.responses import JSONResponse, Response
 from durable_invocations.ingress.backend import Backend
 from durable_invocations.ingress.bodies import JSON, body, get_media_type, parse_json
 from durable_invocations.ingress.inputs import answer
-from durable_invocations.ingress.invoking import Bounds, Waiting, get_raw_path, make_unknown_error
+from durable_invocations.ingress.invoking import (
+    IngressBounds,
+    ResultWaiter,
+    get_raw_path,
+    make_unknown_error,
+)
 from durable_invocations.ingress.refusals import (
     BAD,
     NOT_FOUND,
@@ -23,7 +28,7 @@ from durable_invocations.ingress.targets import split_path
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import Result, Value
 from durable_invocations.protocol.services import HandlerKind
-from durable_invocations.runtime.store.deployments import Handler
+from durable_invocations.runtime.store.deployments import RegisteredHandler
 from durable_invocations.runtime.store.operations import CompleteAwakeable
 from durable_invocations.runtime.store.outcomes import Refused
 from durable_invocations.runtime.store.views import Invocation
@@ -42,7 +47,7 @@ class Outputs:
     """
 
     backend: Backend
-    waiting: Waiting
+    waiting: ResultWaiter
 
     async def __call__(self, request: Request) -> Response:
         """The output; 470 from `output` while there is none."""
@@ -98,7 +103,7 @@ class Outputs:
             raise make_unknown_error("/".join(filter(None, arguments)))
         return found
 
-    async def _find_handler(self, found: Invocation) -> Handler | None:
+    async def _find_handler(self, found: Invocation) -> RegisteredHandler | None:
         services = await self.backend.read(self.backend.store.services)
         service = services.get(found.service)
         return service.handler(found.handler) if service else None
@@ -109,7 +114,7 @@ class Awakeables:
     """Completes awakeables: `resolve` with the body's bytes, `reject` with its text."""
 
     backend: Backend
-    bounds: Bounds
+    bounds: IngressBounds
 
     async def __call__(self, request: Request) -> Response:
         """202; `changed` is false if the awakeable was completed before."""

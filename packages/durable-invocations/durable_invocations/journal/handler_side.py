@@ -13,16 +13,21 @@ from typing import Any
 
 from durable_invocations.journal import handler_events as events
 from durable_invocations.journal import handler_steps as steps
-from durable_invocations.journal.handler_state import Attempt, Phase, Step, fail_attempt
+from durable_invocations.journal.handler_state import (
+    HandlerPhase,
+    HandlerState,
+    HandlerTransition,
+    fail_attempt,
+)
 from durable_invocations.journal.handler_stream import handle_input_closed, handle_received
 from durable_invocations.protocol.failures import ErrorReport, ProtocolError
 
-_STEPS: Mapping[type, Callable[[Attempt, Any], Step]] = MappingProxyType(
+_STEPS: Mapping[type, Callable[[HandlerState, Any], HandlerTransition]] = MappingProxyType(
     {
-        events.Received: handle_received,
+        events.FrameReceived: handle_received,
         events.InputClosed: handle_input_closed,
         events.Issued: steps.handle_issued,
-        events.Begun: steps.handle_begun,
+        events.RunBegun: steps.handle_begun,
         events.Finished: steps.handle_finished,
         events.Awaited: steps.handle_awaited,
         events.Returned: steps.handle_returned,
@@ -31,13 +36,13 @@ _STEPS: Mapping[type, Callable[[Attempt, Any], Step]] = MappingProxyType(
 )
 
 
-def step(state: Attempt, event: events.InEvent) -> Step:
+def step(state: HandlerState, event: events.InEvent) -> HandlerTransition:
     """What follows from an event.
 
     A breach of the protocol, or a journal that does not match, closes the attempt with an error.
     Once it is closed nothing follows.
     """
-    if state.phase is Phase.CLOSED:
+    if state.phase is HandlerPhase.CLOSED:
         return state, ()
     try:
         return _STEPS[type(event)](state, event)

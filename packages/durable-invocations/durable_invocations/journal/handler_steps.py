@@ -7,9 +7,9 @@ from dataclasses import replace
 from durable_invocations.journal import bits, matching
 from durable_invocations.journal import handler_events as events
 from durable_invocations.journal.handler_state import (
-    Attempt,
-    Phase,
-    Step,
+    HandlerPhase,
+    HandlerState,
+    HandlerTransition,
     add_entry,
     end_if_returned,
     fail_attempt,
@@ -22,7 +22,7 @@ from durable_invocations.protocol.results import get_result
 from durable_invocations.protocol.versions import get_needed_version
 
 
-def handle_issued(state: Attempt, event: events.Issued) -> Step:
+def handle_issued(state: HandlerState, event: events.Issued) -> HandlerTransition:
     if state.replaying:
         return _replay_entry(state, event)
     _check_supported(state, event.entry)
@@ -31,38 +31,38 @@ def handle_issued(state: Attempt, event: events.Issued) -> Step:
     return state, (*more, *out)
 
 
-def handle_begun(state: Attempt, event: events.Begun) -> Step:
+def handle_begun(state: HandlerState, event: events.RunBegun) -> HandlerTransition:
     if state.replaying:
         return _replay_entry(state, event)
     return _take_entry(state, None), (events.Execute(index=state.issued),)
 
 
-def handle_finished(state: Attempt, event: events.Finished) -> Step:
+def handle_finished(state: HandlerState, event: events.Finished) -> HandlerTransition:
     if state.held.get(event.index, event.entry) is not None:
         raise ProtocolError(f"Entry {event.index} is no Run that waits for its result.")
     return _flush_entries(replace(state, held={**state.held, event.index: event.entry}))
 
 
-def handle_awaited(state: Attempt, event: events.Awaited) -> Step:
+def handle_awaited(state: HandlerState, event: events.Awaited) -> HandlerTransition:
     return suspend_if_waiting(replace(state, awaited=event.indexes))
 
 
-def handle_returned(state: Attempt, event: events.Returned) -> Step:
+def handle_returned(state: HandlerState, event: events.Returned) -> HandlerTransition:
     if state.replaying:
         assert event.recorded is not None, "a replayed entry comes with the event"
         matching.check(state.issued, None, event.recorded)
     return end_if_returned(replace(state, returned=True))
 
 
-def handle_failed(state: Attempt, event: events.Failed) -> Step:
+def handle_failed(state: HandlerState, event: events.Failed) -> HandlerTransition:
     return fail_attempt(state, event.report)
 
 
-def _replay_entry(state: Attempt, event: events.Issued | events.Begun) -> Step:
+def _replay_entry(state: HandlerState, event: events.Issued | events.RunBegun) -> HandlerTransition:
     index, recorded = state.issued, event.recorded
     assert recorded is not None, "a replayed entry comes with the event"
     matching.check(index, event.entry, recorded, event.where)
-    phase = state.phase if index + 1 < (state.known or 0) else Phase.PROCESSING
+    phase = state.phase if index + 1 < (state.known or 0) else HandlerPhase.PROCESSING
     state = replace(state, issued=index + 1, phase=phase)
     if recorded.completed or recorded.code == kinds.RUN.code:
         return state, _resolve_entry(recorded, index)
@@ -76,13 +76,13 @@ def _resolve_entry(entry: Frame, index: int) -> tuple[events.OutEvent, ...]:
     return (events.Resolve(index=index, result=result),)
 
 
-def _take_entry(state: Attempt, entry: Frame | None) -> Attempt:
+def _take_entry(state: HandlerState, entry: Frame | None) -> HandlerState:
     """The state when the handler has made a new entry, which is not sent yet."""
     held = {**state.held, state.issued: entry}
-    return replace(state, phase=Phase.PROCESSING, issued=state.issued + 1, held=held)
+    return replace(state, phase=HandlerPhase.PROCESSING, issued=state.issued + 1, held=held)
 
 
-def _flush_entries(state: Attempt) -> Step:
+def _flush_entries(state: HandlerState) -> HandlerTransition:
     """Send what is behind no unfinished Run; then end or suspend if nothing else is left to do."""
     out: list[events.OutEvent] = []
     while (entry := state.held.get(state.sent)) is not None:
@@ -92,14 +92,14 @@ def _flush_entries(state: Attempt) -> Step:
     return state, (*out, *more)
 
 
-def _send_entry(state: Attempt, entry: Frame) -> Attempt:
+def _send_entry(state: HandlerState, entry: Frame) -> HandlerState:
     index = state.sent
     held = {each: held for each, held in state.held.items() if each != index}
     unacked = state.unacked | bits.make_bit(index) * entry.requires_ack
     return replace(add_entry(state, entry), held=held, unacked=unacked)
 
 
-def _check_supported(state: Attempt, entry: Frame) -> None:
+def _check_supported(state: HandlerState, entry: Frame) -> None:
     if get_needed_version(entry) > state.version:
         raise ProtocolError(
             f"{entry.kind} needs version {get_needed_version(entry)} of the protocol, and the "

@@ -8,9 +8,9 @@ from typing import Any
 from durable_invocations.journal import bits
 from durable_invocations.journal import handler_events as events
 from durable_invocations.journal.handler_state import (
-    Attempt,
-    Phase,
-    Step,
+    HandlerPhase,
+    HandlerState,
+    HandlerTransition,
     add_entry,
     suspend_if_waiting,
 )
@@ -20,11 +20,11 @@ from durable_invocations.protocol.frames import ONEOF, Frame
 from durable_invocations.protocol.results import get_result
 
 
-def handle_received(state: Attempt, event: events.Received) -> Step:
+def handle_received(state: HandlerState, event: events.FrameReceived) -> HandlerTransition:
     got = event.frame
     if state.known is None:
         return _handle_start(state, got)
-    if state.phase is Phase.STARTING:
+    if state.phase is HandlerPhase.STARTING:
         return _record_entry(state, state.known, got)
     if got.code == kinds.COMPLETION.code:
         return _handle_completion(state, got.message())
@@ -36,8 +36,8 @@ def handle_received(state: Attempt, event: events.Received) -> Step:
     )
 
 
-def handle_input_closed(state: Attempt, _: events.InputClosed) -> Step:
-    if state.phase is Phase.STARTING:
+def handle_input_closed(state: HandlerState, _: events.InputClosed) -> HandlerTransition:
+    if state.phase is HandlerPhase.STARTING:
         known = "unknown many" if state.known is None else state.known
         raise ProtocolError(
             f"The stream ended after {state.sent} of {known} entries of the replay; the runtime "
@@ -46,7 +46,7 @@ def handle_input_closed(state: Attempt, _: events.InputClosed) -> Step:
     return suspend_if_waiting(replace(state, input_closed=True))
 
 
-def _handle_start(state: Attempt, got: Frame) -> Step:
+def _handle_start(state: HandlerState, got: Frame) -> HandlerTransition:
     if got.code != kinds.START.code:
         raise ProtocolError(f"The stream begins with {got.kind}; it must begin with a Start.")
     message = got.message()
@@ -56,7 +56,7 @@ def _handle_start(state: Attempt, got: Frame) -> Step:
     return replace(state, known=message.known_entries), (event,)
 
 
-def _record_entry(state: Attempt, known: int, got: Frame) -> Step:
+def _record_entry(state: HandlerState, known: int, got: Frame) -> HandlerTransition:
     index = state.sent
     if not got.kind.entry or (index == 0) != (got.code == kinds.INPUT.code):
         raise ProtocolError(
@@ -68,10 +68,10 @@ def _record_entry(state: Attempt, known: int, got: Frame) -> Step:
     state, out = add_entry(state, got), events.Recorded(index=index, entry=got)
     if state.sent < known:
         return state, (out,)
-    return replace(state, phase=Phase.REPLAYING), (out, events.Ready())
+    return replace(state, phase=HandlerPhase.REPLAYING), (out, events.Ready())
 
 
-def _handle_completion(state: Attempt, message: Any) -> Step:
+def _handle_completion(state: HandlerState, message: Any) -> HandlerTransition:
     index, variant = message.entry_index, message.WhichOneof(ONEOF)
     allowed = {"empty": state.empties, "value": state.values, "failure": state.completable}
     result = get_result(message)
@@ -87,7 +87,7 @@ def _handle_completion(state: Attempt, message: Any) -> Step:
     return state, (events.Resolve(index=index, result=result),)
 
 
-def _handle_ack(state: Attempt, index: int) -> Step:
+def _handle_ack(state: HandlerState, index: int) -> HandlerTransition:
     """Entries are stored in order: an ack of one says that those before it are stored."""
     if index >= state.sent:
         raise ProtocolError(f"The runtime acknowledged entry {index}, of {state.sent} that it has.")

@@ -54,14 +54,14 @@ class Claims:
             if most:
                 self._put_claim(most, full)
 
-    def claim_behind(self, operation: op.Operation[Any]) -> None:
+    def claim_behind(self, operation: op.StoreOperation[Any]) -> None:
         """Claim in the same transaction what an operation that was just put makes ready.
 
         Where that does not come about, the operation's `Changes` lead to a claim.
         """
         kind = type(operation)
         readies = kind in _READYING
-        if isinstance(operation, op.Commit):
+        if isinstance(operation, op.CommitEntry):
             readies = operation.frame.code in _READYING_ENTRIES
         if readies and self._pending is None:
             self.request_claim()

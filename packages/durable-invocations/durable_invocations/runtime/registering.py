@@ -7,7 +7,7 @@ import secrets
 from durable_invocations.protocol.services import HandlerKind, Mode, ServiceKind
 from durable_invocations.runtime.http import manifest
 from durable_invocations.runtime.http.discovery import Discovered
-from durable_invocations.runtime.store.deployments import Deployment, Handler, Service
+from durable_invocations.runtime.store.deployments import Deployment, RegisteredHandler, Service
 
 USUAL = {
     ServiceKind.SERVICE: HandlerKind.SHARED,
@@ -35,7 +35,7 @@ def _build_service(each: manifest.Service) -> Service:
     return Service(name=each.name, kind=kind, handlers=handlers)
 
 
-def _build_handler(kind: ServiceKind, each: manifest.Handler) -> Handler:
+def _build_handler(kind: ServiceKind, each: manifest.ManifestHandler) -> RegisteredHandler:
     said = HandlerKind(each.ty) if each.ty and kind.keyed else USUAL[kind]
     described = each.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return Handler(name=each.name, kind=said, described=described)
+    return RegisteredHandler(name=each.name, kind=said, described=described)

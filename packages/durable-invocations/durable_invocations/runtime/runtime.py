@@ -20,13 +20,13 @@ from durable_invocations.runtime.http.client import HttpClient
 from durable_invocations.runtime.http.discovery import discover_deployment
 from durable_invocations.runtime.owners import Watch
 from durable_invocations.runtime.registering import registered
-from durable_invocations.runtime.settings import AFTER_ERROR_SECONDS, Settings
+from durable_invocations.runtime.settings import AFTER_ERROR_SECONDS, RuntimeSettings
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.deployments import Deployment, Service
 from durable_invocations.runtime.store.outcomes import Changes, Refused, Registered
 from durable_invocations.runtime.timers import Clock, Due, SteadyClock
-from durable_invocations.runtime.waiting import Waiting
+from durable_invocations.runtime.waiting import ResultFutures
 from durable_invocations.runtime.writer import Writer
 
 T = TypeVar("T")
@@ -46,19 +46,19 @@ class Runtime:
     def __init__(
         self,
         store: SqlStore,
-        settings: Settings | None = None,
+        settings: RuntimeSettings | None = None,
         *,
         clock: Clock | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
-        self._settings = settings or Settings()
+        self._settings = settings or RuntimeSettings()
         self._clock: Clock = clock or SteadyClock(monotonic=monotonic)
         self._monotonic = monotonic
 
     async def __aenter__(self) -> Self:
         self._earlier = asyncio.Event()
-        self._due, self._waiting = Due(), Waiting()
+        self._due, self._waiting = Due(), ResultFutures()
         self.store.owner = self._settings.owner
         self._watch = Watch(owner=self._settings.owner, silent=self._settings.silent)
         self._client = HttpClient(trusted=self._settings.trusted)
@@ -101,7 +101,7 @@ class Runtime:
 
     # What others ask.
 
-    async def do(self, operation: op.Operation[T]) -> T:
+    async def do(self, operation: op.StoreOperation[T]) -> T:
         """An operation's outcome, once it is durable. Raises UnavailableError."""
         return await self._put_operation(operation)
 
@@ -200,7 +200,7 @@ class Runtime:
             pass
         await asyncio.sleep(self._settings.prune)
 
-    def _put_operation(self, operation: op.Operation[T]) -> asyncio.Future[T]:
+    def _put_operation(self, operation: op.StoreOperation[T]) -> asyncio.Future[T]:
         """Queue an operation; whatever fails, the future tells."""
         try:
             future = self._writer.do(operation)

@@ -20,7 +20,7 @@ def _make_owner() -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class RuntimeSettings:
     """Times are seconds."""
 
     owner: str = field(default_factory=_make_owner)

@@ -17,7 +17,7 @@ MOST_RECENT = 256
 _SMALL = 16_384
 
 
-class Waiting:
+class ResultFutures:
     """Futures by invocation. All methods belong to one event loop."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from durable_invocations.errors import UnavailableError
 from durable_invocations.runtime.sql.store import SqlStore
-from durable_invocations.runtime.store.operations import Operation
+from durable_invocations.runtime.store.operations import StoreOperation
 from durable_invocations.runtime.store.outcomes import Changes
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ PATIENCE = 60.0
 FIRST_DELAY, LAST_DELAY = 0.05, 1.0
 READERS = 2
 
-Asked = tuple[Operation[Any], "asyncio.Future[Any]"]
+QueuedOperation = tuple[StoreOperation[Any], "asyncio.Future[Any]"]
 Done = tuple["asyncio.Future[Any]", Any, BaseException | None]
 
 
@@ -45,7 +45,7 @@ class Writer:
         self.store = store
         self._on_changes = on_changes
         self._patience = patience
-        self._asked: SimpleQueue[Asked | None] = SimpleQueue()
+        self._asked: SimpleQueue[QueuedOperation | None] = SimpleQueue()
         self._closing = threading.Event()
         self._uncertain = False
         self._thread = threading.Thread(
@@ -64,7 +64,7 @@ class Writer:
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._readers.shutdown)
 
-    def do(self, operation: Operation[T]) -> asyncio.Future[T]:
+    def do(self, operation: StoreOperation[T]) -> asyncio.Future[T]:
         """The operation's outcome, when it is durable; it is done even if nobody awaits it.
 
         Raises UnavailableError if the database does not answer for the writer's patience: whether
@@ -93,7 +93,7 @@ class Writer:
             if last:
                 return
 
-    def _do_batch(self, asked: Sequence[Asked]) -> None:
+    def _do_batch(self, asked: Sequence[QueuedOperation]) -> None:
         try:
             outcomes, changes = self._run_with_retry([operation for operation, _ in asked])
         except UnavailableError as error:
@@ -108,7 +108,9 @@ class Writer:
             told = zip(asked, outcomes, strict=True)
             self._send_outcomes([(future, outcome, None) for (_, future), outcome in told], changes)
 
-    def _run_with_retry(self, operations: Sequence[Operation[Any]]) -> tuple[list[Any], Changes]:
+    def _run_with_retry(
+        self, operations: Sequence[StoreOperation[Any]]
+    ) -> tuple[list[Any], Changes]:
         """Do them in one transaction, again while the database is away."""
         until, delay = monotonic() + self._patience, FIRST_DELAY
         while True:

@@ -31,7 +31,7 @@ from durable_invocations.protocol.versions import (
     parse_version,
 )
 from durable_invocations.serving.declared.manifest import build_manifest
-from durable_invocations.serving.declared.services import AnyService, Handler
+from durable_invocations.serving.declared.services import AnyService, DeclaredHandler
 from durable_invocations.serving.draining import send_answer
 from durable_invocations.serving.stream import Options, Stream
 
@@ -105,14 +105,14 @@ class ServiceEndpoint:
             answer = _make_refusal(404, f"No handler is served at {path}.")
         await send_answer(answer, receive, send, self.options.drain)
 
-    def _find_handler(self, parts: list[str]) -> Handler | None:
+    def _find_handler(self, parts: list[str]) -> DeclaredHandler | None:
         if len(parts) <= _INVOKE or parts[-_INVOKE] != "invoke":
             return None
         service = self.services.get(parts[-2])
         return service.handlers.get(parts[-1]) if service is not None else None
 
     async def _invoke_handler(
-        self, handler: Handler, scope: Scope, receive: Receive, send: Send
+        self, handler: DeclaredHandler, scope: Scope, receive: Receive, send: Send
     ) -> None:
         spoken = parse_version(Headers(scope=scope).get("content-type"))
         if spoken is None:

@@ -9,16 +9,16 @@ from typing import Any
 
 from durable_invocations.protocol.failures import ErrorReport, Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from durable_invocations.serving.attempts.attempt import Attempt
+from durable_invocations.serving.attempts.attempt import HandlerAttempt
 from durable_invocations.serving.attempts.operations import BAD_REQUEST
 from durable_invocations.serving.attempts.reports import format_error, report
 from durable_invocations.serving.context import Context
 from durable_invocations.serving.declared.serde import JSON, check_numbers
-from durable_invocations.serving.declared.services import Handler
+from durable_invocations.serving.declared.services import DeclaredHandler
 from durable_invocations.serving.errors import TerminalError
 
 
-async def handle_attempt(attempt: Attempt, *, tracebacks: bool) -> None:
+async def handle_attempt(attempt: HandlerAttempt, *, tracebacks: bool) -> None:
     """Call the attempt's handler with its input. What it raises ends the attempt, not the caller.
 
     With `tracebacks` the runtime is told where it failed.
@@ -35,7 +35,7 @@ async def handle_attempt(attempt: Attempt, *, tracebacks: bool) -> None:
         attempt.journal.fail(report(error, index, description=told))
 
 
-async def _call_handler(attempt: Attempt) -> pb.OutputEntryMessage:
+async def _call_handler(attempt: HandlerAttempt) -> pb.OutputEntryMessage:
     given = attempt.read_input()
     context = Context(attempt, _join_headers(given.headers))
     try:
@@ -59,7 +59,7 @@ def _join_headers(given: Iterable[pb.Header]) -> dict[str, str]:
     return {key: ", ".join(its) for key, its in values.items()}
 
 
-def _parse_arguments(handler: Handler, body: bytes) -> tuple[Any, ...]:
+def _parse_arguments(handler: DeclaredHandler, body: bytes) -> tuple[Any, ...]:
     try:
         return handler.parse_arguments(body)
     except ValueError as error:

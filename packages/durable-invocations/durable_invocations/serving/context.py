@@ -23,14 +23,14 @@ from durable_invocations.serving.attempts.operations import (
     make_value_parser,
 )
 from durable_invocations.serving.attempts.running import Action, RunRetry
-from durable_invocations.serving.calls import Call, Sent, Target, set_target
+from durable_invocations.serving.calls import Call, SendHandle, Target, set_target
 from durable_invocations.serving.declared.serde import JSON, Serde, get_return_serde, get_serde
 from durable_invocations.serving.errors import ContextError
 from durable_invocations.serving.promises import Promise
-from durable_invocations.serving.states import State
+from durable_invocations.serving.states import KeyState
 
 if TYPE_CHECKING:
-    from durable_invocations.serving.attempts.attempt import Attempt
+    from durable_invocations.serving.attempts.attempt import HandlerAttempt
 
 Seconds = float | timedelta
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Context:
     each time: what depends on time, chance or the outside world belongs into `run`.
     """
 
-    def __init__(self, attempt: Attempt, headers: Mapping[str, str]) -> None:
+    def __init__(self, attempt: HandlerAttempt, headers: Mapping[str, str]) -> None:
         self._attempt = attempt
         self.id: str = attempt.start.debug_id
         """The invocation's id."""
@@ -52,7 +52,7 @@ class Context:
         """The key of the object or workflow; empty in a service."""
         self.headers = headers
         """The headers of the request that began it; the values of a repeated one as a list."""
-        self.state = State(attempt)
+        self.state = KeyState(attempt)
         """The state of the key."""
 
     @overload
@@ -162,7 +162,7 @@ class Context:
         delay: Seconds | None = None,
         idempotency_key: str | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Sent:
+    ) -> SendHandle:
         """Begin an invocation now, or after `delay`, and do not wait for it."""
         message = pb.OneWayCallEntryMessage(
             service_name=service,
@@ -173,7 +173,7 @@ class Context:
             key=key,
             idempotency_key=_check_idempotency_key(idempotency_key),
         )
-        return Sent(self._attempt, self._attempt.record(message))
+        return SendHandle(self._attempt, self._attempt.record(message))
 
     def awakeable(self, returns: Any = Any, name: str = "") -> tuple[str, Operation[Any]]:
         """An id to hand out, and what whoever has it completes it with.

@@ -11,14 +11,14 @@ from durable_invocations.serving.attempts.operations import Operation, given, ig
 from durable_invocations.serving.errors import ContextError
 
 if TYPE_CHECKING:
-    from durable_invocations.serving.attempts.attempt import Attempt
+    from durable_invocations.serving.attempts.attempt import HandlerAttempt
     from durable_invocations.serving.declared.serde import Serde
 
 
 class Promise:
     """A promise by its name, kept with the workflow's key."""
 
-    def __init__(self, attempt: Attempt, name: str, serde: Serde) -> None:
+    def __init__(self, attempt: HandlerAttempt, name: str, serde: Serde) -> None:
         if attempt.service is not ServiceKind.WORKFLOW:
             raise ContextError(f"{attempt.handler.called} has no promises; workflows have them.")
         self._attempt = attempt

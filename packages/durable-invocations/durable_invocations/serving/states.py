@@ -11,13 +11,13 @@ from durable_invocations.serving.declared.serde import JSON, get_serde
 from durable_invocations.serving.errors import ContextError
 
 if TYPE_CHECKING:
-    from durable_invocations.serving.attempts.attempt import Attempt
+    from durable_invocations.serving.attempts.attempt import HandlerAttempt
 
 
-class State:
+class KeyState:
     """Read by every handler of the key; changed by its exclusive ones, and a workflow's run."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: HandlerAttempt) -> None:
         self._attempt = attempt
 
     def get(self, name: str, returns: Any = Any, *, default: Any = None) -> Operation[Any]:

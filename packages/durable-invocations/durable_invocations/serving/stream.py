@@ -15,9 +15,9 @@ from durable_invocations.journal.handler_events import InputClosed
 from durable_invocations.protocol.decoding import DEFAULT, Decoder, Limits
 from durable_invocations.protocol.failures import JOURNAL_MISMATCH, ErrorReport, ProtocolError
 from durable_invocations.protocol.services import ServiceKind
-from durable_invocations.serving.attempts.attempt import Attempt
+from durable_invocations.serving.attempts.attempt import HandlerAttempt
 from durable_invocations.serving.calling import handle_attempt
-from durable_invocations.serving.declared.services import Handler
+from durable_invocations.serving.declared.services import DeclaredHandler
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -46,7 +46,7 @@ class Stream:
     def __init__(
         self,
         service: ServiceKind,
-        handler: Handler,
+        handler: DeclaredHandler,
         *,
         version: int,
         duplex: bool,
@@ -60,7 +60,7 @@ class Stream:
         self._send = send
         self._changed = asyncio.Event()
         self._decoder = Decoder(options.limits)
-        self._attempt = Attempt(
+        self._attempt = HandlerAttempt(
             service,
             handler,
             version=version,

@@ -17,7 +17,7 @@ from durable_invocations.protocol.awakeables import make_awakeable_id
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import Value
 from durable_invocations.runtime.runtime import Runtime
-from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.store.operations import CompleteAwakeable, Kill, Purge
 from durable_invocations.runtime.store.views import Status
 from durable_invocations.runtime.timers import SteadyClock
@@ -179,7 +179,7 @@ def test_a_runtime_whose_database_is_away_does_not_start_and_leaves_no_thread(tm
 
     async def inside():
         with pytest.raises(UnavailableError, match="is away"):
-            async with Runtime(store, Settings(patience=0.01)):
+            async with Runtime(store, RuntimeSettings(patience=0.01)):
                 pytest.fail("it runs")
 
     run(inside())

@@ -22,7 +22,7 @@ from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import Value
 from durable_invocations.runtime.driving import attempts
 from durable_invocations.runtime.retries import RetryPolicy
-from durable_invocations.runtime.store.operations import Commit, CompleteAwakeable, Resume
+from durable_invocations.runtime.store.operations import CommitEntry, CompleteAwakeable, Resume
 from durable_invocations.runtime.store.views import Status
 
 BOTH = pytest.mark.parametrize("server", [uvicorn_of, hypercorn_of], ids=["http1", "http2"])
@@ -592,7 +592,7 @@ async def test_what_the_database_refuses_fails_the_attempt_and_holds_up_no_other
 
         def refusing(operations):
             for each in operations:
-                if isinstance(each, Commit) and b"poison" in each.frame.body:
+                if isinstance(each, CommitEntry) and b"poison" in each.frame.body:
                     raise ValueError("no text has that\nand more")
             return run_(operations)
 

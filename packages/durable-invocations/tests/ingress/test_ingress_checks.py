@@ -15,7 +15,7 @@ from durable_invocations.ingress.refusals import RefusedError
 from durable_invocations.ingress.tokens import Gate, check_token
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import EMPTY, Value
-from durable_invocations.runtime.store.deployments import Handler
+from durable_invocations.runtime.store.deployments import RegisteredHandler
 
 TOKEN = "a-token-of-sixteen"
 JSON_IN = {"required": True, "contentType": "application/json"}
@@ -107,7 +107,7 @@ def request(**headers):
 
 
 def takes(**described):
-    return Handler(name="place", described=described)
+    return RegisteredHandler(name="place", described=described)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def takes(**described):
         (takes(input={"contentType": "*/*"}), "application/json", b"{"),
         (takes(input={}), "", b""),
         (takes(), "image/png", b"\x00"),
-        (Handler(name="place"), "image/png", b"\x00"),
+        (RegisteredHandler(name="place"), "image/png", b"\x00"),
     ],
 )
 def test_a_body_that_the_handler_takes_is_let_in(handler, type_, content):

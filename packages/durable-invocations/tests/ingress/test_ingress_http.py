@@ -15,9 +15,9 @@ from starlette.testclient import TestClient
 
 from durable_invocations.errors import ConfigError, UnavailableError
 from durable_invocations.ingress import bodies
-from durable_invocations.ingress.app import Settings, create_app
+from durable_invocations.ingress.app import IngressSettings, create_app
 from durable_invocations.ingress.backend import Catalog
-from durable_invocations.ingress.invoking import Bounds
+from durable_invocations.ingress.invoking import IngressBounds
 from durable_invocations.protocol.awakeables import make_awakeable_id
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.ids import format_id, make_id, parse_id
@@ -25,11 +25,11 @@ from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import ServiceKind
 from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
-from durable_invocations.runtime.store.deployments import Deployment, Handler, Service
+from durable_invocations.runtime.store.deployments import Deployment, RegisteredHandler, Service
 from durable_invocations.runtime.store.operations import Pause, Register
 
 JSON = {"content-type": "application/json"}
-BOUNDS = Bounds(body=1_000, waiting=2)
+BOUNDS = IngressBounds(body=1_000, waiting=2)
 LARGE = b"[" + b"1," * 100_000 + b"1]"
 
 
@@ -54,7 +54,7 @@ def hand(empty, tmp_path):
 
 @pytest.fixture
 def http(hand):
-    app = create_app(Settings(backend=hand, bounds=BOUNDS))
+    app = create_app(IngressSettings(backend=hand, bounds=BOUNDS))
     with TestClient(app, "http://127.0.0.1:4080", client=("127.0.0.1", 5)) as client:
         yield client
 
@@ -147,7 +147,7 @@ async def test_services_are_read_anew_when_they_may_have_changed(hand):
     for now[0] in (0.5, 0.9):
         assert await catalog.find_service("Greeter", "greet") == found
     assert await catalog.find_service("Nobody", "greet") is None
-    bow = replace(found, handlers=(*found.handlers, Handler(name="bow")))
+    bow = replace(found, handlers=(*found.handlers, RegisteredHandler(name="bow")))
     hand.store.do(Register(deployment=Deployment(id="dp_1", url=URL), services=(bow,)))
     assert (await catalog.find_service("Greeter", "ada", "bow")).handler("bow")
     now[0] = 2.0
@@ -344,7 +344,7 @@ def test_another_web_page_and_another_host_are_refused(http, hand):
 
 
 def test_with_a_token_nothing_is_answered_without_it(hand):
-    app = create_app(Settings(backend=hand, token="a-token-of-sixteen"))
+    app = create_app(IngressSettings(backend=hand, token="a-token-of-sixteen"))
     with TestClient(app) as http:
         for method, path in (("POST", "/Greeter/greet"), ("GET", "/admin/invocations")):
             assert "the runtime's token" in refused(http.request(method, path), 401)
@@ -393,7 +393,7 @@ def test_a_body_that_does_not_come_whole_invokes_nothing(hand, monkeypatch, ends
     async def send(message):
         sent_.append(message)
 
-    app = create_app(Settings(backend=hand))
+    app = create_app(IngressSettings(backend=hand))
     asyncio.run(asyncio.wait_for(app(scope(), receive, send), 20))
     assert sent_[0]["status"] == status
     assert json.loads(sent_[1]["body"])["code"] == status
@@ -412,7 +412,7 @@ async def test_a_client_that_goes_leaves_nobody_waiting_and_the_invocation_as_it
             ended.append(True)
 
     hand.ended = waits
-    app = create_app(Settings(backend=hand))
+    app = create_app(IngressSettings(backend=hand))
     messages = [{"type": "http.request", "body": b"1", "more_body": False}]
 
     async def receive():

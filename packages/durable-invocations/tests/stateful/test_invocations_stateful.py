@@ -175,7 +175,9 @@ class InvocationsMachine(RuleBasedStateMachine):
             )
             entry = "call"
         canceled = self.store.invocation(claimed.id).canceled
-        asked = op.Commit(id=claimed.id, fence=claimed.fence, index=index, frame=frame(message))
+        asked = op.CommitEntry(
+            id=claimed.id, fence=claimed.fence, index=index, frame=frame(message)
+        )
         outcome = self.do(asked, self.owner_of(known))
         assert isinstance(outcome, Refused) != holds
         if not holds:
@@ -214,7 +216,7 @@ class InvocationsMachine(RuleBasedStateMachine):
         fenced = {"id": claimed.id, "fence": claimed.fence}
         if how == "finish":
             output = frame(pb.OutputEntryMessage(value=claimed.id.encode()))
-            asked = op.Commit(**fenced, index=len(known.entries), frame=output)
+            asked = op.CommitEntry(**fenced, index=len(known.entries), frame=output)
             assert isinstance(self.do(asked, owner), Refused) != holds
             outcome = self.do(op.Finish(**fenced), owner)
             if holds:

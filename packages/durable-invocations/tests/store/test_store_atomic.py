@@ -24,7 +24,7 @@ def everything(engine):
 
 
 def commit(claimed, index, message):
-    return op.Commit(id=claimed.id, fence=claimed.fence, index=index, frame=frame(message))
+    return op.CommitEntry(id=claimed.id, fence=claimed.fence, index=index, frame=frame(message))
 
 
 def awaiting(desk, path, *messages):
@@ -150,7 +150,7 @@ def test_nothing_of_an_operation_that_dies_is_seen(desk, engine, scene):
     after = everything(engine)
     assert after != before
     # Done again, as by who did not hear of it, it makes nothing twice.
-    if isinstance(operation, op.Commit):
+    if isinstance(operation, op.CommitEntry):
         desk.do(operation)
         assert everything(engine) == after
 

@@ -11,7 +11,7 @@ from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import EMPTY, parse_state_keys
 from durable_invocations.runtime.sql.lives import completing
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.outcomes import Committed, Done, Refused
+from durable_invocations.runtime.store.outcomes import CommittedEntry, Done, Refused
 
 NOBODY = ids.format_id(bytes(16))
 
@@ -24,8 +24,10 @@ def call(path, *, of=pb.CallEntryMessage, **more):
 def test_a_run_is_stored_as_it_is_and_replayed(desk):
     mine = desk.begun(argument=b"in", headers=(("trace", "1"),))
     sent = pb.RunEntryMessage(value=b"ran", name="charge")
-    assert desk.commit(mine, sent, requires_ack=True) == Committed(index=1)
-    assert desk.commit(mine, pb.RunEntryMessage(failure=pb.Failure(code=400))) == Committed(index=2)
+    assert desk.commit(mine, sent, requires_ack=True) == CommittedEntry(index=1)
+    assert desk.commit(mine, pb.RunEntryMessage(failure=pb.Failure(code=400))) == CommittedEntry(
+        index=2
+    )
     desk.fail(mine)
     (again,) = desk.claim()
     input_, first, second = again.journal
@@ -38,9 +40,11 @@ def test_a_run_is_stored_as_it_is_and_replayed(desk):
 
 def test_an_entry_is_committed_once_and_only_as_the_next(desk):
     mine = desk.begun()
-    assert desk.commit(mine, call("Plain/go", of=pb.OneWayCallEntryMessage)) == Committed(index=1)
+    assert desk.commit(mine, call("Plain/go", of=pb.OneWayCallEntryMessage)) == CommittedEntry(
+        index=1
+    )
     again = desk.commit(mine, call("Plain/go", of=pb.OneWayCallEntryMessage), index=1)
-    assert again == Committed(index=1)
+    assert again == CommittedEntry(index=1)
     other = desk.commit(mine, pb.RunEntryMessage(value=b"x"), index=1)
     assert (other.code, other.fenced) == (571, False)
     assert desk.commit(mine, pb.RunEntryMessage(value=b"x"), index=3).code == 571
@@ -53,8 +57,8 @@ def test_an_entry_that_came_completed_does_nothing(desk):
     sleep = pb.SleepEntryMessage(wake_up_time=desk.now + 1_000)
     sleep.empty.SetInParent()
     call_ = call("Plain/go", value=b"known")
-    assert desk.commit(mine, sleep) == Committed(index=1)
-    assert desk.commit(mine, call_) == Committed(index=2)
+    assert desk.commit(mine, sleep) == CommittedEntry(index=1)
+    assert desk.commit(mine, call_) == CommittedEntry(index=2)
     assert desk.store.look("one").next_at is None
     assert len(desk.store.invocations()) == 1
     desk.fail(mine)
@@ -65,11 +69,11 @@ def test_an_entry_that_came_completed_does_nothing(desk):
 def test_custom_entries_are_kept_with_their_bits(desk):
     mine = desk.begun()
     sent = Frame.of(0xFC07, 0x8123, b"\x62\x03own")
-    asked = op.Commit(id=mine.id, fence=mine.fence, index=1, frame=sent)
-    assert desk.do(asked) == Committed(index=1)
-    assert desk.do(asked) == Committed(index=1)
+    asked = op.CommitEntry(id=mine.id, fence=mine.fence, index=1, frame=sent)
+    assert desk.do(asked) == CommittedEntry(index=1)
+    assert desk.do(asked) == CommittedEntry(index=1)
     bad = Frame.of(0xFC07, 0, b"\x6a\x00")
-    assert desk.do(op.Commit(id=mine.id, fence=mine.fence, index=2, frame=bad)).code == 571
+    assert desk.do(op.CommitEntry(id=mine.id, fence=mine.fence, index=2, frame=bad)).code == 571
     desk.fail(mine)
     (again,) = desk.claim()
     assert again.journal[1] == Frame.of(0xFC07, 0x0123, b"\x62\x03own")
@@ -133,7 +137,7 @@ def test_a_claim_brings_the_state_or_a_part_of_it(desk):
 def test_a_sleep_ends_at_its_time(desk):
     mine = desk.begun()
     until = desk.now + 60_000
-    assert desk.commit(mine, pb.SleepEntryMessage(wake_up_time=until)) == Committed(index=1)
+    assert desk.commit(mine, pb.SleepEntryMessage(wake_up_time=until)) == CommittedEntry(index=1)
     assert desk.commit(mine, pb.SleepEntryMessage(wake_up_time=desk.now)).result == EMPTY
     assert desk.commit(mine, pb.SleepEntryMessage(wake_up_time=2**64 - 1)).result is None
     assert desk.suspend(mine, 1) == Done()
@@ -152,7 +156,7 @@ def test_a_call_is_completed_by_the_end_of_what_it_calls(desk):
     mine = desk.begun()
     asked = call("Cart/k/add", parameter=b"2")
     asked.headers.add(key="a", value="b")
-    assert desk.commit(mine, asked) == Committed(index=1)
+    assert desk.commit(mine, asked) == CommittedEntry(index=1)
     (child,) = desk.claim()
     assert (child.service, child.handler, child.key) == ("Cart", "add", "k")
     assert child.journal[0].message().value == b"2"
@@ -239,9 +243,9 @@ def test_an_awakeable_is_completed_by_its_id_once(desk):
     desk.suspend(mine, 1, 2)
     theirs = desk.begun()
     id_ = awakeable_of(mine, 2)
-    assert desk.commit(theirs, pb.CompleteAwakeableEntryMessage(id=id_, value=b"v")) == Committed(
-        index=1
-    )
+    assert desk.commit(
+        theirs, pb.CompleteAwakeableEntryMessage(id=id_, value=b"v")
+    ) == CommittedEntry(index=1)
     again = op.CompleteAwakeable(awakeable=id_, result=Failure(code=500, message="late"))
     assert desk.do(again) == Done(changed=False)
     (woken,) = desk.claim()
@@ -398,14 +402,14 @@ def test_an_invocation_is_canceled_by_id_or_call(desk):
     desk.commit(mine, call("Plain/go", of=pb.OneWayCallEntryMessage))
     child = desk.store.journal(mine.id)[1].child
     by_id = pb.CancelInvocationEntryMessage(invocation_id=begun.id)
-    assert desk.commit(mine, by_id) == Committed(index=2)
+    assert desk.commit(mine, by_id) == CommittedEntry(index=2)
     by_call = pb.CancelInvocationEntryMessage(call_entry_index=1)
-    assert desk.commit(mine, by_call) == Committed(index=3)
+    assert desk.commit(mine, by_call) == CommittedEntry(index=3)
     assert desk.result(child) == CANCELED
     (again,) = desk.claim()
     assert again.journal[1].message().failure.code == 409
     unknown = pb.CancelInvocationEntryMessage(invocation_id=NOBODY)
-    assert desk.commit(mine, unknown) == Committed(index=4)
+    assert desk.commit(mine, unknown) == CommittedEntry(index=4)
     for target in ({"invocation_id": "x"}, {"call_entry_index": 0}, {}):
         assert desk.commit(mine, pb.CancelInvocationEntryMessage(**target)).code == 571
 

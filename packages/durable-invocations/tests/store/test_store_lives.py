@@ -11,7 +11,7 @@ from durable_invocations.protocol.failures import ErrorReport, Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import HandlerKind, ServiceKind
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.deployments import Deployment, Handler, Service
+from durable_invocations.runtime.store.deployments import Deployment, RegisteredHandler, Service
 from durable_invocations.runtime.store.outcomes import Done, Refused, Submitted
 
 
@@ -65,7 +65,7 @@ def test_a_workflow_whose_run_has_another_name_now_has_run_all_the_same(desk):
     renamed = Service(
         name="Signup",
         kind=ServiceKind.WORKFLOW,
-        handlers=(Handler(name="main", kind=HandlerKind.WORKFLOW),),
+        handlers=(RegisteredHandler(name="main", kind=HandlerKind.WORKFLOW),),
     )
     desk.do(op.Register(deployment=FIRST, services=(*SERVICES[:2], renamed)))
     assert desk.submit("Signup/me/main") == Submitted(id=first.id, is_new=False)

@@ -214,7 +214,7 @@ def test_thousands_of_suspended_invocations_are_only_rows(engine, watch):
     sleep = pb.SleepEntryMessage(wake_up_time=until)
     sleep_frame = desk.frame(sleep)
     claimed = desk.claim(count)
-    commits = [op.Commit(id=e.id, fence=e.fence, index=1, frame=sleep_frame) for e in claimed]
+    commits = [op.CommitEntry(id=e.id, fence=e.fence, index=1, frame=sleep_frame) for e in claimed]
     suspends = [op.Suspend(id=e.id, fence=e.fence, indexes=(1,)) for e in claimed]
     outcomes, changes = desk.store.run([*commits, *suspends])
     assert outcomes[count:] == [Done()] * count

@@ -74,7 +74,7 @@ def test_the_order_of_an_attempt_is_kept_in_a_transaction(gate, desk):
     runs = [frame(pb.RunEntryMessage(value=bytes([at]))) for at in range(1, 4)]
     output = frame(pb.OutputEntryMessage(value=b"out"))
     asked = [
-        op.Commit(id=mine.id, fence=mine.fence, index=at, frame=each)
+        op.CommitEntry(id=mine.id, fence=mine.fence, index=at, frame=each)
         for at, each in enumerate([*runs, output], start=1)
     ]
     finish = op.Finish(id=mine.id, fence=mine.fence)

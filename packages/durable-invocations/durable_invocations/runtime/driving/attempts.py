@@ -42,7 +42,7 @@ class UnfitAnswerError(DeploymentUnreachableError):
     code = 1_123
 
 
-class Attempt:
+class AttemptDriver:
     """Drives a claimed invocation until it ends, suspends, fails or is taken away.
 
     Belongs to one event loop.
@@ -174,7 +174,7 @@ class Attempt:
             frames = decoder.feed(data)
             self._note_received(len(data), whole=bool(frames))
             for each in frames:
-                self._course.step(events.Received(frame=each))
+                self._course.step(events.EntrySent(frame=each))
             if self._course.ending:
                 # Handlers wait for the end of the request before they end the response.
                 self._outgoing.end()

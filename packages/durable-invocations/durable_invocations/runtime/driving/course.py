@@ -73,7 +73,9 @@ class Course:
         self._state, out = step(self._state, event)
         for each in out:
             self._handle_output(each)
-        if self._leaving is None and isinstance(self._state.last, (events.Suspend, events.Finish)):
+        if self._leaving is None and isinstance(
+            self._state.last, (events.SuspendInvocation, events.FinishInvocation)
+        ):
             # In one transaction with the entries before it; if one is refused, so is this.
             self._leaving = self._put_operation(self._build_leave_operation(self._state.last))
             self._leaving.add_done_callback(take_error)
@@ -97,11 +99,11 @@ class Course:
             await self._room.wait()
 
     def _handle_output(self, out: events.OutEvent) -> None:
-        if isinstance(out, events.Commit):
+        if isinstance(out, events.StoreEntry):
             self._commit_entry(out)
         elif isinstance(out, events.Notify):
             self._notify(out.frame)
-        elif isinstance(out, (events.Suspend, events.Finish)):
+        elif isinstance(out, (events.SuspendInvocation, events.FinishInvocation)):
             self._leaving = self._leaving or self._put_operation(self._build_leave_operation(out))
             self._leaving.add_done_callback(self._handle_left)
         else:
@@ -109,12 +111,14 @@ class Course:
                 self._abort(out.report.message)
             self._record_failure(out.report)
 
-    def _commit_entry(self, out: events.Commit) -> None:
+    def _commit_entry(self, out: events.StoreEntry) -> None:
         claimed = self._claimed
-        operation = op.Commit(id=claimed.id, fence=claimed.fence, index=out.index, frame=out.entry)
+        operation = op.CommitEntry(
+            id=claimed.id, fence=claimed.fence, index=out.index, frame=out.entry
+        )
         self._put_operation(operation).add_done_callback(partial(self._handle_stored, out))
 
-    def _handle_stored(self, out: events.Commit, future: asyncio.Future[Any]) -> None:
+    def _handle_stored(self, out: events.StoreEntry, future: asyncio.Future[Any]) -> None:
         self._room.set()
         outcome = self._get_outcome(future)
         if isinstance(outcome, Refused):
@@ -122,7 +126,7 @@ class Course:
             self._abort(outcome.message)
         elif outcome is not None:
             self._progress = True
-            self.step(events.Committed(index=out.index))
+            self.step(events.EntryCommitted(index=out.index))
             if outcome.result is not None:
                 self.step(events.CompletionReady(index=out.index, result=outcome.result))
 
@@ -153,9 +157,11 @@ class Course:
         self._get_outcome(future)
         self._end()
 
-    def _build_leave_operation(self, out: events.Suspend | events.Finish) -> op.Suspend | op.Finish:
+    def _build_leave_operation(
+        self, out: events.SuspendInvocation | events.FinishInvocation
+    ) -> op.Suspend | op.Finish:
         claimed, length = self._claimed, self._state.length
-        if isinstance(out, events.Finish):
+        if isinstance(out, events.FinishInvocation):
             return op.Finish(id=claimed.id, fence=claimed.fence)
         return op.Suspend(id=claimed.id, fence=claimed.fence, indexes=out.indexes, length=length)
 
@@ -184,7 +190,7 @@ class Course:
             return self.drop(outcome.message)
         return outcome
 
-    def _put_operation(self, operation: op.Operation[Any]) -> asyncio.Future[Any]:
+    def _put_operation(self, operation: op.StoreOperation[Any]) -> asyncio.Future[Any]:
         return self._tools.put(operation)
 
     def _end(self) -> None:
@@ -228,7 +234,7 @@ def take_error(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
-def _make_refusal_report(out: events.Commit, outcome: Refused) -> ErrorReport:
+def _make_refusal_report(out: events.StoreEntry, outcome: Refused) -> ErrorReport:
     kind = out.entry.kind
     message = f"Entry {out.index}, {kind}, is refused: {outcome.message}"
     return ErrorReport(code=outcome.code, message=message, index=out.index, kind=kind.code)

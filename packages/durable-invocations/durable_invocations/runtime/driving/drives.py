@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
-from durable_invocations.runtime.driving.attempts import Attempt
+from durable_invocations.runtime.driving.attempts import AttemptDriver
 from durable_invocations.runtime.driving.places import Places
 from durable_invocations.runtime.driving.tools import Tools
 from durable_invocations.runtime.store.outcomes import Claimed, News
@@ -20,8 +20,8 @@ class Drives:
 
     def __init__(self, tools: Tools, freed: Callable[[], None]) -> None:
         self._tools, self._freed = tools, freed
-        self._attempts: dict[str, Attempt] = {}
-        self._tasks: dict[Attempt, asyncio.Task[None]] = {}
+        self._attempts: dict[str, AttemptDriver] = {}
+        self._tasks: dict[AttemptDriver, asyncio.Task[None]] = {}
         self._places = Places(tools.settings.most)
 
     @property
@@ -42,7 +42,7 @@ class Drives:
     def start(self, claimed: Iterable[Claimed]) -> None:
         """Drive what was claimed; an older attempt at the same invocation is over already."""
         for each in claimed:
-            attempt = Attempt(each, self._tools)
+            attempt = AttemptDriver(each, self._tools)
             task = asyncio.ensure_future(attempt.run())
             self._attempts[each.id] = attempt
             self._tasks[attempt] = task
@@ -76,7 +76,7 @@ class Drives:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _handle_ended(self, attempt: Attempt, _task: asyncio.Task[None]) -> None:
+    def _handle_ended(self, attempt: AttemptDriver, _task: asyncio.Task[None]) -> None:
         del self._tasks[attempt]
         self._places.leave(attempt.claimed.deployment.id)
         if self._attempts.get(attempt.claimed.id) is attempt:

@@ -42,7 +42,7 @@ class OutputPayload(_ManifestPart):
     json_schema: Any = None
 
 
-class Handler(_ManifestPart):
+class ManifestHandler(_ManifestPart):
     """One handler of a service; without `ty`, it is the service's usual kind."""
 
     name: HandlerName
@@ -59,7 +59,7 @@ class Service(_ManifestPart):
     name: ServiceName
     documentation: str | None = None
     ty: Literal["VIRTUAL_OBJECT", "SERVICE", "WORKFLOW"]
-    handlers: list[Handler] = Field(max_length=MOST)
+    handlers: list[ManifestHandler] = Field(max_length=MOST)
     metadata: dict[str, str] = Field(default_factory=dict)
 
 

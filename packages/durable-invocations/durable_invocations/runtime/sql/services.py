@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from durable_invocations.protocol.services import HandlerKind, ServiceKind
 from durable_invocations.runtime.sql.tables import SERVICES, SERVICES_TABLE, Role
 from durable_invocations.runtime.sql.work import BAD, NOT_FOUND, Work
-from durable_invocations.runtime.store.deployments import Handler, Service
+from durable_invocations.runtime.store.deployments import RegisteredHandler, Service
 from durable_invocations.runtime.store.outcomes import Refused
 
 ROLES = {
@@ -37,7 +37,7 @@ def pack_service(given: Service, deployment: str) -> dict[str, Any]:
 def unpack_service(row: sa.Row[Any]) -> Service:
     """The service that `packed` gave."""
     handlers = [
-        Handler(name=name, kind=HandlerKind(kind), described=described)
+        RegisteredHandler(name=name, kind=HandlerKind(kind), described=described)
         for name, kind, described in json.loads(row.handlers)
     ]
     return Service(

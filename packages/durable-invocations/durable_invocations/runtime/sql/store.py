@@ -53,11 +53,11 @@ def _apply_each(do: Callable[[Work, Any], Any]) -> Doing:
 
 
 # In this order in a transaction, which keeps that of an invocation's attempt.
-DOING: Mapping[type[op.Operation[Any]], Doing] = {
+DOING: Mapping[type[op.StoreOperation[Any]], Doing] = {
     op.Register: _apply_each(registering.register),
     op.Unregister: _apply_each(registering.unregister),
     op.Submit: submitting.submit,
-    op.Commit: commit,
+    op.CommitEntry: commit,
     op.Suspend: suspending.suspend,
     op.Finish: attempts.finish,
     op.Fail: _apply_each(attempts.fail),
@@ -116,13 +116,13 @@ class SqlStore:
             )
         ensure_tables(self.engine, METADATA, lock=ENSURE_LOCK)
 
-    def do(self, operation: op.Operation[T]) -> T:
+    def do(self, operation: op.StoreOperation[T]) -> T:
         """Do one operation, in a transaction of its own."""
         (outcome,), _ = self.run([operation])
         done: T = outcome
         return done
 
-    def run(self, operations: Sequence[op.Operation[Any]]) -> tuple[list[Any], Changes]:
+    def run(self, operations: Sequence[op.StoreOperation[Any]]) -> tuple[list[Any], Changes]:
         """Do the operations in one transaction; their outcomes, and what changed.
 
         Those of one invocation and fence are done in their order, others in any.

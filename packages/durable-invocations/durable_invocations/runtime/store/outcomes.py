@@ -78,7 +78,7 @@ class Claimed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Committed:
+class CommittedEntry:
     """The entry is durable; `result` if it is completed already, by the runtime."""
 
     index: int

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from durable_invocations.errors import DurableError
-from durable_invocations.journal.handler_events import Begun, Finished
+from durable_invocations.journal.handler_events import Finished, RunBegun
 from durable_invocations.journal.state import EagerState
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.decoding import Limits
@@ -29,7 +29,7 @@ from durable_invocations.serving.attempts.operations import (
 from durable_invocations.serving.attempts.reports import report
 from durable_invocations.serving.attempts.running import Action
 from durable_invocations.serving.attempts.steps import Steps, check_all, list_undone, where
-from durable_invocations.serving.declared.services import Handler
+from durable_invocations.serving.declared.services import DeclaredHandler
 
 T = TypeVar("T")
 LEAST_WAIT, MOST_WAIT = 0.05, 1.0
@@ -37,13 +37,13 @@ LEAST_WAIT, MOST_WAIT = 0.05, 1.0
 logger = logging.getLogger("durable_invocations")
 
 
-class Attempt(Steps):
+class HandlerAttempt(Steps):
     """The steps of one handler that have more to them: its ends, state, runs and choices."""
 
     def __init__(
         self,
         service: ServiceKind,
-        handler: Handler,
+        handler: DeclaredHandler,
         *,
         version: int,
         limits: Limits,
@@ -115,7 +115,7 @@ class Attempt(Steps):
         operation = Operation(self, make_value_parser(action.serde))
         entry = frame(pb.RunEntryMessage(name=action.name), requires_ack=True)
         self._runs[self.journal.issued] = action
-        self.begin(operation, entry, Begun)
+        self.begin(operation, entry, RunBegun)
         self._runs.pop(operation.index, None)
         return operation
 

@@ -43,7 +43,7 @@ class Journaling:
         """What the handler waits with until the next result."""
         self._wake = wake
         self._execute = execute
-        self._machine = handler_state.Attempt(version=version)
+        self._machine = handler_state.HandlerState(version=version)
         self._operations: dict[int, Operation[Any]] = {}
         self._order = 0
         self._output: list[bytes] = []
@@ -67,7 +67,7 @@ class Journaling:
     def receive(self, frames: Iterable[Frame]) -> None:
         """Take what the runtime sent."""
         for each in frames:
-            self.step(events.Received(frame=each))
+            self.step(events.FrameReceived(frame=each))
 
     def attach_operation(self, operation: Operation[Any], result: Result | None = None) -> None:
         """Let an operation have the result of the next entry: `result` once that is stored."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from durable_invocations.protocol.services import Mode
 from durable_invocations.serving.declared.serde import Json, Serde
-from durable_invocations.serving.declared.services import AnyService, Handler
+from durable_invocations.serving.declared.services import AnyService, DeclaredHandler
 
 FIRST_WITH_DOCUMENTATION = 2
 
@@ -36,7 +36,9 @@ def _describe_service(service: AnyService, version: int) -> dict[str, Any]:
     return told | _describe_docs(version, service.documentation, service.metadata)
 
 
-def _describe_handler(service: AnyService, handler: Handler, version: int) -> dict[str, Any]:
+def _describe_handler(
+    service: AnyService, handler: DeclaredHandler, version: int
+) -> dict[str, Any]:
     told: dict[str, Any] = {"name": handler.name}
     if service.kind.keyed:
         told["ty"] = handler.kind.value
@@ -45,7 +47,7 @@ def _describe_handler(service: AnyService, handler: Handler, version: int) -> di
     return told | _describe_docs(version, handler.documentation, {})
 
 
-def _describe_input(handler: Handler) -> dict[str, Any]:
+def _describe_input(handler: DeclaredHandler) -> dict[str, Any]:
     if handler.input is None:
         return {}
     required = not handler.optional and not _can_be_none(handler.input)

@@ -25,7 +25,7 @@ _HANDLER = re.compile(r"([a-zA-Z]|_[a-zA-Z0-9])[a-zA-Z0-9_]*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Handler:
+class DeclaredHandler:
     """One handler, as its function's signature declares it."""
 
     service: str
@@ -72,7 +72,7 @@ class _BaseService:
         self.name = name
         self.documentation = documentation
         self.metadata = dict(metadata or {})
-        self.handlers: dict[str, Handler] = {}
+        self.handlers: dict[str, DeclaredHandler] = {}
 
     def check(self) -> None:
         """Raise ConfigError unless it can be served as it is."""
@@ -150,7 +150,7 @@ AnyService = Service | VirtualObject | Workflow
 
 def _build_handler(
     service: str, function: Function, kind: HandlerKind, given: str | None
-) -> Handler:
+) -> DeclaredHandler:
     name = function.__name__ if given is None else given
     if _HANDLER.fullmatch(name) is None:
         raise ConfigError(
@@ -164,7 +164,7 @@ def _build_handler(
         hints = get_hints(function)
     except NameError as error:
         raise ConfigError(format_unreadable(function, error)) from None
-    handler = Handler(
+    handler = DeclaredHandler(
         service=service,
         name=name,
         kind=kind,
@@ -178,7 +178,7 @@ def _build_handler(
     return handler
 
 
-def _check_types(handler: Handler) -> None:
+def _check_types(handler: DeclaredHandler) -> None:
     """Raise ConfigError for types that JSON has no form for, before a runtime asks for them."""
     for what, serde in (("argument", handler.input), ("result", handler.output)):
         try:

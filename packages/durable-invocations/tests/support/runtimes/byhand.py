@@ -11,8 +11,8 @@ from durable_invocations.protocol.frames import Frame, frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import HandlerKind, ServiceKind
 from durable_invocations.runtime.sql.store import SqlStore
-from durable_invocations.runtime.store.deployments import Deployment, Handler, Service
-from durable_invocations.runtime.store.operations import Claim, Commit, Finish, Suspend
+from durable_invocations.runtime.store.deployments import Deployment, RegisteredHandler, Service
+from durable_invocations.runtime.store.operations import Claim, CommitEntry, Finish, Suspend
 
 URL = "http://127.0.0.1:9080"
 JSON = {"contentType": "application/json"}
@@ -22,19 +22,22 @@ SERVICES = (
         name="Greeter",
         kind=ServiceKind.SERVICE,
         handlers=(
-            Handler(name="greet", described={"input": JSON, "output": JSON}),
-            Handler(name="raw", described={"output": {"contentType": "text/plain"}}),
+            RegisteredHandler(name="greet", described={"input": JSON, "output": JSON}),
+            RegisteredHandler(name="raw", described={"output": {"contentType": "text/plain"}}),
         ),
     ),
     Service(
         name="Counter",
         kind=ServiceKind.OBJECT,
-        handlers=(Handler(name="add", kind=EXCLUSIVE), Handler(name="get", kind=SHARED)),
+        handlers=(
+            RegisteredHandler(name="add", kind=EXCLUSIVE),
+            RegisteredHandler(name="get", kind=SHARED),
+        ),
     ),
     Service(
         name="Signup",
         kind=ServiceKind.WORKFLOW,
-        handlers=(Handler(name="run", kind=HandlerKind.WORKFLOW),),
+        handlers=(RegisteredHandler(name="run", kind=HandlerKind.WORKFLOW),),
     ),
 )
 
@@ -79,7 +82,7 @@ class ByHand:
     def commit(self, id_: str, index: int, message: Any) -> Frame:
         entry = frame(message)
         fence = self._driven[id_].fence
-        self.store.do(Commit(id=id_, fence=fence, index=index, frame=entry))
+        self.store.do(CommitEntry(id=id_, fence=fence, index=index, frame=entry))
         return entry
 
     def suspend(self, id_: str, *indexes: int) -> None:

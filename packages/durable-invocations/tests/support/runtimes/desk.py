@@ -14,21 +14,27 @@ from durable_invocations.protocol.services import HandlerKind, ServiceKind
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.sql.tables import METADATA
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.deployments import Deployment, Handler, Service
+from durable_invocations.runtime.store.deployments import Deployment, RegisteredHandler, Service
 
 TABLES = list(METADATA.tables.values())
 SHARED, EXCLUSIVE, RUN = HandlerKind.SHARED, HandlerKind.EXCLUSIVE, HandlerKind.WORKFLOW
 SERVICES = (
-    Service(name="Plain", kind=ServiceKind.SERVICE, handlers=(Handler(name="go"),)),
+    Service(name="Plain", kind=ServiceKind.SERVICE, handlers=(RegisteredHandler(name="go"),)),
     Service(
         name="Cart",
         kind=ServiceKind.OBJECT,
-        handlers=(Handler(name="add", kind=EXCLUSIVE), Handler(name="look", kind=SHARED)),
+        handlers=(
+            RegisteredHandler(name="add", kind=EXCLUSIVE),
+            RegisteredHandler(name="look", kind=SHARED),
+        ),
     ),
     Service(
         name="Signup",
         kind=ServiceKind.WORKFLOW,
-        handlers=(Handler(name="run", kind=RUN), Handler(name="poke", kind=SHARED)),
+        handlers=(
+            RegisteredHandler(name="run", kind=RUN),
+            RegisteredHandler(name="poke", kind=SHARED),
+        ),
     ),
 )
 FIRST = Deployment(id="first", url="http://127.0.0.1:9080")
@@ -106,7 +112,7 @@ class Desk:
         """Commit a message as the next entry of the journal, else at `index`."""
         at = len(self.store.read_journal(claimed.id)) if index is None else index
         sent = frame(message, **more)
-        return self.do(op.Commit(id=claimed.id, fence=claimed.fence, index=at, frame=sent))
+        return self.do(op.CommitEntry(id=claimed.id, fence=claimed.fence, index=at, frame=sent))
 
     def suspend(self, claimed, *indexes):
         return self.do(op.Suspend(id=claimed.id, fence=claimed.fence, indexes=indexes))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from durable_invocations.protocol import ids
 from durable_invocations.runtime.retries import RetryPolicy
 from durable_invocations.runtime.runtime import Runtime
-from durable_invocations.runtime.settings import Settings
+from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store.operations import Submit
@@ -87,7 +87,7 @@ async def running(folder, *urls, clock=None, database=None, **settings):
     store = store_at(folder, clock, database)
     quick = {"policy": AT_ONCE, "poll": 0.05, "beat": 0.05, "silent": 10.0} | settings
     try:
-        async with Runtime(store, Settings(**quick), clock=clock) as runtime:
+        async with Runtime(store, RuntimeSettings(**quick), clock=clock) as runtime:
             for url in urls:
                 await runtime.register(url)
             yield Driven(runtime)

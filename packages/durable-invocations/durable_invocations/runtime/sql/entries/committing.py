@@ -22,8 +22,8 @@ from durable_invocations.runtime.sql.lives.stopping import CANCEL, update_invoca
 from durable_invocations.runtime.sql.packing import fields, result
 from durable_invocations.runtime.sql.tables import JOURNAL, JOURNAL_TABLE
 from durable_invocations.runtime.sql.work import FENCED, Work, is_fenced
-from durable_invocations.runtime.store.operations import Commit
-from durable_invocations.runtime.store.outcomes import Committed, Refused
+from durable_invocations.runtime.store.operations import CommitEntry
+from durable_invocations.runtime.store.outcomes import CommittedEntry, Refused
 from sql_transactions.given import escape_nul
 
 ACTIONS: Mapping[int, Action] = {
@@ -61,13 +61,13 @@ _STORED = sa.select(JOURNAL.code, JOURNAL.flags, JOURNAL.body, JOURNAL.result).w
 )
 
 
-def commit(work: Work, asked: Sequence[Commit]) -> list[Committed | Refused]:
+def commit(work: Work, asked: Sequence[CommitEntry]) -> list[CommittedEntry | Refused]:
     """See the operation; in their order."""
     return _EntryCommitter(work, asked).outcomes()
 
 
 class _EntryCommitter:
-    def __init__(self, work: Work, asked: Sequence[Commit]) -> None:
+    def __init__(self, work: Work, asked: Sequence[CommitEntry]) -> None:
         self._work = work
         self._asked = asked
         self._heads = work.heads(each.id for each in asked)
@@ -84,12 +84,12 @@ class _EntryCommitter:
         }
         self._rows: list[dict[str, Any]] = []
 
-    def outcomes(self) -> list[Committed | Refused]:
+    def outcomes(self) -> list[CommittedEntry | Refused]:
         outcomes = [self._commit_entry(each) for each in self._asked]
         self._write_rows()
         return outcomes
 
-    def _commit_entry(self, asked: Commit) -> Committed | Refused:
+    def _commit_entry(self, asked: CommitEntry) -> CommittedEntry | Refused:
         if is_fenced(self._heads.get(asked.id), asked.fence):
             return FENCED
         driven = self._driven[asked.id]
@@ -107,7 +107,7 @@ class _EntryCommitter:
             return acted
         self._rows.append(self._build_row(driven, asked.frame, name, acted))
         driven.length += 1
-        return Committed(index=asked.index, result=acted.result)
+        return CommittedEntry(index=asked.index, result=acted.result)
 
     def _do_action(self, driven: Driven, frame: Frame) -> Acted | Refused:
         kind = frame.kind
@@ -133,14 +133,14 @@ class _EntryCommitter:
         for head in self._work.heads(self._driven).values():
             self._driven[head.id].canceled = head.canceled
 
-    def _read_committed(self, driven: Driven, asked: Commit) -> Committed | Refused:
+    def _read_committed(self, driven: Driven, asked: CommitEntry) -> CommittedEntry | Refused:
         """The outcome of an entry that is committed already."""
         given = {"the_number": driven.number, "index": asked.index}
         row = self._work.connection.execute(_STORED, given).one()
         frame = asked.frame
         if (row.code, row.flags, bytes(row.body)) != (frame.code, frame.flags, frame.body):
             return make_violation(driven, f"another entry is committed at {asked.index}.")
-        return Committed(index=asked.index, result=result(row.result))
+        return CommittedEntry(index=asked.index, result=result(row.result))
 
     def _build_row(self, driven: Driven, frame: Frame, name: str, acted: Acted) -> dict[str, Any]:
         now, completed = self._work.now, frame.completed or acted.result is not None

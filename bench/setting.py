@@ -16,7 +16,7 @@ from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import iterate
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 TENANTS = 4
 SELECT = f"""
@@ -103,7 +103,7 @@ class Setting:
         for outcome in iterate(
             deployment, source, iteration, run_id=secrets.token_hex(4), delta_log=log
         ):
-            if not isinstance(outcome, Delivery):
+            if not isinstance(outcome, PendingCommit):
                 raise RuntimeError(outcome.message)  # noqa: TRY004 - not about types
             rows += outcome.inserted + outcome.deleted
         return rows

@@ -28,7 +28,7 @@ from iscp_dagster.api.waiting import Wait
 from iscp_dagster.delta.checks import check_keys
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import HistoryEntry, Usage
-from iscp_dagster.joblog.protocol import Interrupted
+from iscp_dagster.joblog.protocol import Interruption
 from iscp_dagster.joblog.sharing import joined
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model import errors
@@ -144,7 +144,7 @@ class Jobs:
 
     def apply_spec_change(
         self, tenant: str, job: JobID, change: SpecUpdate | JobSpec, *, interrupt: bool
-    ) -> Interrupted:
+    ) -> Interruption:
         """Like `update_job_spec`, with an answer that names the jobs that were interrupted."""
         if isinstance(change, JobSpec) and _get_job_id(change) != job:
             self.check_job_spec(job, change)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from iscp_dagster.model.consumers.kinds import DeclaredKind, Scan
+from iscp_dagster.model.consumers.kinds import DeclaredKind, ScanContext
 from iscp_dagster.model.consumers.protocol import Consumer
 from iscp_dagster.model.declared.eventtriggers import Trigger
 from iscp_dagster.model.declared.images import Transitions, TriggerConditions
@@ -46,7 +46,7 @@ class EventTriggers(DeclaredKind):
         )
         return Transitions.of(trigger.on.definition).replace_conditions([condition])
 
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
+    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         from iscp_dagster.eventtriggers.consumer import TriggerConsumer
 
         return TriggerConsumer.of(

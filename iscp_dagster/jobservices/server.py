@@ -26,7 +26,7 @@ from durable_invocations.runtime.runtime import Runtime
 from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.sql.store import RETENTION, SqlStore
 from durable_invocations.runtime.store.operations import Register
-from durable_invocations.runtime.store.outcomes import Refused
+from durable_invocations.runtime.store.outcomes import OperationRefusal
 from durable_invocations.runtime.timers import SteadyClock
 from iscp_dagster.api.invocations import IN_LOG
 from iscp_dagster.joblog.sql.engine import open_engine
@@ -166,8 +166,8 @@ async def _register_own(runtime: Runtime, url: str, settings: Settings) -> None:
             await asyncio.sleep(_AGAIN_SECONDS)
             continue
         except DurableError as error:
-            outcome = Refused(code=error.code, message=str(error))
-        if isinstance(outcome, Refused):
+            outcome = OperationRefusal(code=error.code, message=str(error))
+        if isinstance(outcome, OperationRefusal):
             _LOGGER.error("the own services are not registered: %s", outcome.message)
         return
 

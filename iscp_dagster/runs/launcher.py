@@ -18,7 +18,7 @@ from iscp_dagster.runs.internals import (
     WorkerStatus,
 )
 from iscp_dagster.runs.named import is_iteration
-from iscp_dagster.runs.place import SERVER_TAG, Place
+from iscp_dagster.runs.place import SERVER_TAG, RunServerAddress
 from iscp_dagster.runs.server import END, PING, SOCKET_VARIABLE, START, ask
 
 AWAY = (
@@ -77,7 +77,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         )
         try:
             ask(socket, what=PING)
-            place = Place.at(socket)
+            place = RunServerAddress.at(socket)
         except OSError as error:
             return self._warn_once(socket, error, run)
         # The process that ends the run may not have this one's environment.
@@ -108,7 +108,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
     def terminate(self, run_id: str) -> bool:
         """Interrupt the run; say whether there was anything to interrupt."""
         run = self._instance.get_run_by_id(run_id) if self.has_instance else None
-        place = None if run is None or run.is_finished else Place.of(run)
+        place = None if run is None or run.is_finished else RunServerAddress.of(run)
         if run is None or place is None or not _is_known(place, run):
             return bool(super().terminate(run_id))  # type: ignore[no-untyped-call]
         # Must come before the run can say that it was canceled.
@@ -121,7 +121,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
             return
         begun = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
         for run in self._instance.get_runs(dg.RunsFilter(statuses=begun)):
-            if is_iteration(run) and Place.of(run) is None:
+            if is_iteration(run) and RunServerAddress.of(run) is None:
                 try:
                     self.terminate(run.run_id)
                 except dg.DagsterError as error:
@@ -140,7 +140,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         return CheckRunHealthResult(WorkerStatus.RUNNING)
 
 
-def _is_known(place: Place, run: dg.DagsterRun) -> bool:
+def _is_known(place: RunServerAddress, run: dg.DagsterRun) -> bool:
     """Whether the server there has the run."""
     with suppress(OSError):
         return bool(ask(place.socket, what=PING, run=run.run_id)["known"])
@@ -149,7 +149,7 @@ def _is_known(place: Place, run: dg.DagsterRun) -> bool:
 
 def _is_gone(run: dg.DagsterRun) -> bool:
     """Whether the run's process is known to have ended."""
-    place = Place.of(run)
+    place = RunServerAddress.of(run)
     if place is None:
         return False
     try:

@@ -23,7 +23,7 @@ TAKE_SECONDS = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RunServerAddress:
     """A server's socket, and a name that lasts from one server there to the next.
 
     The same path may lead elsewhere on another machine or in another container; the name does not.
@@ -33,12 +33,12 @@ class Place:
     name: str
 
     @classmethod
-    def at(cls, socket: str) -> Place:
+    def at(cls, socket: str) -> RunServerAddress:
         """The place of the socket. Raises FileNotFoundError where no server has ever been."""
         return cls(socket=socket, name=_get_lock_path(socket).read_text())
 
     @classmethod
-    def of(cls, run: DagsterRun) -> Place | None:
+    def of(cls, run: DagsterRun) -> RunServerAddress | None:
         """The place of the server that has the run; None if a code server has it, or nobody yet.
 
         Dagster copies tags to a run that repeats another, so the tag counts only with the run's id.
@@ -55,7 +55,7 @@ class Place:
     def is_here(self) -> bool:
         """Whether this process sees the same place under the socket's path."""
         with suppress(OSError):
-            return Place.at(self.socket) == self
+            return RunServerAddress.at(self.socket) == self
         return False
 
     @property
@@ -67,7 +67,7 @@ class Place:
         return False
 
 
-def take(socket: str) -> Place:
+def take(socket: str) -> RunServerAddress:
     """Take the place for as long as this process, or a fork of it, lives.
 
     Waits for an earlier server and its runs to end. Raises UnavailableError if they do not.
@@ -85,7 +85,7 @@ def take(socket: str) -> Place:
         time.sleep(0.05)
     if not os.fstat(lock).st_size:
         os.write(lock, secrets.token_hex(8).encode())
-    return Place(socket=socket, name=os.pread(lock, 64, 0).decode())
+    return RunServerAddress(socket=socket, name=os.pread(lock, 64, 0).decode())
 
 
 def _try_lock(lock: int) -> bool:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.runs.place import Place, take
+from iscp_dagster.runs.place import RunServerAddress, take
 
 if TYPE_CHECKING:
     from dagster import DagsterRun
@@ -334,7 +334,7 @@ def main(path: str) -> None:
     remember()
 
     def is_left_behind(run: DagsterRun) -> bool:
-        place = Place.of(run)
+        place = RunServerAddress.of(run)
         return place is not None and place.name == name
 
     # In its own process: reading a storage may start threads, and this process must not have any.

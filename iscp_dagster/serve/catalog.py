@@ -16,7 +16,14 @@ from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.declared.views import TAKEN
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve.columns import Column, build_column, to_graphql_name
-from iscp_dagster.serve.served import CHANGES, MIRROR, Place, Served, choose_columns, choose_served
+from iscp_dagster.serve.served import (
+    CHANGES,
+    MIRROR,
+    ServedIndex,
+    Shard,
+    choose_columns,
+    choose_served,
+)
 
 _COLUMNS = (
     "SELECT table, name, type FROM system.columns WHERE database = {database:String} "
@@ -33,9 +40,9 @@ HIDDEN = RESERVED_COLUMNS | TAKEN
 class Catalog:
     """What the schema is made from."""
 
-    queries: Mapping[str, Served] = field(default_factory=dict)
+    queries: Mapping[str, ServedIndex] = field(default_factory=dict)
     """By field. A view's, or a table's without a mirror, is read from the changes index."""
-    changes: Mapping[str, Served] = field(default_factory=dict)
+    changes: Mapping[str, ServedIndex] = field(default_factory=dict)
     """The changes indexes by the field that subscribes to them."""
     unbuilt: frozenset[str] = frozenset()
     """Fields of declared indexes that are not built yet, or cannot be served now."""
@@ -45,7 +52,7 @@ class Catalog:
     """What is not built yet."""
 
 
-Binary = Callable[[Served, Mapping[str, str]], Collection[str]]
+Binary = Callable[[ServedIndex, Mapping[str, str]], Collection[str]]
 """Returns the names of an index's columns that keep bytes, of those with these types."""
 
 
@@ -85,8 +92,8 @@ def read_catalog(
 
 
 def _complete_index(
-    each: Served, types: Mapping[str, str], binary: Binary, notes: list[str]
-) -> Served | None:
+    each: ServedIndex, types: Mapping[str, str], binary: Binary, notes: list[str]
+) -> ServedIndex | None:
     """Return the index with its columns; None, with a note, where it cannot be served now."""
     try:
         held = binary(each, types)
@@ -97,7 +104,7 @@ def _complete_index(
     return _add_columns(each, types, held, notes)
 
 
-def _find_earlier(each: Served, earlier: Catalog | None) -> Served | None:
+def _find_earlier(each: ServedIndex, earlier: Catalog | None) -> ServedIndex | None:
     known = (*earlier.queries.values(), *earlier.changes.values()) if earlier else ()
     return next((one for one in known if (one.view, one.places) == (each.view, each.places)), None)
 
@@ -112,14 +119,14 @@ def get_field_name(table: SourceTable, index: Index) -> str:
     return to_graphql_name(f"{plain}_{index.shown}")
 
 
-def _list_indexes(table: SourceTable, endpoints: Sequence[Endpoint]) -> Iterator[Served]:
+def _list_indexes(table: SourceTable, endpoints: Sequence[Endpoint]) -> Iterator[ServedIndex]:
     shards: dict[str, list[Index]] = defaultdict(list)
     for index in table.indexes:
         shards[index.shown].append(index)
     for shown, its in shards.items():
         places = tuple(_build_shard(table, each, endpoints) for each in its)
         assert isinstance(its[0], IndexKind)
-        yield Served(
+        yield ServedIndex(
             field=get_field_name(table, its[0]),
             source=table,
             index=its[0],
@@ -129,23 +136,23 @@ def _list_indexes(table: SourceTable, endpoints: Sequence[Endpoint]) -> Iterator
         )
 
 
-def _build_shard(table: SourceTable, index: Index, endpoints: Sequence[Endpoint]) -> Place:
+def _build_shard(table: SourceTable, index: Index, endpoints: Sequence[Endpoint]) -> Shard:
     endpoint = endpoints[index.shard]
-    return Place(endpoint=endpoint, database=endpoint.resolve_database(table.database))
+    return Shard(endpoint=endpoint, database=endpoint.resolve_database(table.database))
 
 
 def _read_view_columns(
-    wanted: Iterable[tuple[Place, str]],
-) -> dict[tuple[Place, str], dict[str, str]]:
+    wanted: Iterable[tuple[Shard, str]],
+) -> dict[tuple[Shard, str], dict[str, str]]:
     """Return the columns of each view with their types, empty where there is no such view.
 
     Leaves out the views of servers that do not answer; raises the last error if none does.
     """
-    views: dict[Place, list[str]] = defaultdict(list)
+    views: dict[Shard, list[str]] = defaultdict(list)
     for place, view in wanted:
         views[place].append(view)
-    held: dict[tuple[Place, str], dict[str, str]] = {}
-    failures: dict[Place, IscpError] = {}
+    held: dict[tuple[Shard, str], dict[str, str]] = {}
+    failures: dict[Shard, IscpError] = {}
     for place, names in views.items():
         try:
             held |= {
@@ -160,7 +167,7 @@ def _read_view_columns(
     return held
 
 
-def _read_shard_columns(place: Place, views: Sequence[str]) -> dict[str, dict[str, str]]:
+def _read_shard_columns(place: Shard, views: Sequence[str]) -> dict[str, dict[str, str]]:
     with place.endpoint.errors("look for the indexes' views"):
         rows = place.endpoint.client().query(
             _COLUMNS, parameters={"database": place.database, "views": views}
@@ -172,8 +179,8 @@ def _read_shard_columns(place: Place, views: Sequence[str]) -> dict[str, dict[st
 
 
 def _add_columns(
-    each: Served, types: Mapping[str, str], binary: Collection[str], notes: list[str]
-) -> Served:
+    each: ServedIndex, types: Mapping[str, str], binary: Collection[str], notes: list[str]
+) -> ServedIndex:
     nameable: list[Column] = []
     hidden: list[Column] = []
     for name, type_ in types.items():
@@ -208,7 +215,7 @@ def _explain_omission(made: Column | None, type_: str) -> str:
 
 
 def _build_catalog(
-    found: Sequence[Served], unbuilt: Sequence[str], notes: Sequence[str]
+    found: Sequence[ServedIndex], unbuilt: Sequence[str], notes: Sequence[str]
 ) -> Catalog:
     changes = {each.field: each for each in found if each.index.of_images}
     plain = {each.field: each for each in found if not each.index.of_images}

@@ -33,7 +33,7 @@ BUILT_IN = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Shard:
     """Where a view, or one shard of it, lies."""
 
     endpoint: Endpoint
@@ -41,14 +41,14 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class ServedIndex:
     """One index as it is served: `field` is its name in the schema."""
 
     field: str
     source: SourceTable
     index: IndexKind
     """The index; of a sharded one, its first shard."""
-    places: tuple[Place, ...]
+    places: tuple[Shard, ...]
     """Every shard."""
     view: str
     columns: tuple[Column, ...]
@@ -97,7 +97,7 @@ class Served:
         return next((each for each in (*self.columns, *self.hidden) if each.name == name), None)
 
 
-def choose_served(candidates: Iterable[Served]) -> tuple[list[Served], list[str]]:
+def choose_served(candidates: Iterable[ServedIndex]) -> tuple[list[ServedIndex], list[str]]:
     """Return the indexes whose names are free, and a message about each that is left out.
 
     The first in order of declaration has a name. A table's mirror and its changes share one.
@@ -131,7 +131,7 @@ def choose_columns(columns: Sequence[Column], where: str) -> tuple[list[Column],
     return list(shown.values()), left_out
 
 
-def _find_clash(served: Served, owners: dict[str, str]) -> str:
+def _find_clash(served: ServedIndex, owners: dict[str, str]) -> str:
     for name in _list_names(served):
         other = owners.get(name, _get_owner(served))
         if name in BUILT_IN or other != _get_owner(served):
@@ -144,7 +144,7 @@ def _find_clash(served: Served, owners: dict[str, str]) -> str:
     return ""
 
 
-def _list_names(served: Served) -> list[str]:
+def _list_names(served: ServedIndex) -> list[str]:
     """The names of its field and types."""
     suffixes = ["", "_bool_exp", "_order_by"]
     if served.index.of_images:
@@ -152,6 +152,6 @@ def _list_names(served: Served) -> list[str]:
     return [f"{served.field}{suffix}" for suffix in suffixes]
 
 
-def _get_owner(served: Served) -> str:
+def _get_owner(served: ServedIndex) -> str:
     is_table = served.kind in {MIRROR, CHANGES} and served.index.shown == served.kind
     return served.source.name if is_table else f"{served.source.name}/{served.index.shown}"

@@ -18,7 +18,7 @@ from iscp_dagster.sync.iteration.outcomes import Outcome
 from iscp_dagster.sync.ledger import Ledger, load_ledger
 from iscp_dagster.sync.moving import move_watermarks, refuse
 from iscp_dagster.sync.planning import planned
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.writing.writer import IndexWriter
 
 
@@ -40,7 +40,7 @@ def iterate(
     IO manager's in a run of Dagster. Raises FenceError when another run holds one of the jobs.
     """
     # Joined while the jobs are claimed and the tables made ready.
-    reader = Reader(
+    reader = SourceReader(
         deployment.join_spark_early(),
         source,
         iteration.tenants,
@@ -56,7 +56,7 @@ def iterate(
 class Interpreter:
     """One iteration's machine, with the services that carry out its commands."""
 
-    reader: Reader
+    reader: SourceReader
     writer: IndexWriter
     ledger: Ledger = field(default_factory=lambda: Ledger(None))
     _state: IterationState = field(default_factory=IterationState)
@@ -71,7 +71,7 @@ class Interpreter:
         waiting = self._advance_state(claimed)
         if unread is not None:
             # None of the jobs is the cause; all fail for now.
-            waiting = [commands.Stop(unread)]
+            waiting = [commands.AbortIteration(unread)]
         try:
             while waiting := waiting or self._advance_state(commands.Idle()):
                 command = waiting.pop(0)
@@ -91,7 +91,7 @@ class Interpreter:
             raise
         except BaseException:
             self._drop_staging()
-            for command in self._advance_state(commands.Interrupted()):
+            for command in self._advance_state(commands.RunInterrupted()):
                 self.execute_command(command)
             raise
 
@@ -103,13 +103,13 @@ class Interpreter:
                 return self._record_steps(claims)
             case commands.Plan():
                 return self._plan_reads(command)
-            case commands.Scan(trial):
+            case commands.ScanClaims(trial):
                 found = self.writer.write(self.reader, trial)
                 self._staged_scan = found if isinstance(found, commands.Scanned) else None
                 return found
             case commands.Check(part):
                 return self.writer.check(self.reader, part)
-            case commands.Place(deliveries):
+            case commands.PlaceRows(deliveries):
                 return self.writer.place(deliveries)
             case commands.Move(deliveries):
                 return move_watermarks(deployment.log, self.ledger, deliveries)
@@ -122,8 +122,8 @@ class Interpreter:
                 refused = refuse(deployment.log, failures)
                 if rebuild:
                     deployment.log.rebuild(sorted(rebuild))
-                return commands.Refused(tuple(refused))
-            case commands.Stop(error):
+                return commands.FailuresRecorded(tuple(refused))
+            case commands.AbortIteration(error):
                 raise error
             case commands.Release(claims):
                 held = {claim.key: claim.fence for claim in claims}

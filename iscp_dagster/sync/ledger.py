@@ -19,7 +19,7 @@ from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Phase, Range
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.errors import FenceError, IscpError, UnavailableError
 from iscp_dagster.model.jobs import Job, JobKey
-from iscp_dagster.sync.reading.reader import Reader, can_be_partial
+from iscp_dagster.sync.reading.reader import SourceReader, can_be_partial
 
 
 def make_state_key(job: Job | Claim) -> StateKey:
@@ -86,7 +86,7 @@ class Ledger:
 
 
 def load_ledger(
-    reader: Reader, iteration: Iteration
+    reader: SourceReader, iteration: Iteration
 ) -> tuple[Ledger, Recall, UnavailableError | None]:
     """The iteration's ledger, the recall for its claims, and why the state store is unreadable.
 
@@ -110,7 +110,7 @@ def load_ledger(
 
 
 def _find_unrepeatable(
-    reader: Reader, iteration: Iteration, previous: Mapping[JobKey, BatchRecord]
+    reader: SourceReader, iteration: Iteration, previous: Mapping[JobKey, BatchRecord]
 ) -> frozenset[JobKey]:
     """The jobs whose batch may be written in part and can no longer be read.
 
@@ -141,7 +141,7 @@ def _list_jobs(log: SqlLog, iteration: Iteration) -> list[Job]:
     return [job for job in jobs if job.key in keys]
 
 
-def _has_dead_letters(reader: Reader, job: Job) -> bool:
+def _has_dead_letters(reader: SourceReader, job: Job) -> bool:
     info = job.spec.detail.consumer
     with suppress(IscpError):
         return is_index(info) and index_of(reader.source, info).errors == "dead_letter"

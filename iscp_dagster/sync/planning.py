@@ -15,7 +15,7 @@ from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.iteration.commands import Claims, Plan, Planned
 from iscp_dagster.sync.iteration.machine import group_by_job
 from iscp_dagster.sync.iteration.narrowing import get_tenants
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.reading.readings import Reading
 from iscp_dagster.sync.reading.transitions import group_by_view
 
@@ -23,7 +23,7 @@ UNKNOWN = ReadPlan(kind=ReadKind.SNAPSHOT, reason="it is unknown what was writte
 REPLACED = ReadPlan(kind=ReadKind.SNAPSHOT, reason="a later snapshot is already in place")
 
 
-def planned(reader: Reader, wanted: Plan) -> Planned:
+def planned(reader: SourceReader, wanted: Plan) -> Planned:
     """The readings of the claims' step: one for all claims that get the same rows.
 
     Raises SourceError, KeyColumnError for a table that cannot be read as declared.
@@ -40,7 +40,7 @@ def planned(reader: Reader, wanted: Plan) -> Planned:
 
 
 def _make_requests(
-    reader: Reader, plan: ReadPlan, claims: Claims
+    reader: SourceReader, plan: ReadPlan, claims: Claims
 ) -> Iterable[tuple[Reading, Claims]]:
     """A reading of the source's rows, and of each view's changes."""
     step = claims[0].step
@@ -51,7 +51,7 @@ def _make_requests(
         )
 
 
-def _plan_claims(reader: Reader, claims: Claims) -> dict[ReadPlan, Claims]:
+def _plan_claims(reader: SourceReader, claims: Claims) -> dict[ReadPlan, Claims]:
     """How the log says that the claims' step is to be read."""
     by_tenant = _plan_tenants(replace(reader, tenants=get_tenants(claims)), claims)
     plans = {each.key: by_tenant[each.key.tenant] for each in claims}
@@ -68,13 +68,13 @@ def _plan_claims(reader: Reader, claims: Claims) -> dict[ReadPlan, Claims]:
     return {plan: tuple(some) for plan, some in found.items()}
 
 
-def _plan_tenants(reader: Reader, claims: Sequence[Claim]) -> dict[str, ReadPlan]:
+def _plan_tenants(reader: SourceReader, claims: Sequence[Claim]) -> dict[str, ReadPlan]:
     plans = reader.plan_tenants(claims[0].step.range)
     return {tenant: plan for plan, some in plans.items() for tenant in some}
 
 
 def _plan_image_reads(
-    reader: Reader, claims: Sequence[Claim], plans: Mapping[JobKey, ReadPlan]
+    reader: SourceReader, claims: Sequence[Claim], plans: Mapping[JobKey, ReadPlan]
 ) -> dict[JobKey, ReadPlan]:
     """How to read for views and triggers where others need a snapshot: what only an index lacks is
     no gap for them.
@@ -95,7 +95,7 @@ def _needs_images(claim: Claim) -> bool:
     return consumer_kind(claim.consumer.type).of_images
 
 
-def _find_replaced(reader: Reader, tails: Sequence[Claim]) -> list[JobKey]:
+def _find_replaced(reader: SourceReader, tails: Sequence[Claim]) -> list[JobKey]:
     """The claims of tenants for which an earlier attempt already put a snapshot in place.
 
     A tail cannot tell there which of its keys existed before its range.
@@ -113,7 +113,7 @@ def _find_replaced(reader: Reader, tails: Sequence[Claim]) -> list[JobKey]:
     ]
 
 
-def _find_later_snapshots(reader: Reader, claims: Sequence[Claim]) -> frozenset[str]:
+def _find_later_snapshots(reader: SourceReader, claims: Sequence[Claim]) -> frozenset[str]:
     """The tenants for which some index of these has a snapshot of a version after the range."""
     if not reader.source.keys:
         return frozenset()

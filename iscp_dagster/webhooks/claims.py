@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.webhooks.pending import Delivery
+from iscp_dagster.webhooks.pending import EventDelivery
 from iscp_dagster.webhooks.putting import build_number_query, lock
 from iscp_dagster.webhooks.tables import IS_NEXT, IS_PENDING, ISCP_OUTBOX, OUTBOX, DeliveryState
 from sql_transactions.given import given
@@ -30,7 +30,7 @@ class WebhookMessage:
 
     id: str
     """The webhook-id, in every attempt."""
-    events: tuple[Delivery, ...]
+    events: tuple[EventDelivery, ...]
     batch: bool = False
 
     @property
@@ -63,7 +63,7 @@ def split_batch(
     return _make_batch(ordered[:cut], batch_id), _make_batch(ordered[cut:], batch_id)
 
 
-def _make_batch(events: Sequence[Delivery], batch_id: BatchId) -> WebhookMessage:
+def _make_batch(events: Sequence[EventDelivery], batch_id: BatchId) -> WebhookMessage:
     held = tuple(sorted(events, key=attrgetter("number")))
     return WebhookMessage(id=batch_id([each.event_id for each in held]), events=held, batch=True)
 
@@ -144,7 +144,7 @@ def _read_recorded_batch(connection: sa.Connection, endpoint: str, batch: str) -
 def _compose_batch(
     connection: sa.Connection,
     endpoint: str,
-    heads: Sequence[tuple[str, Delivery]],
+    heads: Sequence[tuple[str, EventDelivery]],
     size: int,
     batch_id: BatchId,
 ) -> Work:
@@ -163,14 +163,14 @@ def _compose_batch(
     return _make_batch_sequence(made, held)
 
 
-def _make_batch_sequence(id_: str, held: Sequence[tuple[str, Delivery]]) -> Work:
+def _make_batch_sequence(id_: str, held: Sequence[tuple[str, EventDelivery]]) -> Work:
     message = WebhookMessage(id=id_, events=tuple(each for _, each in held), batch=True)
     return Work(messages=(message,), lanes=frozenset(lane for lane, _ in held))
 
 
 def _read_lane_heads(
     connection: sa.Connection, endpoint: str, now: datetime, room: int, busy: Collection[str]
-) -> list[tuple[str, Delivery]]:
+) -> list[tuple[str, EventDelivery]]:
     """The lanes' next deliveries that are due, those that were due first first."""
     chosen = sa.select(ISCP_OUTBOX).where(
         OUTBOX.endpoint == endpoint, IS_NEXT, OUTBOX.next_at <= now
@@ -184,8 +184,8 @@ def _read_lane_heads(
 
 
 def _read_followers(
-    connection: sa.Connection, endpoint: str, lane: str, head: Delivery, most: int
-) -> Iterator[Delivery]:
+    connection: sa.Connection, endpoint: str, lane: str, head: EventDelivery, most: int
+) -> Iterator[EventDelivery]:
     """The deliveries after the head of a lane that are in no batch yet, at most `most`."""
     if most <= 0:
         return
@@ -202,9 +202,9 @@ def _read_followers(
         yield to_delivery(row)
 
 
-def to_delivery(row: sa.Row[Any]) -> Delivery:
+def to_delivery(row: sa.Row[Any]) -> EventDelivery:
     """The delivery in a row of the outbox."""
-    return Delivery(
+    return EventDelivery(
         number=row.number,
         event_id=row.event_id,
         endpoint=row.endpoint,

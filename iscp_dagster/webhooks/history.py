@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.webhooks.claims import to_delivery
-from iscp_dagster.webhooks.pending import Delivery, DeliveryAttempt
+from iscp_dagster.webhooks.pending import DeliveryAttempt, EventDelivery
 from iscp_dagster.webhooks.tables import (
     ATTEMPTS,
     HAS_ENDED,
@@ -75,14 +75,14 @@ def build_conditions(chosen: Chosen) -> list[sa.ColumnElement[bool]]:
     return where
 
 
-def list_deliveries(connection: sa.Connection, chosen: Chosen, limit: int) -> list[Delivery]:
+def list_deliveries(connection: sa.Connection, chosen: Chosen, limit: int) -> list[EventDelivery]:
     """The deliveries recorded last, newest first."""
     found = sa.select(ISCP_OUTBOX).where(*build_conditions(chosen)).order_by(OUTBOX.number.desc())
     return [to_delivery(row) for row in connection.execute(found.limit(limit))]
 
 
 def list_attempts(
-    connection: sa.Connection, deliveries: Sequence[Delivery]
+    connection: sa.Connection, deliveries: Sequence[EventDelivery]
 ) -> list[DeliveryAttempt]:
     """The attempts of these deliveries, oldest first, those of their batches included."""
     ids = {each.event_id for each in deliveries} | {each.batch_id for each in deliveries}

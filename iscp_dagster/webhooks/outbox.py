@@ -17,7 +17,7 @@ from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.webhooks import claims, history, putting, recording
 from iscp_dagster.webhooks.history import Chosen, Count
-from iscp_dagster.webhooks.pending import Delivery, DeliveryAttempt, PendingEvent
+from iscp_dagster.webhooks.pending import DeliveryAttempt, EventDelivery, PendingEvent
 from iscp_dagster.webhooks.recording import ACTIVE, EndpointState
 from sql_transactions.engine import prepare, transaction
 
@@ -67,7 +67,9 @@ class Outbox:
 
     # What people ask for.
 
-    def list_deliveries(self, chosen: Chosen | None = None, *, limit: int = 100) -> list[Delivery]:
+    def list_deliveries(
+        self, chosen: Chosen | None = None, *, limit: int = 100
+    ) -> list[EventDelivery]:
         """The deliveries recorded last, newest first."""
         with self.begin_read() as connection:
             return history.list_deliveries(connection, chosen or Chosen(), limit)
@@ -79,7 +81,7 @@ class Outbox:
 
     def show(
         self, event_id: str, endpoint: str | None = None
-    ) -> tuple[list[Delivery], list[DeliveryAttempt]]:
+    ) -> tuple[list[EventDelivery], list[DeliveryAttempt]]:
         """The deliveries of an event, and their attempts, oldest first; none if it is unknown."""
         chosen = Chosen(event_id=event_id, endpoint=endpoint)
         with self.begin_read() as connection:

@@ -44,7 +44,7 @@ class PendingEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delivery:
+class EventDelivery:
     """One event and one endpoint, as the outbox has them."""
 
     number: int

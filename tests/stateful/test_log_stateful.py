@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from logs import advance, complete, fail, log_in_memory, moment, over, span
 
 from iscp_dagster.joblog.iterations import Claim, Iteration
-from iscp_dagster.joblog.protocol import Interrupted
+from iscp_dagster.joblog.protocol import Interruption
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import METADATA
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -368,7 +368,7 @@ class LogMachine(RuleBasedStateMachine):
             changed = True
             row.state, row.code, row.unsure = "completed", 0, None
         hit = interrupt and row.state in {"pending", "running"}
-        assert done == Interrupted(
+        assert done == Interruption(
             keys=(key,) if hit else (),
             runs=frozenset({row.run}) if hit else frozenset(),
             changed=changed or hit,

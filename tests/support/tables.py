@@ -30,11 +30,17 @@ from iscp_dagster.spark import quoting
 from iscp_dagster.spark.session import create_private_session, shared
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import Interpreter
-from iscp_dagster.sync.iteration.commands import Command, Give, IterationEvent, Place, Served
+from iscp_dagster.sync.iteration.commands import (
+    Command,
+    Give,
+    IndexServed,
+    IterationEvent,
+    PlaceRows,
+)
 from iscp_dagster.sync.iteration.machine import IterationState, step
-from iscp_dagster.sync.iteration.outcomes import Delivery, Outcome
+from iscp_dagster.sync.iteration.outcomes import Outcome, PendingCommit
 from iscp_dagster.sync.ledger import Ledger
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.writing.writer import IndexWriter
 from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.verify import IndexVerdict, verify
@@ -117,21 +123,21 @@ class Unpublished(Interpreter):
     """An iteration that leaves it to the test to publish what is written."""
 
     def carried_out(self, command: Command) -> IterationEvent:
-        if isinstance(command, Place) and command.deliveries[0].claim.last:
+        if isinstance(command, PlaceRows) and command.deliveries[0].claim.last:
             LEDGERS.update({_holder(each): self.ledger for each in command.deliveries})
-            return Served(command.deliveries, at=None)
+            return IndexServed(command.deliveries, at=None)
         return super().execute_command(command)
 
 
 LEDGERS: dict[Any, Ledger] = {}
 
 
-def ledger_of(delivery: Delivery) -> Ledger:
+def ledger_of(delivery: PendingCommit) -> Ledger:
     """Return the ledger of the iteration that made the delivery."""
     return LEDGERS[_holder(delivery)]
 
 
-def _holder(delivery: Delivery) -> Any:
+def _holder(delivery: PendingCommit) -> Any:
     return delivery.claim.key, delivery.claim.run_id, delivery.claim.fence
 
 
@@ -144,7 +150,7 @@ def deliveries(
     queued_as: str | None = None,
 ) -> Generator[Sequence[Outcome], None, None]:
     """Yield an iteration's outcomes index by index, written but not published."""
-    reader = Reader(deployment, source, iteration.tenants, deployment.delta_log(source))
+    reader = SourceReader(deployment, source, iteration.tenants, deployment.delta_log(source))
     interpreter = Unpublished(reader=reader, writer=IndexWriter(deployment))
     return interpreter.outcomes(iteration, run_id, queued_as)
 
@@ -156,7 +162,7 @@ def one_by_one(*iteration: Any, **named: Any) -> Generator[Outcome, None, None]:
             yield from some
 
 
-def publish_all(deployment: Deployment, some: Sequence[Delivery]) -> list[Outcome]:
+def publish_all(deployment: Deployment, some: Sequence[PendingCommit]) -> list[Outcome]:
     """Publish deliveries of one index; a consumer may have settled its own already."""
     if some[0].published is not None:
         return list(some)
@@ -164,7 +170,7 @@ def publish_all(deployment: Deployment, some: Sequence[Delivery]) -> list[Outcom
     writer, ledger = IndexWriter(deployment), ledger_of(some[0])
     interpreter = Interpreter(reader=reader, writer=writer, ledger=ledger)
     state = IterationState(open={each.claim.key: each.claim for each in some})
-    commands: list[Command] = [Place(tuple(some))]
+    commands: list[Command] = [PlaceRows(tuple(some))]
     outcomes: list[Outcome] = []
     while commands:
         command = commands.pop(0)
@@ -176,7 +182,7 @@ def publish_all(deployment: Deployment, some: Sequence[Delivery]) -> list[Outcom
     return outcomes
 
 
-def publish_one(deployment: Deployment, delivery: Delivery) -> Delivery:
+def publish_one(deployment: Deployment, delivery: PendingCommit) -> PendingCommit:
     """Publish one delivery and return it; raise the IscpError that prevented it."""
     (outcome,) = publish_all(deployment, [delivery])
     if isinstance(outcome, Failed):
@@ -257,7 +263,7 @@ class Table:
             table_id=self.deployment.delta_log(self.source).get_table_id()
         )
 
-    def materialize(self, *tenants: str, run_id: str = "by hand") -> list[Delivery | Failed]:
+    def materialize(self, *tenants: str, run_id: str = "by hand") -> list[PendingCommit | Failed]:
         """Materialize as a person does: repair, and go from every watermark to the last commit."""
         iterations = Iterations(
             deployment=self.deployment,
@@ -278,9 +284,9 @@ class Table:
         self.looked.append(look)
         return look
 
-    def follow(self, run_id: str = "run") -> list[Delivery | Failed]:
+    def follow(self, run_id: str = "run") -> list[PendingCommit | Failed]:
         """Look and run the due iterations until none is left, as the location does."""
-        outcomes: list[Delivery | Failed] = []
+        outcomes: list[PendingCommit | Failed] = []
         while dispatches := self.look().dispatches:
             for dispatch in dispatches:
                 outcomes += self.run(dispatch.iteration, run_id, queued_as=dispatch.name)
@@ -288,7 +294,7 @@ class Table:
 
     def run(
         self, iteration: Iteration, run_id: str = "run", *, queued_as: str | None = None
-    ) -> list[Delivery | Failed]:
+    ) -> list[PendingCommit | Failed]:
         """Run one iteration, and publish every delivery."""
         named = {"run_id": run_id, "queued_as": queued_as}
         delta_log = self.deployment.delta_log(self.source)
@@ -298,12 +304,12 @@ class Table:
             for outcome in self.published(one_by_one(self.deployment, self.source, part, **named))
         ]
 
-    def published(self, found: Iterator[Delivery | Failed]) -> list[Delivery | Failed]:
+    def published(self, found: Iterator[PendingCommit | Failed]) -> list[PendingCommit | Failed]:
         """Return all outcomes, having published each delivery before asking for the next."""
         outcomes = []
         with closing(found):
             for outcome in found:
-                published = isinstance(outcome, Delivery)
+                published = isinstance(outcome, PendingCommit)
                 outcomes.append(publish_one(self.deployment, outcome) if published else outcome)
         return outcomes
 
@@ -365,7 +371,7 @@ class Table:
         return (*tenant, *self.source.keys)
 
 
-def kinds(outcomes: list[Delivery | Failed]) -> list[ReadKind]:
+def kinds(outcomes: list[PendingCommit | Failed]) -> list[ReadKind]:
     """Return how each delivery was read; none may have failed."""
-    assert all(isinstance(each, Delivery) for each in outcomes), outcomes
+    assert all(isinstance(each, PendingCommit) for each in outcomes), outcomes
     return [each.plan.kind for each in outcomes]

@@ -8,10 +8,10 @@ from typing import Any
 
 from iscp_dagster.api.facts import at
 from iscp_dagster.api.outbox import EndpointSummary
-from iscp_dagster.webhooks.pending import Delivery, DeliveryAttempt
+from iscp_dagster.webhooks.pending import DeliveryAttempt, EventDelivery
 
 
-def describe_delivery(each: Delivery) -> dict[str, Any]:
+def describe_delivery(each: EventDelivery) -> dict[str, Any]:
     """An event and one of its endpoints, without the body."""
     return {
         "event_id": each.event_id,
@@ -32,7 +32,7 @@ def describe_delivery(each: Delivery) -> dict[str, Any]:
 
 
 def describe_event(
-    found: Sequence[Delivery], attempts: Sequence[DeliveryAttempt]
+    found: Sequence[EventDelivery], attempts: Sequence[DeliveryAttempt]
 ) -> dict[str, Any]:
     """An event with its body, its deliveries and their attempts."""
     return {

@@ -9,13 +9,13 @@ from iscp_dagster.api.outbox import EndpointSummary
 from iscp_dagster.cli.jobs.show import line
 from iscp_dagster.cli.parts.counting import print_counts
 from iscp_dagster.cli.parts.tables import Listing, format_time, print_facts, print_listing
-from iscp_dagster.webhooks.pending import Delivery, DeliveryAttempt
+from iscp_dagster.webhooks.pending import DeliveryAttempt, EventDelivery
 
 _FULL = "%Y-%m-%d %H:%M:%S UTC"
 _SHORT = "%m-%d %H:%M:%S"
 
 
-def print_deliveries(found: Sequence[Delivery], limit: int, counts: Mapping[str, int]) -> None:
+def print_deliveries(found: Sequence[EventDelivery], limit: int, counts: Mapping[str, int]) -> None:
     """Print counts by state, then a line per event and endpoint; a terminal gets two.
 
     One would be wider than 80 columns.
@@ -37,7 +37,7 @@ def print_deliveries(found: Sequence[Delivery], limit: int, counts: Mapping[str,
     line(f"{len(found):,} event{'s' * (len(found) != 1)}{more}")
 
 
-def print_event(found: Sequence[Delivery], attempts: Sequence[DeliveryAttempt]) -> None:
+def print_event(found: Sequence[EventDelivery], attempts: Sequence[DeliveryAttempt]) -> None:
     """Print an event's facts and body, then its deliveries and attempts."""
     first = found[0]
     facts = {
@@ -81,7 +81,7 @@ def print_endpoints(found: Sequence[EndpointSummary]) -> None:
         line("no endpoints")
 
 
-def _describe_delivery(each: Delivery) -> dict[str, str]:
+def _describe_delivery(each: EventDelivery) -> dict[str, str]:
     facts = {"endpoint": each.endpoint, "state": each.state.label, "attempts": str(each.attempts)}
     if each.pending:
         facts["next try"] = _format_next_try(each, _FULL)
@@ -107,5 +107,5 @@ def _build_attempt_row(each: DeliveryAttempt) -> tuple[str, ...]:
     return (format_time(each.at, _SHORT), f"{each.seconds:.2f}", status, each.answer, follows)
 
 
-def _format_next_try(each: Delivery, form: str) -> str:
+def _format_next_try(each: EventDelivery, form: str) -> str:
     return format_time(each.next_at, form) if each.pending else ""

@@ -9,7 +9,7 @@ from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import format_title
 from iscp_dagster.cli.jobs.specs import complete_schedule
 from iscp_dagster.cli.parts.counting import count_nouns
-from iscp_dagster.joblog.protocol import Interrupted
+from iscp_dagster.joblog.protocol import Interruption
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.jobs import JobID
 
@@ -20,7 +20,7 @@ class UpdateResult:
 
     tenant: str
     job: JobID
-    done: Interrupted
+    done: Interruption
     respecified: bool
     """Whether any spec is another one now."""
     interrupt: bool

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
-from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, Shape, settings
+from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, TableShape, settings
 from iscp_dagster.model.declared.images import (
     AFTER,
     CHANGE,
@@ -99,7 +99,7 @@ class Changes(IndexKind):
         held = f"argMaxIf({image}, ({version}, {image}), {change} >= {ChangeKind.BASE})"
         return f"countIf({change} >= {ChangeKind.BASE}) > 0 AND {held} = {AFTER}"
 
-    def select(self, shape: Shape, selected: Sequence[str]) -> str:
+    def select(self, shape: TableShape, selected: Sequence[str]) -> str:
         columns = [name for name in selected if name not in IMAGE_COLUMNS]
         return (
             f"SELECT {', '.join(map(quote_identifier, (*columns, *SHOWN)))} FROM {shape.final} "
@@ -107,12 +107,12 @@ class Changes(IndexKind):
             f"{settings(EXACT_FINAL)}"
         )
 
-    def view_beside(self, end: str, shape: Shape, selected: str) -> str:
+    def view_beside(self, end: str, shape: TableShape, selected: str) -> str:
         """The rows of the view as of a version of the source."""
         del end, selected
         return self.rows_as_of(shape, "{version:UInt64}")
 
-    def rows_as_of(self, shape: Shape, version: str) -> str:
+    def rows_as_of(self, shape: TableShape, version: str) -> str:
         """Return the SELECT of the user's columns of the view's rows as of `version`, in SQL."""
         source = shape.source
         key = dict.fromkeys((*([source.tenant] if source.tenant else []), *source.keys))

@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields, replace
 from typing import Any, ClassVar
 
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
-from iscp_dagster.model.consumers.kinds import ConsumerKind, Scan
+from iscp_dagster.model.consumers.kinds import ConsumerKind, ScanContext
 from iscp_dagster.model.consumers.protocol import Consumer
 from iscp_dagster.model.declared.images import Transitions
 from iscp_dagster.model.declared.kinds import kinds
@@ -46,7 +46,7 @@ class Indexes(ConsumerKind):
     ) -> tuple[str, ...]:
         return source.select_columns(index_of(source, info), available)
 
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
+    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         """Raise ConfigError: the writer of index tables takes the rows, in Spark's executors."""
         del source, scan
         raise ConfigError(f"Job {info.job!r}: a {info.type} index needs tables to be written to.")

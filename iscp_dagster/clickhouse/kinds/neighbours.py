@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
-from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, Shape, settings
+from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, TableShape, settings
 from iscp_dagster.model.declared.schema import VERSION
 
 QUERY = "{query:Array(Float32)}"
@@ -36,7 +36,7 @@ class NeighbourSelects:
     function: str
     vector: str
     dimension: int
-    shape: Shape
+    shape: TableShape
     selected: str
     """The SELECT list of the user's columns."""
     exact_rows: int

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, text
-from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, Rows, Shape, settings
+from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, Rows, TableShape, settings
 from iscp_dagster.clickhouse.kinds.neighbours import EXACT_FLOATS, EXACT_ROWS, NeighbourSelects
 from iscp_dagster.clickhouse.kinds.searching import Neighbourhood
 from iscp_dagster.clickhouse.types.typetext import FLOATS
@@ -119,7 +119,7 @@ class Vector(IndexKind):
     def table_settings(self) -> Mapping[str, int]:
         return {"index_granularity": ROWS_PER_MARK}
 
-    def select(self, shape: Shape, selected: Sequence[str]) -> str:
+    def select(self, shape: TableShape, selected: Sequence[str]) -> str:
         own = quote_identifier(self.vector)
         # An ORDER BY of the plain column's distance would have the graph answer, dead rows too.
         vector = f"if({quote_identifier(NO_VECTOR)}, [], materialize({own})) AS {own}"
@@ -128,7 +128,7 @@ class Vector(IndexKind):
         )
         return f"SELECT {columns} FROM {shape.final} SETTINGS {settings(EXACT_FINAL)}"
 
-    def view_beside(self, end: str, shape: Shape, selected: str) -> str:
+    def view_beside(self, end: str, shape: TableShape, selected: str) -> str:
         neighbours = NeighbourSelects(
             function=self.distance,
             vector=self.vector,

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from iscp_dagster.joblog import iterations, lifecycle
 from iscp_dagster.joblog.history import Bookmark, HistoryEntry, Usage, make_entry
 from iscp_dagster.joblog.leases import DEFAULT_LEASES, Leases
-from iscp_dagster.joblog.protocol import Interrupted, Touched
+from iscp_dagster.joblog.protocol import Interruption, Touched
 from iscp_dagster.joblog.sharing import check_alone, joined
 from iscp_dagster.joblog.sql import active, leases
 from iscp_dagster.joblog.sql.engine import ENSURE_LOCK, LOG, open_engine
@@ -174,7 +174,7 @@ class SqlLog:
         *,
         interrupt: bool = False,
         declared: JobSpec | None = None,
-    ) -> Interrupted | None:
+    ) -> Interruption | None:
         """Change the job's spec; None when there is no such job.
 
         Takes effect at the next iteration; `interrupt` cancels the current one, and the answer
@@ -206,7 +206,7 @@ class SqlLog:
                 for job in freed.values()
             ]
             write_back(connection, freed, updated, entry_of=self._make_entry)
-        return Interrupted(
+        return Interruption(
             keys=tuple(sorted(job.key for job in active)),
             runs=frozenset(job.run_id for job in active if job.run_id is not None),
             changed=stands != stood

@@ -32,7 +32,7 @@ from iscp_dagster.local.services.settings import (
 )
 from iscp_dagster.model.variables import DAGSTER_HOME
 from iscp_dagster.runs.ending import ENDING_VARIABLE
-from iscp_dagster.runs.place import Place
+from iscp_dagster.runs.place import RunServerAddress
 from iscp_dagster.runs.server import SOCKET_VARIABLE, end_runs
 
 _MODULE = "iscp_dagster.definitions"
@@ -188,7 +188,7 @@ def main(socket: str) -> None:
     if Path(os.environ[DAGSTER_HOME], "history", "runs.db").exists():
         # The runs' processes died with their code server. The default launcher does not notice, so
         # they would hold their places in the queue for ever. The run server ends its own runs.
-        end_runs(lambda run: Place.of(run) is None)
+        end_runs(lambda run: RunServerAddress.of(run) is None)
     # The code server holds the code in a child process, so a reload replaces only the child.
     command = [sys.executable, "-m", "dagster", "code-server", "start", "--socket", socket]
     command += ["--module-name", _MODULE, "--location-name", dagster_health.LOCATION]

@@ -40,7 +40,7 @@ from iscp_dagster.model.declared.lineage import find_parents
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.runs.named import mark_by_hand
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 
 def index_assets(
@@ -110,13 +110,13 @@ def _sync_tenant(
         try:
             for outcome in (each for some in its.outcomes() for each in some):
                 reported()
-                if not isinstance(outcome, Delivery | InStep):
+                if not isinstance(outcome, PendingCommit | InStep):
                     failed.append(outcome)
                     store_events(context, build_observations(its.source, [outcome]))
                 elif outcome.job_name in declared:
                     output = _build_output(its, outcome, views.get(outcome.job_name))
                     yield from held.put(outcome.job_name, output)
-                elif isinstance(outcome, Delivery):
+                elif isinstance(outcome, PendingCommit):
                     made = build_materializations(
                         context.instance, its.deployment, its.source, [outcome], its.run_id
                     )

@@ -21,7 +21,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.sync.writing.writer import IndexWriter
 
 
@@ -31,7 +31,9 @@ class OutcomeIOManager(dg.IOManager):
 
     kind: ConsumerKind
 
-    def handle_output(self, context: dg.OutputContext, obj: Delivery | InStep | Outcomes) -> None:
+    def handle_output(
+        self, context: dg.OutputContext, obj: PendingCommit | InStep | Outcomes
+    ) -> None:
         """Show on the output what was done; the watermarks have moved already."""
         _show_outcome(context, obj)
 
@@ -60,7 +62,7 @@ class ClickHouseIOManager(dg.IOManager):
         return IndexWriter(self._deployment())
 
     def handle_output(
-        self, context: dg.OutputContext, obj: Delivery | InStep | Outcomes | Frame
+        self, context: dg.OutputContext, obj: PendingCommit | InStep | Outcomes | Frame
     ) -> None:
         """Put in place what is not yet, and show on the output what was stored. Idempotent.
 
@@ -69,7 +71,7 @@ class ClickHouseIOManager(dg.IOManager):
         """
         if isinstance(obj, Outcomes):
             self.writer.place(obj.delivered)
-        elif isinstance(obj, Delivery):
+        elif isinstance(obj, PendingCommit):
             self.writer.place([obj])
         elif not isinstance(obj, InStep):
             return context.add_output_metadata(self._store_frame(context, obj))
@@ -110,7 +112,7 @@ class ClickHouseIOManager(dg.IOManager):
             return client.query_arrow(f"SELECT * FROM {view}{where}", parameters=parameters)
 
 
-def _show_outcome(context: dg.OutputContext, obj: Delivery | InStep | Outcomes) -> None:
+def _show_outcome(context: dg.OutputContext, obj: PendingCommit | InStep | Outcomes) -> None:
     shown_ = obj.summarize() if isinstance(obj, Outcomes) else build_outcome_metadata(obj, {})
     context.add_output_metadata(shown_)
 
@@ -134,11 +136,11 @@ class Outcomes:
     Each tenant's materialization is reported while the run goes on (`reporting`).
     """
 
-    outcomes: Sequence[Delivery | InStep]
+    outcomes: Sequence[PendingCommit | InStep]
 
     @property
-    def delivered(self) -> list[Delivery]:
-        return [each for each in self.outcomes if isinstance(each, Delivery)]
+    def delivered(self) -> list[PendingCommit]:
+        return [each for each in self.outcomes if isinstance(each, PendingCommit)]
 
     def summarize(self) -> dict[str, Any]:
         """The totals for the run's page."""
@@ -164,7 +166,7 @@ def build_clickhouse_schema(store: IndexStore) -> dg.TableSchema:
 
 
 def build_outcome_metadata(
-    outcome: Delivery | InStep, tables: dict[int, Mapping[str, Any]]
+    outcome: PendingCommit | InStep, tables: dict[int, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The metadata of a materialization; Dagster plots the numbers.
 
@@ -180,7 +182,7 @@ def build_outcome_metadata(
     return {**_build_delivery_metadata(outcome), **tables[id(store)]}
 
 
-def _build_delivery_metadata(delivery: Delivery) -> dict[str, Any]:
+def _build_delivery_metadata(delivery: PendingCommit) -> dict[str, Any]:
     written = delivery.written
     rows = delivery.inserted + delivery.deleted
     # Not the time now: Dagster stores events one by one, maybe long after rows were searchable.

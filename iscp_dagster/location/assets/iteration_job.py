@@ -24,7 +24,7 @@ from iscp_dagster.model.consumers.kinds import consumer_kind
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.runs.named import DISPATCH_TAG, mark_by_hand
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 Startable = UnresolvedAssetJobDefinition | dg.JobDefinition
 """A Dagster job that the runner may start."""
@@ -69,7 +69,7 @@ def build_batch_sync_job(
         def select_unreported(served: Sequence[Success]) -> Sequence[Success]:
             """What Dagster has not been told yet: jobs in step are not reported again."""
             in_step = [each.job for each in served if isinstance(each, InStep)]
-            brought = [each for each in served if isinstance(each, Delivery)]
+            brought = [each for each in served if isinstance(each, PendingCommit)]
             return [*brought, *find_unreported_jobs(context.instance, source, in_step)]
 
         mark_by_hand(context.instance, context.run)

@@ -30,7 +30,7 @@ from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.runs.named import DISPATCH_TAG, find_runs, get_run_names, is_first
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import iterate
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.sync.writing.writer import IndexWriter
 
 MOST_SHOWN = 20
@@ -69,7 +69,7 @@ class LeftOut:
     job: Job
 
 
-Outcome = Delivery | Failed | InStep | LeftOut
+Outcome = PendingCommit | Failed | InStep | LeftOut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +198,7 @@ class Iterations:
                 if last:
                     yield last
 
-    def _is_last(self, outcome: Delivery | Failed) -> bool:
+    def _is_last(self, outcome: PendingCommit | Failed) -> bool:
         return isinstance(outcome, Failed) or outcome.to.version >= self.to.version
 
     def _select_requested_keys(self, jobs: Collection[Job]) -> set[JobKey]:
@@ -235,7 +235,7 @@ class Iterations:
                 found.append(Due(iteration=step, jobs=last, cut=step.to < whole.to))
         return found
 
-    def _run_iteration(self, iteration: Iteration) -> Iterator[list[Delivery | Failed]]:
+    def _run_iteration(self, iteration: Iteration) -> Iterator[list[PendingCommit | Failed]]:
         for some in split_iteration(iteration, self.delta_log):
             found = iterate(
                 self.deployment,
@@ -258,9 +258,11 @@ def _list_repeated_names(run: DagsterRun, instance: DagsterInstance) -> frozense
     return frozenset(known | {name for each in runs for name in get_run_names(each)} - {run.run_id})
 
 
-def _gather_outcomes(found: Iterator[Delivery | Failed]) -> Iterator[list[Delivery | Failed]]:
+def _gather_outcomes(
+    found: Iterator[PendingCommit | Failed],
+) -> Iterator[list[PendingCommit | Failed]]:
     """All outcomes at once; if an error ends them, those before it, then the error."""
-    done: list[Delivery | Failed] = []
+    done: list[PendingCommit | Failed] = []
     error: Exception | None = None
     try:
         for outcome in found:

@@ -17,7 +17,7 @@ from iscp_dagster.model.variables import KEEP_RUNS_DAYS
 from iscp_dagster.planning.problems import as_ours
 from iscp_dagster.runs.pruning import prune_runs
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.writing.serving import Served, serve_all
+from iscp_dagster.sync.writing.serving import ServeResult, serve_all
 from iscp_dagster.upkeep import maintenance
 from iscp_dagster.upkeep.outbox import EVENTS, prune_events
 
@@ -77,7 +77,7 @@ def build_maintenance_jobs(
     @dg.op(name=f"{COLLECT}_op", required_resource_keys={"iscp"})
     def collect_garbage(context: dg.OpExecutionContext, config: CollectConfig) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
-        forgotten, pruned, events, served = 0, 0, 0, Served()
+        forgotten, pruned, events, served = 0, 0, 0, ServeResult()
         problems: list[str] = []
         with renew_run_lease(deployment, context.run):
             found = maintenance.find_garbage(

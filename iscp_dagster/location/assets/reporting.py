@@ -43,10 +43,10 @@ from iscp_dagster.planning.table_problems import find_problems
 from iscp_dagster.runs.named import WORKED
 from iscp_dagster.serviceconsumers.services import INVOKED
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
-Success = Delivery | InStep
+Success = PendingCommit | InStep
 """An outcome whose rows are served."""
 Reported = AssetEvent | dg.AssetCheckEvaluation
 Tell = Callable[[Sequence[Success], Sequence[Outcome]], None]
@@ -68,8 +68,8 @@ def sync_tenants(
     failed: list[Outcome] = []
     with report_in_background(context, its) as tell:
         for outcomes in its.outcomes():
-            served = chosen([each for each in outcomes if isinstance(each, Delivery | InStep)])
-            wrong = [each for each in outcomes if not isinstance(each, Delivery | InStep)]
+            served = chosen([each for each in outcomes if isinstance(each, PendingCommit | InStep)])
+            wrong = [each for each in outcomes if not isinstance(each, PendingCommit | InStep)]
             if served or wrong:
                 tell(served, wrong)
             told += served

@@ -33,7 +33,7 @@ DECLARED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scan:
+class ScanContext:
     """What a consumer may know of the scan that brings its rows."""
 
     table_id: str
@@ -111,7 +111,7 @@ class ConsumerKind(ABC):
         return source.select_columns(Index(name=info.job, columns=info.columns or None), available)
 
     @abstractmethod
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
+    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         """Make the consumer of one scan. Raises ConfigError for one that cannot be made."""
 
     def history(self, source: SourceTable, job: Job, deployment: Any) -> Beginning | None:
@@ -162,7 +162,7 @@ class OwnConsumers(ConsumerKind):
     def check_importable(self, info: ConsumerInfo) -> None:
         _load_factory(info)
 
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
+    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         del scan
         factory = _load_factory(info)
         try:
@@ -189,7 +189,7 @@ class BrokenKind(ConsumerKind):
         del source, info
         raise self.error
 
-    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: Scan) -> Consumer:
+    def consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         del source, info, scan
         raise self.error
 

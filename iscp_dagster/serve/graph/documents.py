@@ -29,7 +29,7 @@ MOST_ERRORS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class DocumentLimits:
     """The most that a document may have; introspection as tools send it fits in."""
 
     tokens: int = 8_000
@@ -51,7 +51,7 @@ class DocumentError(IscpError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
+class ValidatedDocument:
     """A valid document, and the operation in it that is to be executed."""
 
     document: DocumentNode
@@ -61,10 +61,10 @@ class Checked:
 
 
 def validate_document(
-    ready: Ready, text: str, operation_name: str | None, shape: Shape | None = None
-) -> Checked:
+    ready: Ready, text: str, operation_name: str | None, shape: DocumentLimits | None = None
+) -> ValidatedDocument:
     """Parse and validate a document. Raises DocumentError."""
-    shape = shape or Shape()
+    shape = shape or DocumentLimits()
     try:
         document = _parse_document(text, shape)
         _check_built(ready, document)
@@ -85,7 +85,7 @@ def validate_document(
         )
     if ready.schema.get_root_type(operation.operation) is None:
         raise refused(VALIDATION, f"This server has no {operation.operation.value}s.")
-    return Checked(document=document, operation=operation, introspects="__" in text)
+    return ValidatedDocument(document=document, operation=operation, introspects="__" in text)
 
 
 def add_code(error: GraphQLError, code: str) -> GraphQLError:
@@ -99,7 +99,7 @@ def refused(code: str, message: str) -> DocumentError:
     return DocumentError(message, [GraphQLError(message, extensions={"code": code})])
 
 
-def _parse_document(text: str, shape: Shape) -> DocumentNode:
+def _parse_document(text: str, shape: DocumentLimits) -> DocumentNode:
     try:
         return parse(text, max_tokens=shape.tokens)
     except GraphQLSyntaxError as error:
@@ -122,7 +122,7 @@ def _check_built(ready: Ready, document: DocumentNode) -> None:
                     )
 
 
-def _check_shape(document: DocumentNode, shape: Shape) -> None:
+def _check_shape(document: DocumentNode, shape: DocumentLimits) -> None:
     fragments = {
         each.name.value: each
         for each in document.definitions

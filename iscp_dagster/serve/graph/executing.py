@@ -7,13 +7,13 @@ from typing import Any
 
 from graphql import ExecutionResult, GraphQLResolveInfo, execute_sync
 
-from iscp_dagster.serve.graph.documents import TOO_COMPLEX, Checked, refused
+from iscp_dagster.serve.graph.documents import TOO_COMPLEX, ValidatedDocument, refused
 from iscp_dagster.serve.graph.schemas import Ready
 from iscp_dagster.serve.reads.caps import Asking
 
 
 def execute_query(
-    ready: Ready, found: Checked, asking: Asking, variables: Mapping[str, Any]
+    ready: Ready, found: ValidatedDocument, asking: Asking, variables: Mapping[str, Any]
 ) -> ExecutionResult:
     """Return the result of a query; blocks. Raises DocumentError when introspection is too large.
 
@@ -31,7 +31,7 @@ class _OverdrawnError(BaseException):
 
 
 def _execute_counted(
-    ready: Ready, found: Checked, asking: Asking, variables: Mapping[str, Any]
+    ready: Ready, found: ValidatedDocument, asking: Asking, variables: Mapping[str, Any]
 ) -> ExecutionResult:
 
     def count_field(

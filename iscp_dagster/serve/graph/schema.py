@@ -30,10 +30,10 @@ from iscp_dagster.serve.reads.nearest import Near, build_distance_column, read_n
 from iscp_dagster.serve.reads.order import Order
 from iscp_dagster.serve.reads.selecting import RowSelection, selected
 from iscp_dagster.serve.scalars import BadValueError
-from iscp_dagster.serve.served import NAMES_FIELD, Served
+from iscp_dagster.serve.served import NAMES_FIELD, ServedIndex
 from iscp_dagster.serve.where import Row
 
-Subscribe = Callable[[Served, Mapping[str, Any], Any], Any]
+Subscribe = Callable[[ServedIndex, Mapping[str, Any], Any], Any]
 """Returns an asynchronous iterator of messages: gets the changes index, the arguments (where,
 after, snapshot, progress) and the request's context."""
 
@@ -68,7 +68,7 @@ def _describe_catalog(catalog: Catalog) -> str:
     return "\n".join([head, *catalog.waiting, *catalog.notes])
 
 
-def _build_query_field(types: Types, served: Served) -> GraphQLField:
+def _build_query_field(types: Types, served: ServedIndex) -> GraphQLField:
     if (neighbourhood := served.index.neighbourhood()) is not None:
         return _build_nearest_field(types, served, neighbourhood)
     row = types.get_row_type(served)
@@ -87,7 +87,7 @@ def _build_query_field(types: Types, served: Served) -> GraphQLField:
 
 
 def _build_nearest_field(
-    types: Types, served: Served, neighbourhood: Neighbourhood
+    types: Types, served: ServedIndex, neighbourhood: Neighbourhood
 ) -> GraphQLField:
     distance = build_distance_column(served)
     row = types.get_row_type(served, distance)
@@ -119,7 +119,7 @@ def _build_nearest_field(
     )
 
 
-def _build_page_arguments(types: Types, served: Served) -> dict[str, GraphQLArgument]:
+def _build_page_arguments(types: Types, served: ServedIndex) -> dict[str, GraphQLArgument]:
     order = types.order(served)
     ordering = {}
     if order is not None:
@@ -136,7 +136,7 @@ def _build_rows_type(row: GraphQLObjectType) -> Any:
     return GraphQLNonNull(GraphQLList(GraphQLNonNull(row)))
 
 
-def _describe_index(served: Served) -> str:
+def _describe_index(served: ServedIndex) -> str:
     said = f"Index {served.index.shown} ({served.kind}) of {served.source.name}."
     more = served.index.description or served.source.description
     return f"{said} {more}" if more else said
@@ -148,7 +148,7 @@ def _get_context(info: GraphQLResolveInfo) -> Asking:
 
 
 def _build_selection(
-    served: Served, info: GraphQLResolveInfo, given: Mapping[str, Any]
+    served: ServedIndex, info: GraphQLResolveInfo, given: Mapping[str, Any]
 ) -> RowSelection:
     names = _list_shown_fields(info)
     return RowSelection(
@@ -163,7 +163,7 @@ def _build_selection(
     )
 
 
-def _parse_order(served: Served, given: Sequence[Mapping[str, Any]]) -> Iterator[Order]:
+def _parse_order(served: ServedIndex, given: Sequence[Mapping[str, Any]]) -> Iterator[Order]:
     for part in given:
         if len(part) != 1 or None in part.values():
             raise BadValueError(
@@ -187,12 +187,12 @@ def _list_shown_fields(info: GraphQLResolveInfo) -> list[str]:
     return [nodes[0].name.value for nodes in fields.values()]
 
 
-def _list_shown_columns(served: Served, names: Collection[str]) -> tuple[Column, ...]:
+def _list_shown_columns(served: ServedIndex, names: Collection[str]) -> tuple[Column, ...]:
     return tuple(each for each in served.columns if each.field in names)
 
 
 def _build_subscription_field(
-    types: Types, served: Served, subscribe: Subscribe | None
+    types: Types, served: ServedIndex, subscribe: Subscribe | None
 ) -> GraphQLField:
     def begin(_root: Any, info: GraphQLResolveInfo, **given: Any) -> Any:
         if subscribe is None:
@@ -224,7 +224,7 @@ def _build_subscription_field(
     )
 
 
-def _build_message_type(types: Types, served: Served) -> GraphQLObjectType:
+def _build_message_type(types: Types, served: ServedIndex) -> GraphQLObjectType:
     name = f"{served.field}_change"
     types.take(name, served)
     return GraphQLObjectType(

@@ -23,7 +23,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve.catalog import Catalog, read_catalog
 from iscp_dagster.serve.graph.schema import Subscribe, create_schema
-from iscp_dagster.serve.served import Served
+from iscp_dagster.serve.served import ServedIndex
 
 _LOGGER = logging.getLogger(__name__)
 REFRESH_SECONDS = 5.0
@@ -104,7 +104,9 @@ class Loader:
         )
         return self._latest
 
-    def _find_binary_columns(self, served: Served, types: Mapping[str, str]) -> Collection[str]:
+    def _find_binary_columns(
+        self, served: ServedIndex, types: Mapping[str, str]
+    ) -> Collection[str]:
         """The columns of source and view that are binary; read again when columns change."""
         name = served.source.name, served.index.shown
         if name not in self._known or self._known[name][0] != types:
@@ -113,7 +115,9 @@ class Loader:
             self._known[name] = types, binary
         return self._known[name][1]
 
-    def _read_source_fields(self, served: Served, types: Mapping[str, str]) -> Sequence[DeltaField]:
+    def _read_source_fields(
+        self, served: ServedIndex, types: Mapping[str, str]
+    ) -> Sequence[DeltaField]:
         """The source's fields; none if no column of the index can keep bytes."""
         if not any(_BYTES.search(each) for each in types.values()):
             return ()
@@ -125,7 +129,7 @@ class Loader:
 _BYTES = re.compile(r"\b(String|FixedString)\b")
 
 
-def read_calculated_fields(served: Served) -> Sequence[DeltaField]:
+def read_calculated_fields(served: ServedIndex) -> Sequence[DeltaField]:
     """The calculated columns of a view, as its table was made with."""
     if not served.index.of_images:
         return ()

@@ -28,7 +28,7 @@ from iscp_dagster.serve import scalars
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.comparing import OPERATORS
 from iscp_dagster.serve.scalars import BadValueError, Scalar
-from iscp_dagster.serve.served import BUILT_IN, COMPARISON, Served
+from iscp_dagster.serve.served import BUILT_IN, COMPARISON, ServedIndex
 
 ORDERS = {
     f"{way}{suffix}": (way == "desc", nulls_first)
@@ -71,7 +71,7 @@ class Types:
             self._scalars[scalar.name] = _build_scalar_type(scalar)
         return self._scalars[scalar.name]
 
-    def get_row_type(self, served: Served, *more: Column) -> GraphQLObjectType:
+    def get_row_type(self, served: ServedIndex, *more: Column) -> GraphQLObjectType:
         """Return the type of the index's rows, with columns that only this query has.
 
         A mirror and the changes of its table share it if their columns are the same.
@@ -89,7 +89,7 @@ class Types:
         return made
 
     def _build_row_type(
-        self, name: str, served: Served, columns: tuple[Column, ...]
+        self, name: str, served: ServedIndex, columns: tuple[Column, ...]
     ) -> GraphQLObjectType:
         return GraphQLObjectType(
             name,
@@ -97,7 +97,7 @@ class Types:
             description=served.index.description or served.source.description,
         )
 
-    def where(self, served: Served) -> GraphQLInputObjectType:
+    def where(self, served: ServedIndex) -> GraphQLInputObjectType:
         """Return the type of `where`, shared like `row`."""
         row = self.get_row_type(served)
         if row.name in self._wheres:
@@ -118,7 +118,7 @@ class Types:
         self._wheres[row.name] = made
         return made
 
-    def order(self, served: Served) -> GraphQLInputObjectType | None:
+    def order(self, served: ServedIndex) -> GraphQLInputObjectType | None:
         """Return the type of a part of `order_by`; None if no column has an order."""
         fields = {
             each.field: GraphQLInputField(self.order_by) for each in served.columns if each.compares
@@ -129,7 +129,7 @@ class Types:
         self.take(named, served)
         return GraphQLInputObjectType(named, fields)
 
-    def take(self, name: str, served: Served) -> None:
+    def take(self, name: str, served: ServedIndex) -> None:
         """Have a name for a type of the index alone: the catalog has left out what has another."""
         whose = f"{served.source.name}/{served.index.shown}"
         assert self._named.setdefault(name, whose) == whose, (name, whose)

@@ -37,7 +37,7 @@ class RingEntry:
 
 
 @dataclass(eq=False, kw_only=True)
-class Reader:
+class RingReader:
     """A subscriber's place in the ring. `on_lost` is called once, when it has lost its place."""
 
     sight: Sight
@@ -54,7 +54,7 @@ class Ring:
         self.most = most
         self._entries: deque[RingEntry] = deque()
         self._first = 0
-        self._readers: set[Reader] = set()
+        self._readers: set[RingReader] = set()
         self._readers_moved = asyncio.Event()
 
     @property
@@ -70,13 +70,13 @@ class Ring:
         """What its readers see, each once."""
         return frozenset(reader.sight for reader in self._readers)
 
-    def join(self, sight: Sight, on_lost: Callable[[], None]) -> Reader:
+    def join(self, sight: Sight, on_lost: Callable[[], None]) -> RingReader:
         """A new reader, of what comes from now on; the caller must `leave`."""
-        reader = Reader(sight=sight, at=self.end, on_lost=on_lost)
+        reader = RingReader(sight=sight, at=self.end, on_lost=on_lost)
         self._readers.add(reader)
         return reader
 
-    def leave(self, reader: Reader) -> None:
+    def leave(self, reader: RingReader) -> None:
         """Forget a reader. Idempotent."""
         self._readers.discard(reader)
         self._readers_moved.set()
@@ -112,7 +112,7 @@ class Ring:
         for reader in self._readers:
             reader.woken.set()
 
-    def take_entries(self, reader: Reader) -> Iterator[RingEntry]:
+    def take_entries(self, reader: RingReader) -> Iterator[RingEntry]:
         """The entries that the reader has not had; each counts as had when the next is asked for.
 
         Stops early when the reader has lost its place.
@@ -122,12 +122,12 @@ class Ring:
             reader.at += 1
             self._readers_moved.set()
 
-    async def wait_for_entries(self, reader: Reader, seconds: float | None = None) -> None:
+    async def wait_for_entries(self, reader: RingReader, seconds: float | None = None) -> None:
         """Wait for new entries, no longer than `seconds`."""
         with anyio.move_on_after(seconds):
             await self._wait_until_new(reader)
 
-    async def _wait_until_new(self, reader: Reader) -> None:
+    async def _wait_until_new(self, reader: RingReader) -> None:
         while not reader.lost and reader.at >= self.end:
             reader.woken.clear()
             await reader.woken.wait()

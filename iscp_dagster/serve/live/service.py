@@ -21,7 +21,7 @@ from iscp_dagster.serve.live.reading import History
 from iscp_dagster.serve.live.ring import MOST_ENTRIES, PATIENCE, Ring
 from iscp_dagster.serve.live.subscription import PROGRESS_SECONDS, Subscription
 from iscp_dagster.serve.live.telling import ChangeMessage, Wanted
-from iscp_dagster.serve.served import Served
+from iscp_dagster.serve.served import ServedIndex
 from iscp_dagster.serve.where import parse
 
 
@@ -73,7 +73,7 @@ class Live:
         self.hub = Hub(touched=self.log.touched)
 
     async def subscribe(
-        self, served: Served, given: Mapping[str, Any], context: Listening
+        self, served: ServedIndex, given: Mapping[str, Any], context: Listening
     ) -> AsyncGenerator[ChangeMessage, None]:
         """Tell the changes of an index. Raises SubscriptionError, BadValueError."""
         named = {each.name: each.field for each in served.columns}
@@ -95,7 +95,7 @@ class Live:
                 async for message in messages:
                     yield message
 
-    def _build_feed(self, served: Served) -> IndexFeed:
+    def _build_feed(self, served: ServedIndex) -> IndexFeed:
         source, index = served.source, served.index
         job = JobID(db=source.database, table=source.table, job=index.name)
         return IndexFeed(
@@ -107,7 +107,7 @@ class Live:
         )
 
 
-def build_image_reader(served: Served) -> Images:
+def build_image_reader(served: ServedIndex) -> Images:
     """The image rows of a changes index. Raises SubscriptionError if it is spread over shards."""
     if len(served.places) != 1:
         raise SubscriptionError(

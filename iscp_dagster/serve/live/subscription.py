@@ -15,7 +15,7 @@ from iscp_dagster.serve.live.errors import PositionExpiredError, SubscriberTooSl
 from iscp_dagster.serve.live.feed import IndexFeed
 from iscp_dagster.serve.live.positions import START, ChangePosition, Positions, is_kept
 from iscp_dagster.serve.live.reading import History, read_next_page
-from iscp_dagster.serve.live.ring import Reader, RingEntry
+from iscp_dagster.serve.live.ring import RingEntry, RingReader
 from iscp_dagster.serve.live.telling import INSERT, PROGRESS, ChangeMessage, Wanted
 
 OLDEST = "oldest"
@@ -184,13 +184,13 @@ class Subscription:
         visible = self.feed.get_visible_positions(self.wanted.tenants)
         return any(self.at.get(tenant, START) < place for tenant, place in visible.items())
 
-    def _join_ring(self) -> Reader:
+    def _join_ring(self) -> RingReader:
         return self.feed.ring.join(self.wanted.tenants, self._report_lost)
 
     def _report_lost(self) -> None:
         self.on_lost(self.position)
 
-    async def _stream_live(self, reader: Reader) -> AsyncGenerator[ChangeMessage, None]:
+    async def _stream_live(self, reader: RingReader) -> AsyncGenerator[ChangeMessage, None]:
         visible = self.feed.get_visible_positions(self.wanted.tenants)
         ahead = {each: at for each, at in self.at.items() if at > visible.get(each, START)}
         self.at = {}

@@ -19,7 +19,7 @@ from iscp_dagster.serve.reads.caps import Asking
 from iscp_dagster.serve.reads.order import Order
 from iscp_dagster.serve.rows import rows, select_list
 from iscp_dagster.serve.scalars import BadValueError
-from iscp_dagster.serve.served import Place, Served
+from iscp_dagster.serve.served import ServedIndex, Shard
 from iscp_dagster.serve.sql import Parameters, is_column_value, render_condition
 from iscp_dagster.serve.where import EVERYTHING, Row, parse
 
@@ -34,7 +34,7 @@ class ForbiddenError(IscpError):
 class Near:
     """What a query field asks of an index that knows distances."""
 
-    served: Served
+    served: ServedIndex
     neighbourhood: Neighbourhood
     columns: tuple[Column, ...]
     """The columns to show, beside the distance."""
@@ -81,7 +81,7 @@ def _is_tenant_name(tenant: Column, name: str) -> bool:
     return tenant.grid is None or is_column_value(tenant, name)
 
 
-def _read_neighbours(asking: Asking, asked: Near, limit: int, place: Place) -> list[Row]:
+def _read_neighbours(asking: Asking, asked: Near, limit: int, place: Shard) -> list[Row]:
     served, distance, parameters = asked.served, build_distance_column(asked.served), Parameters()
     columns = (distance, *asked.columns)
     vector = ",".join(repr(float(each)) for each in asked.vector)
@@ -104,7 +104,7 @@ def _read_neighbours(asking: Asking, asked: Near, limit: int, place: Place) -> l
     return list(rows(place.endpoint, query, parameters.values, columns, asking.limits(limit)))
 
 
-def build_distance_column(served: Served) -> Column:
+def build_distance_column(served: ServedIndex) -> Column:
     """Return the column in which the view of nearest neighbours has the distance."""
     taken = any(each.name == "distance" for each in (*served.columns, *served.hidden))
     name = "_distance" if taken else "distance"

@@ -10,7 +10,7 @@ from typing import Any
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.columns import Column
 from iscp_dagster.serve.comparing import compare
-from iscp_dagster.serve.served import Served
+from iscp_dagster.serve.served import ServedIndex
 from iscp_dagster.serve.where import Row
 
 
@@ -31,7 +31,7 @@ class Order:
         return ", ".join([*parts, f"{held} {how}"])
 
 
-def complete_order(served: Served, asked: Sequence[Order]) -> tuple[Order, ...]:
+def complete_order(served: ServedIndex, asked: Sequence[Order]) -> tuple[Order, ...]:
     """Return the order asked for, and then by tenant and key, so that pages do not overlap."""
     named = {each.column.name for each in asked}
     rest = served.identity if served.keys else (*served.identity, *served.columns)

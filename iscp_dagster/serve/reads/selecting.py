@@ -14,7 +14,7 @@ from iscp_dagster.serve.reads import tenancy
 from iscp_dagster.serve.reads.caps import Asking
 from iscp_dagster.serve.reads.order import Order, complete_order, merge_rows, render_order_by
 from iscp_dagster.serve.rows import rows, select_list
-from iscp_dagster.serve.served import Place, Served
+from iscp_dagster.serve.served import ServedIndex, Shard
 from iscp_dagster.serve.sql import Parameters, bind_value, render_condition
 from iscp_dagster.serve.where import Row, parse
 
@@ -23,7 +23,7 @@ from iscp_dagster.serve.where import Row, parse
 class RowSelection:
     """What a query field asks of an index."""
 
-    served: Served
+    served: ServedIndex
     columns: tuple[Column, ...]
     """The columns to show."""
     where: Mapping[str, Any] | None = None
@@ -60,7 +60,7 @@ def _read_shard(
     asked: RowSelection,
     wanted: Sequence[Column],
     page: tuple[int, int],
-    place: Place,
+    place: Shard,
 ) -> list[Row]:
     parameters = Parameters()
     limit, offset = page
@@ -74,7 +74,9 @@ def _read_shard(
     return list(rows(place.endpoint, query, parameters.values, wanted, asking.limits(limit)))
 
 
-def _render_source(served: Served, place: Place, viewer: Viewer, parameters: Parameters) -> str:
+def _render_source(
+    served: ServedIndex, place: Shard, viewer: Viewer, parameters: Parameters
+) -> str:
     """Return what the rows are read from; of changes, the last image of each key."""
     view = quote_identifier(place.database, served.view)
     if not served.index.of_images:

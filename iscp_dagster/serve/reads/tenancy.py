@@ -6,21 +6,21 @@ from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.access import Viewer
-from iscp_dagster.serve.served import Served
+from iscp_dagster.serve.served import ServedIndex
 from iscp_dagster.serve.sql import Parameters, is_column_value
 
 _TYPED = {scalars.STRING, scalars.INT, scalars.INT64, scalars.BIG_INT}
 """What ClickHouse finds partitions by; other types' texts are compared."""
 
 
-def can_see_rows(served: Served, viewer: Viewer) -> bool:
+def can_see_rows(served: ServedIndex, viewer: Viewer) -> bool:
     """Whether there can be rows of the index that the viewer may see."""
     if viewer.tenants is None:
         return True
     return bool(viewer.tenants) if served.source.tenant else viewer.can_see(DEFAULT_TENANT)
 
 
-def render_tenant_condition(served: Served, viewer: Viewer, parameters: Parameters) -> str:
+def render_tenant_condition(served: ServedIndex, viewer: Viewer, parameters: Parameters) -> str:
     """Return the condition that limits rows to the viewer's tenants."""
     if viewer.tenants is None or not served.source.tenant:
         return "1" if can_see_rows(served, viewer) else "0"

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, parse_bearer
-from iscp_dagster.serve.graph.documents import DocumentError, Shape, validate_document
+from iscp_dagster.serve.graph.documents import DocumentError, DocumentLimits, validate_document
 from iscp_dagster.serve.graph.executing import execute_query
 from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.graph.told import (
@@ -56,7 +56,7 @@ class HttpBounds:
     """Requests that wait for that."""
     patience: float = 5.0
     """Seconds for which they wait."""
-    shape: Shape = field(default_factory=Shape)
+    shape: DocumentLimits = field(default_factory=DocumentLimits)
     caps: Caps = field(default_factory=Caps)
 
 

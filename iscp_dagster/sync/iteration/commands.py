@@ -14,7 +14,7 @@ from iscp_dagster.joblog.iterations import Claim, Failed
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.iteration.narrowing import Trial
-from iscp_dagster.sync.iteration.outcomes import Delivery, Outcome, Written
+from iscp_dagster.sync.iteration.outcomes import Outcome, PendingCommit, Written
 from iscp_dagster.sync.reading.readings import Reading
 
 Claims = tuple[Claim, ...]
@@ -51,7 +51,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Scan:
+class ScanClaims:
     """Read the range and write it for all claims: Scanned or ScanFailed."""
 
     trial: Trial
@@ -65,27 +65,27 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceRows:
     """Put what is staged, of one index and reading, in place for the jobs still held: Placed.
 
     A tail is in place since its scan: it only loses the jobs that are no longer held.
     """
 
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[PendingCommit, ...]
 
 
 @dataclass(frozen=True)
 class Move:
     """Move the watermarks to the ends of the claims, or to where the next steps begin: Moved."""
 
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[PendingCommit, ...]
 
 
 @dataclass(frozen=True)
 class Serve:
     """Have readers see the index's generation, if that is complete: Served."""
 
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[PendingCommit, ...]
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Give:
 
 
 @dataclass(frozen=True)
-class Stop:
+class AbortIteration:
     """End the iteration with this error: Broken."""
 
     error: IscpError
@@ -124,7 +124,18 @@ class Release:
 
 
 Command = (
-    Record | Plan | Scan | Check | Place | Move | Serve | Discard | Fail | Give | Stop | Release
+    Record
+    | Plan
+    | ScanClaims
+    | Check
+    | PlaceRows
+    | Move
+    | Serve
+    | Discard
+    | Fail
+    | Give
+    | AbortIteration
+    | Release
 )
 
 
@@ -166,7 +177,7 @@ class ScanFailed:
 
 
 @dataclass(frozen=True)
-class Checked:
+class ScanVerified:
     """The rows of the part are counted."""
 
     part: ScanResult
@@ -179,7 +190,7 @@ class Checked:
 
 
 @dataclass(frozen=True)
-class Refused:
+class FailuresRecorded:
     """The failures are in the log; a job that was taken meanwhile fails with the FenceError."""
 
     failures: tuple[Failed, ...]
@@ -189,7 +200,7 @@ class Refused:
 class Placed:
     """The rows are in place, except those of the jobs that failed."""
 
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[PendingCommit, ...]
     wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
 
 
@@ -197,17 +208,17 @@ class Placed:
 class Moved:
     """The watermarks have moved, except those of the jobs that failed."""
 
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[PendingCommit, ...]
     claims: Claims = ()
     """The next steps; none after the last one."""
     wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Served:
+class IndexServed:
     """The rows can be read, at the latest since `at`; None: they are not published yet."""
 
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[PendingCommit, ...]
     at: datetime | None
 
 
@@ -229,7 +240,7 @@ class Broken:
 
 
 @dataclass(frozen=True)
-class Interrupted:
+class RunInterrupted:
     """The process is asked to stop."""
 
 
@@ -239,13 +250,13 @@ IterationEvent = (
     | Planned
     | Scanned
     | ScanFailed
-    | Checked
-    | Refused
+    | ScanVerified
+    | FailuresRecorded
     | Placed
     | Moved
-    | Served
+    | IndexServed
     | Discarded
     | Idle
     | Broken
-    | Interrupted
+    | RunInterrupted
 )

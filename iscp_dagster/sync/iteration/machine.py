@@ -17,7 +17,13 @@ from iscp_dagster.model.errors import BatchError, FeedGoneError, FenceError, Isc
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.sync.iteration import commands, narrowing
-from iscp_dagster.sync.iteration.outcomes import Delivery, Error, Outcome, Written, make_failure
+from iscp_dagster.sync.iteration.outcomes import (
+    Error,
+    Outcome,
+    PendingCommit,
+    Written,
+    make_failure,
+)
 
 MISMATCH = (
     "Job {claim.key}: the range {claim.range} lies before its recorded batch "
@@ -78,15 +84,15 @@ def step(state: IterationState, event: commands.IterationEvent) -> Next:  # noqa
             return _handle_scan(state, trial, parts)
         case commands.ScanFailed(trial, error):
             return _handle_scan_failure(state, trial, error)
-        case commands.Checked():
+        case commands.ScanVerified():
             return _handle_verified(state, event)
-        case commands.Refused(failures):
+        case commands.FailuresRecorded(failures):
             return state.end_claims(failures), (commands.Give(failures),)
         case commands.Placed(deliveries, wrong):
             return state, _handle_placed(deliveries, wrong)
         case commands.Moved():
             return _handle_moved(state, event)
-        case commands.Served(deliveries, at):
+        case commands.IndexServed(deliveries, at):
             done = tuple(replace(each, published=at) for each in deliveries)
             return state.end_claims(done), (commands.Give(done),)
         case commands.Discarded():
@@ -95,7 +101,7 @@ def step(state: IterationState, event: commands.IterationEvent) -> Next:  # noqa
             return _choose_next(state)
         case commands.Broken(error):
             return _fail_open_claims(state, error)
-        case commands.Interrupted():
+        case commands.RunInterrupted():
             return IterationState(), (
                 commands.Release(tuple(state.open.values())),
             ) if state.open else ()
@@ -120,7 +126,7 @@ def _choose_next(state: IterationState) -> Next:
         trial, *others = state.trials
         state = replace(state, trials=tuple(others))
         if not trial.failed:
-            return state, (commands.Scan(trial),)
+            return state, (commands.ScanClaims(trial),)
         state, failures = _split_group(state, trial)
         return (state, failures) if failures else _choose_next(state)
     if state.unclear:
@@ -183,7 +189,7 @@ def _handle_scan_failure(state: IterationState, trial: narrowing.Trial, error: I
     told, reading = Error.of(error), trial.reading
     imaged = reading.transitions is not None
     if not (state.many or imaged) or not (told.unsure or isinstance(error, FenceError)):
-        return state, (commands.Stop(error),)
+        return state, (commands.AbortIteration(error),)
     jobs = {claim.key.job_name for claim in _filter_writing(trial.claims)}
     if imaged and len(jobs) > 1 and told.unsure:
         return state, (commands.Plan(trial.claims, plan=reading.plan, apart=True),)
@@ -274,11 +280,11 @@ def _exclude_unclear(
     return replace(state, unclear={**state.unclear, **gone}), replace(part, claims=left)
 
 
-def _handle_verified(state: IterationState, event: commands.Checked) -> Next:
+def _handle_verified(state: IterationState, event: commands.ScanVerified) -> Next:
     """Put the rows in place that are right, and record what failed."""
     outcomes = [_make_outcome(state, event, claim) for claim in event.part.claims]
     wrong = [each for each in outcomes if isinstance(each, Failed)]
-    found = [each for each in outcomes if isinstance(each, Delivery)]
+    found = [each for each in outcomes if isinstance(each, PendingCommit)]
     # A watermark that a consumer settled has already moved.
     settled = event.part.written.settled
     if settled is not None:
@@ -288,12 +294,12 @@ def _handle_verified(state: IterationState, event: commands.Checked) -> Next:
         # What is moved together ends together.
         last = tuple(each for each in found if each.claim.last)
         going = tuple(each for each in found if not each.claim.last)
-        following = tuple(commands.Place(some) for some in (last, going) if some)
+        following = tuple(commands.PlaceRows(some) for some in (last, going) if some)
     return state, (*following, *_make_fail_command(wrong, event.rebuild))
 
 
 def _handle_placed(
-    deliveries: Sequence[Delivery], wrong: Mapping[JobKey, IscpError]
+    deliveries: Sequence[PendingCommit], wrong: Mapping[JobKey, IscpError]
 ) -> tuple[commands.Command, ...]:
     left = tuple(each for each in deliveries if each.claim.key not in wrong)
     return (*([commands.Move(left)] if left else []), *_fail_commits(deliveries, wrong))
@@ -317,7 +323,7 @@ def _handle_moved(state: IterationState, event: commands.Moved) -> Next:
 
 
 def _fail_commits(
-    deliveries: Iterable[Delivery], wrong: Mapping[JobKey, IscpError], *, late: bool = False
+    deliveries: Iterable[PendingCommit], wrong: Mapping[JobKey, IscpError], *, late: bool = False
 ) -> tuple[commands.Fail, ...]:
     """Fail these jobs. One that is lost once its snapshot is in place (`late`) starts over: the
     snapshot may have replaced a later one.
@@ -334,7 +340,7 @@ def _fail_commits(
     )
 
 
-def _make_outcome(state: IterationState, event: commands.Checked, claim: Claim) -> Outcome:
+def _make_outcome(state: IterationState, event: commands.ScanVerified, claim: Claim) -> Outcome:
     """How the claim's step ended."""
     written, tenant = event.part.written, claim.key.tenant
     earlier = state.told.get(claim.key, {})
@@ -348,7 +354,7 @@ def _make_outcome(state: IterationState, event: commands.Checked, claim: Claim) 
         return make_failure(claim, wrong, earlier)
     if error is not None:
         return make_failure(claim, error, merge_facts(earlier, written.told.get(tenant, {})))
-    return Delivery(claim=_keep_last_step(claim, written), written=written, earlier=earlier)
+    return PendingCommit(claim=_keep_last_step(claim, written), written=written, earlier=earlier)
 
 
 def _keep_last_step(claim: Claim, written: Written) -> Claim:

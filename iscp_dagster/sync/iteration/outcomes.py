@@ -76,7 +76,7 @@ class Written:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delivery:
+class PendingCommit:
     """One job's rows as a scan wrote them; they count once published."""
 
     claim: Claim
@@ -156,7 +156,7 @@ class Delivery:
         return Done(claim=self.claim, to=self.to, counts=counts | told)
 
 
-Outcome = Delivery | Failed
+Outcome = PendingCommit | Failed
 
 
 def make_failure(claim: Claim, error: IscpError | Error, told: Told | None = None) -> Failed:

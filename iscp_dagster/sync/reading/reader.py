@@ -133,7 +133,7 @@ def _make_task_frame(spark: SparkSession, tasks: int, unpack: Mapped) -> MappedF
 
 
 @dataclass(frozen=True)
-class Reader:
+class SourceReader:
     """Reads the tenants' rows of `source`."""
 
     deployment: Deployment

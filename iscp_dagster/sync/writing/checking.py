@@ -12,10 +12,10 @@ from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.model.batch import WRITES, Action
 from iscp_dagster.model.errors import ConfigError, IscpError, UnrepeatableError
 from iscp_dagster.model.jobs import JobKey
-from iscp_dagster.sync.iteration.commands import Checked, ScanResult
+from iscp_dagster.sync.iteration.commands import ScanResult, ScanVerified
 from iscp_dagster.sync.iteration.narrowing import get_tenants
-from iscp_dagster.sync.iteration.outcomes import Delivery, Outcome, Written, make_failure
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.iteration.outcomes import Outcome, PendingCommit, Written, make_failure
+from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.reading.readings import Reading
 from iscp_dagster.sync.writing.sink import Sink
 
@@ -24,7 +24,7 @@ SKIPPED = ReadPlan(kind=ReadKind.TAIL, reason="written before, nothing read")
 ASIDE = ReadPlan(kind=ReadKind.TAIL, reason="cannot be read again, set aside as a dead letter")
 
 
-def verify_scan(reader: Reader, part: ScanResult) -> Checked:
+def verify_scan(reader: SourceReader, part: ScanResult) -> ScanVerified:
     """Settle the part's steps that write nothing, and find the jobs whose rows are wrong."""
     aside = [each for each in part.claims if each.step.action is Action.DEAD_LETTER]
     skipped = [each for each in part.claims if each.step.action is Action.SKIP]
@@ -34,7 +34,7 @@ def verify_scan(reader: Reader, part: ScanResult) -> Checked:
     ]
     written = [each for each in part.claims if each.step.action in WRITES]
     wrong = _find_wrong(written, part.written)
-    return Checked(
+    return ScanVerified(
         part=part,
         passed={each.claim.key: each for each in passed},
         wrong=wrong,
@@ -69,7 +69,7 @@ def _find_wrong(claims: Sequence[Claim], written: Written) -> dict[JobKey, IscpE
     return {each.key: wrong[each.key.tenant] for each in well if each.key.tenant in wrong}
 
 
-def _skip_step(reader: Reader, claim: Claim) -> Outcome:
+def _skip_step(reader: SourceReader, claim: Claim) -> Outcome:
     """The outcome of a step that was written before."""
     try:
         return _make_unread_commit(reader, claim, SKIPPED)
@@ -77,16 +77,18 @@ def _skip_step(reader: Reader, claim: Claim) -> Outcome:
         return make_failure(claim, error)
 
 
-def _make_unread_commit(reader: Reader, claim: Claim, plan: ReadPlan) -> Delivery:
+def _make_unread_commit(reader: SourceReader, claim: Claim, plan: ReadPlan) -> PendingCommit:
     """The outcome of a step for which nothing is read."""
     range_ = claim.step.range
     store = reader.index_store(claim.consumer, range_.to.version)
-    return Delivery(
+    return PendingCommit(
         claim=claim, written=Written(reading=Reading(plan=plan, range=range_), store=store)
     )
 
 
-def _set_steps_aside(reader: Reader, claims: Sequence[Claim], written: Written) -> list[Outcome]:
+def _set_steps_aside(
+    reader: SourceReader, claims: Sequence[Claim], written: Written
+) -> list[Outcome]:
     """Write only a dead letter for each claim of an index, which says what may be missing."""
     try:
         return _write_dead_letters(reader, claims, written) if claims else []
@@ -94,7 +96,9 @@ def _set_steps_aside(reader: Reader, claims: Sequence[Claim], written: Written) 
         return [make_failure(claim, error) for claim in claims]
 
 
-def _write_dead_letters(reader: Reader, claims: Sequence[Claim], written: Written) -> list[Outcome]:
+def _write_dead_letters(
+    reader: SourceReader, claims: Sequence[Claim], written: Written
+) -> list[Outcome]:
     range_ = claims[0].step.range
     # Reject inserts still in flight, or the index could get rows after the letter is written.
     sink = Sink(log=reader.deployment.log, claims=claims)
@@ -121,7 +125,7 @@ def _write_dead_letters(reader: Reader, claims: Sequence[Claim], written: Writte
     ]
 
 
-def _get_index_store(reader: Reader, claim: Claim) -> IndexStore:
+def _get_index_store(reader: SourceReader, claim: Claim) -> IndexStore:
     store = reader.index_store(claim.consumer, claim.step.range.to.version)
     if store is None:
         name = f"{reader.source.name}/{claim.consumer.job}"

@@ -16,7 +16,7 @@ from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.delta.failures import wrap_spark_errors
 from iscp_dagster.delta.filescan import NotPlainError
 from iscp_dagster.model.batch import WRITES
-from iscp_dagster.model.consumers.kinds import Scan, consumer_kind, is_index
+from iscp_dagster.model.consumers.kinds import ScanContext, consumer_kind, is_index
 from iscp_dagster.model.consumers.protocol import Consumer, DataType
 from iscp_dagster.model.declared.images import CONDITION_COLUMNS, Transitions
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
@@ -33,7 +33,7 @@ from iscp_dagster.sync.iteration.narrowing import Trial, get_tenants
 from iscp_dagster.sync.iteration.outcomes import Error, Written
 from iscp_dagster.sync.reading.reader import (
     MappedFrame,
-    Reader,
+    SourceReader,
     build_of,
     get_max_chunks,
     get_rows_per_chunk,
@@ -66,7 +66,7 @@ def clear(scanned: ByJob) -> None:
                 each.store.drop_staging_table()
 
 
-def scan_group(reader: Reader, trial: Trial) -> Scanned | ScanFailed:
+def scan_group(reader: SourceReader, trial: Trial) -> Scanned | ScanFailed:
     """Scan what the claims of a trial share, for their tenants alone."""
     reader = replace(reader, tenants=get_tenants(trial.claims))
     writing = group_by_job(claim for claim in trial.claims if claim.step.action in WRITES)
@@ -83,7 +83,7 @@ def scan_group(reader: Reader, trial: Trial) -> Scanned | ScanFailed:
     return Scanned(trial, tuple(parts))
 
 
-def scan(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> ByJob:
+def scan(reader: SourceReader, wanted: Reading, sinks: Sequence[Sink]) -> ByJob:
     """Read the range once and write it to every sink.
 
     A snapshot goes to its own staging tables, and stays there until `clear`; changes go to the
@@ -105,7 +105,7 @@ def scan(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> ByJob:
 
 
 def _try_scan(
-    reader: Reader, wanted: Reading, sinks: Sequence[Sink], *, through_spark: bool
+    reader: SourceReader, wanted: Reading, sinks: Sequence[Sink], *, through_spark: bool
 ) -> ByJob:
     started = time.perf_counter()
     shares: dict[str, Share] = {}
@@ -180,7 +180,7 @@ def _to_feed_error(wanted: Reading, error: BaseException) -> FeedGoneError | Non
 
 
 def _select_conditions(
-    reader: Reader, wanted: Reading, sinks: Sequence[Sink], going: Collection[str]
+    reader: SourceReader, wanted: Reading, sinks: Sequence[Sink], going: Collection[str]
 ) -> Transitions | None:
     """What to read: the view, with the conditions of those alone that are `going` to get it."""
     if wanted.transitions is None:
@@ -190,7 +190,7 @@ def _select_conditions(
     return wanted.transitions.replace_conditions(found)
 
 
-def _describe_source(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> str:
+def _describe_source(reader: SourceReader, wanted: Reading, sinks: Sequence[Sink]) -> str:
     """What is read, for errors: a view's expressions may fail where the table can be read."""
     location = reader.delta_log.location
     if wanted.transitions is None:
@@ -212,7 +212,7 @@ def _abort_threads(workers: Mapping[str, Worker], error: BaseException) -> None:
         worker.abort(error)
 
 
-def _make_consumer_scan(reader: Reader, sink: Sink, wanted: Reading) -> Share:
+def _make_consumer_scan(reader: SourceReader, sink: Sink, wanted: Reading) -> Share:
     table, range_ = reader.source, wanted.range
     columns = reader.columns(sink.info, range_.to.version)
     tenant = (table.tenant,) if table.tenant else ()
@@ -232,7 +232,7 @@ def _make_consumer_scan(reader: Reader, sink: Sink, wanted: Reading) -> Share:
     )
 
 
-def _map_conditions(reader: Reader, sink: Sink) -> Mapping[str, str]:
+def _map_conditions(reader: SourceReader, sink: Sink) -> Mapping[str, str]:
     """The scan's names of a trigger's conditions: triggers on one view share a scan."""
     transitions = get_transitions(reader.source, sink.info)
     conditions = transitions.conditions if transitions else ()
@@ -248,7 +248,7 @@ def _exclude_tenants(share: Share, tenants: Collection[str]) -> Share:
 
 
 def _prepare_store(
-    reader: Reader, sink: Sink, share: Share
+    reader: SourceReader, sink: Sink, share: Share
 ) -> tuple[IndexStore, Mapping[str, IscpError]]:
     """The index's tables, closed to earlier runs, and an error for each tenant not to write.
 
@@ -284,14 +284,16 @@ def _attach_consumer(share: Share, store: IndexStore) -> Share:
     return replace(share, consumer=consumer)
 
 
-def _start_thread(reader: Reader, sink: Sink, share: Share, wanted: Reading) -> Worker:
+def _start_thread(reader: SourceReader, sink: Sink, share: Share, wanted: Reading) -> Worker:
     retriever = Retriever(share=share, settle=sink.settle, fences=sink.fences, lost=sink.lost)
     return Worker(lambda: _make_consumer(reader, sink, wanted, retriever), retriever)
 
 
-def _make_consumer(reader: Reader, sink: Sink, wanted: Reading, retriever: Retriever) -> Consumer:
+def _make_consumer(
+    reader: SourceReader, sink: Sink, wanted: Reading, retriever: Retriever
+) -> Consumer:
     """The consumer that takes the rows in this process."""
-    given = Scan(
+    given = ScanContext(
         table_id=sink.claims[0].key.table_id,
         columns=reader.columns(sink.info, wanted.range.to.version),
         reason=wanted.plan.reason,
@@ -310,7 +312,7 @@ def _find_loss(sink: Sink, retriever: Retriever, tenant: str) -> IscpError | Non
 
 
 def _run_scan(
-    reader: Reader,
+    reader: SourceReader,
     wanted: Reading,
     writer: Writer,
     workers: Mapping[str, Worker],

@@ -18,7 +18,7 @@ from iscp_dagster.sync.deployment import Deployment
 
 
 @dataclass(kw_only=True)
-class Served:
+class ServeResult:
     """The indexes whose latest generation is served from now on, and the problems met."""
 
     indexes: list[JobID] = field(default_factory=list)
@@ -68,13 +68,13 @@ def _get_generation(deployment: Deployment, info: ConsumerInfo) -> int | None:
     return None if data is None else data.find_served_generation()
 
 
-def serve_all(deployment: Deployment, sources: Sequence[SourceTable]) -> Served:
+def serve_all(deployment: Deployment, sources: Sequence[SourceTable]) -> ServeResult:
     """Serve every complete generation whose run died before it was fully served.
 
     Renews views that another version of this package made. Where there is nothing to do, asks
     ClickHouse only once per database.
     """
-    found = Served()
+    found = ServeResult()
     for endpoint, database in _list_databases(deployment, sources):
         try:
             waiting = find_unsettled_views(endpoint, database)
@@ -108,7 +108,9 @@ def _list_job_names(
             yield from (f"{name}{format_suffix(shard)}", *([] if shard else [name]))
 
 
-def _serve_latest(deployment: Deployment, source: SourceTable, name: str, found: Served) -> None:
+def _serve_latest(
+    deployment: Deployment, source: SourceTable, name: str, found: ServeResult
+) -> None:
     job = JobID(db=source.database, table=source.table, job=name)
     try:
         store = _find_store(deployment, source, job)

@@ -22,7 +22,7 @@ from iscp_dagster.local.services.spark_health import SparkHealth
 from iscp_dagster.local.spark.daemon import IDLE_SECONDS, PRELOADED
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.spark.session import create_private_session, disconnect, shared
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 ITERATIONS, VERIFIES = 24, 8
 SOAK = 1000
@@ -83,7 +83,7 @@ def work(table, iterations, verifies, every=lambda: None):
     for tenant in tenants:
         disconnect()
         (outcome,) = table.run(table.iteration(tenant), f"run of {tenant}")
-        assert isinstance(outcome, Delivery), outcome
+        assert isinstance(outcome, PendingCommit), outcome
         assert outcome.plan.kind is ReadKind.SNAPSHOT
         every()
     for _ in range(verifies):

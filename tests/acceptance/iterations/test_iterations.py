@@ -44,7 +44,7 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.spark.guard import interrupt_when_lost
 from iscp_dagster.sync.bounds import IterationBounds
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.upkeep import verify as verification
 from iscp_dagster.upkeep.maintenance import collect, find_garbage
 from iscp_dagster.upkeep.position import read_positions
@@ -496,7 +496,7 @@ def test_an_index_that_cannot_be_put_in_place_stops_no_sibling(deployment, monke
     found = {type(each): each for each in table.materialize()}
     assert found[Failed].code == UnavailableError.code
     assert found[Failed].claim.key.job_name == "mirror"
-    assert found[Delivery].claim.key.job_name == "text"
+    assert found[PendingCommit].claim.key.job_name == "text"
     assert table.query("SELECT count() FROM {text}") == [(2,)]
     states = {job.key.job_name: job.watermark.version for job in table.jobs()}
     assert states == {"mirror": -1, "text": 1}

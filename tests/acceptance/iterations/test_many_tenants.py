@@ -27,8 +27,8 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.interpreter import iterate
 from iscp_dagster.sync.iteration.narrowing import TENANTS_TRIED, UntriedError
-from iscp_dagster.sync.iteration.outcomes import Delivery
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.writing import scan
 
 MANY = [f"t{number:03d}" for number in range(130)]
@@ -123,7 +123,7 @@ def plans(outcomes):
     """Return how each tenant that was delivered was read."""
     found = {}
     for each in outcomes:
-        if isinstance(each, Delivery):
+        if isinstance(each, PendingCommit):
             found.setdefault(each.tenant, set()).add(each.plan.kind)
     return found
 
@@ -230,7 +230,7 @@ def test_a_twin_makes_its_tenant_alone_be_read_whole(deployment, table):
     whole = {
         each.tenant
         for each in outcomes
-        if isinstance(each, Delivery) and each.plan.kind is ReadKind.SNAPSHOT
+        if isinstance(each, PendingCommit) and each.plan.kind is ReadKind.SNAPSHOT
     }
     # The tenant then has one key twice.
     assert whole == set()
@@ -298,7 +298,7 @@ def unreadable(monkeypatch):
     """Give a function that makes reads of some tenants fail; it returns each read's tenants."""
 
     def make(tenants, error):
-        read, scans = Reader.rows, []
+        read, scans = SourceReader.rows, []
 
         def rows(reader, *args, **named):
             scans.append(reader.tenants)
@@ -306,7 +306,7 @@ def unreadable(monkeypatch):
                 raise error("a file is broken")
             return read(reader, *args, **named)
 
-        monkeypatch.setattr(Reader, "rows", rows)
+        monkeypatch.setattr(SourceReader, "rows", rows)
         return scans
 
     return make
@@ -376,7 +376,7 @@ def test_a_service_that_is_down_is_not_asked_for_each_tenant(deployment, unreada
 def test_a_tenant_that_is_taken_while_it_is_tried_alone_stops_alone(deployment, monkeypatch):
     table = Table.make(deployment, Mirror())
     fill(table, SOME, 1)
-    read = Reader.rows
+    read = SourceReader.rows
 
     def rows(reader, *args, **named):
         if reader.tenants == {BAD}:
@@ -386,7 +386,7 @@ def test_a_tenant_that_is_taken_while_it_is_tried_alone_stops_alone(deployment, 
             raise errors.ReadError("a file is broken")
         return read(reader, *args, **named)
 
-    monkeypatch.setattr(Reader, "rows", rows)
+    monkeypatch.setattr(SourceReader, "rows", rows)
     outcomes = table.run(table.iteration(*SOME))
     assert ended(table, outcomes) == {(BAD, "mirror"): errors.FenceError.code}
 
@@ -603,7 +603,7 @@ def test_a_tenant_that_has_values_of_an_earlier_column_stops_alone(deployment, m
         raise errors.UnavailableError("no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Reader, "_find_readded", lambda *_: {})
+        patched.setattr(SourceReader, "_find_readded", lambda *_: {})
         patched.setattr(IndexStore, "kept", kept)
         outcomes = table.run(table.iteration(*SOME))
     assert ended(table, outcomes) == {(BAD, "mirror"): errors.UnavailableError.code}

@@ -30,7 +30,7 @@ from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.model.errors import SchemaError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.sync.writing.serving import serve_all
 from iscp_dagster.upkeep.dead_letters import find_letters, replay_letters
 from iscp_dagster.upkeep.maintenance import collect, find_garbage
@@ -357,7 +357,7 @@ def dies(table, proxy):
     outcomes = behind.run(table.iteration("a"), "dies")
     proxy.coming_to.clear()
     assert {each.claim.key.job_name: type(each) for each in outcomes} == {
-        "mirror_shard_0": Delivery,
+        "mirror_shard_0": PendingCommit,
         "mirror_shard_1": Failed,
     }
 

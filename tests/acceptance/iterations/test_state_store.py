@@ -18,7 +18,7 @@ from iscp_dagster.model.batch import Case, Phase
 from iscp_dagster.model.errors import BatchError, FenceError, UnavailableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.bounds import IterationBounds
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.sync.ledger import make_state_key
 from iscp_dagster.upkeep.maintenance import collect, find_garbage
 
@@ -153,7 +153,7 @@ def test_a_run_that_was_thought_dead_cannot_say_that_it_wrote(events):
     iteration = events.iteration("a")
     zombie = one_by_one(events.deployment, events.source, iteration, run_id="zombie")
     late = next(zombie)
-    assert isinstance(late, Delivery)
+    assert isinstance(late, PendingCommit)
     events.deployment.log.recover({"zombie"})
     events.follow()
     (job,) = events.jobs()

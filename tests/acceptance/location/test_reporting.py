@@ -24,7 +24,7 @@ from iscp_dagster.location.names import get_source_asset_key
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning import joining
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.reading.reader import SourceReader
 
 REPORT = "iscp_report_indexes"
 FRESH, STALE, MISSING = {StaleStatus.FRESH}, {StaleStatus.STALE}, {StaleStatus.MISSING}
@@ -74,7 +74,7 @@ def one_tenant_a_scan(monkeypatch):
 
 def failing_to_read(tenant):
     """Return a `Reader.rows` that fails for a scan of the tenant alone."""
-    read = Reader.rows
+    read = SourceReader.rows
 
     def failing(reader, *arguments, **named):
         if reader.tenants == {tenant}:
@@ -89,7 +89,7 @@ def test_who_was_served_before_a_later_scan_fails_is_reported(
 ):
     location = locate(indexes=INDEXES[:2])
     with monkeypatch.context() as patch:
-        patch.setattr(Reader, "rows", failing_to_read("b"))
+        patch.setattr(SourceReader, "rows", failing_to_read("b"))
         _, failed = of_many(location, fails=True)
     assert materialized(location, failed) == {"a": 2}
     assert statuses(location, "ab") == {"a": FRESH, "b": MISSING}

@@ -9,7 +9,7 @@ from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.write.chunks import cut_chunks, hash_rows
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.model.batch import Range
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.reading.readings import Reading
 
 LAYOUT = {"rows_per_chunk": 7, "partitions": 2}
@@ -45,7 +45,7 @@ def chunked(table, *others):
             found = {"task": [task], "number": [number], "digest": [hash_rows(chunk)]}
             yield pa.RecordBatch.from_pydict(found)
 
-    reader = Reader(
+    reader = SourceReader(
         table.deployment,
         table.source,
         frozenset({"a", *others}),

@@ -17,7 +17,7 @@ from iscp_dagster.clickhouse.tables.parts import NULL
 from iscp_dagster.delta.checks import is_reserved
 from iscp_dagster.delta.plans import ReadKind
 from iscp_dagster.spark.quoting import quote_identifier, text
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from iscp_dagster.upkeep.verify import verify
 
 MAPPED = f"{FEED}, delta.columnMapping.mode = 'name'"
@@ -191,7 +191,7 @@ class Rows:
     def follow(self, kind):
         outcomes = self.table.follow()
         assert outcomes
-        assert all(isinstance(each, Delivery) for each in outcomes), outcomes
+        assert all(isinstance(each, PendingCommit) for each in outcomes), outcomes
         assert {each.plan.kind for each in outcomes} == {kind}
 
     def check(self):

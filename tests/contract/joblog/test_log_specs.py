@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from logs import LAYOUT, add, at, complete, fail, key, moment, name, over, spec
 
-from iscp_dagster.joblog.protocol import Interrupted
+from iscp_dagster.joblog.protocol import Interruption
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.errors import (
     ConfigError,
@@ -21,8 +21,8 @@ from iscp_dagster.planning.triggers.plan import plan
 def test_a_new_spec_is_kept_and_the_run_that_holds_the_job_goes_on(log):
     add(log, key())
     (claim,) = log.begin(over(key()), "run-1", LAYOUT)
-    assert log.update("acme", name(), SpecUpdate(priority=5)) == Interrupted(changed=True)
-    assert log.update("acme", name(), SpecUpdate(priority=5)) == Interrupted()
+    assert log.update("acme", name(), SpecUpdate(priority=5)) == Interruption(changed=True)
+    assert log.update("acme", name(), SpecUpdate(priority=5)) == Interruption()
     assert log.job(key()).priority == 5
     complete(log, claim, moment(5), {})
     assert log.job(key()).watermark == moment(5)
@@ -34,9 +34,9 @@ def test_an_interruption_cancels_what_is_queued_or_runs_and_names_its_runs(log):
     log.enqueue(over(key("b")), "ticket")
     done = [log.update("acme", name(j), SpecUpdate(priority=5), interrupt=True) for j in "abc"]
     assert done == [
-        Interrupted(keys=(key("a"),), runs=frozenset({"run-1"}), changed=True),
-        Interrupted(keys=(key("b"),), runs=frozenset({"ticket"}), changed=True),
-        Interrupted(changed=True),
+        Interruption(keys=(key("a"),), runs=frozenset({"run-1"}), changed=True),
+        Interruption(keys=(key("b"),), runs=frozenset({"ticket"}), changed=True),
+        Interruption(changed=True),
     ]
     assert [job.state.label for job in log.jobs()] == ["canceled", "canceled", "completed"]
     with pytest.raises(FenceError):
@@ -49,7 +49,7 @@ def test_a_new_spec_ends_an_error_but_not_of_a_job_whose_table_is_gone(log):
     fail(log, claim, 10_300, "no such type")
     log.strand("t-2", TableGoneError.code, "dropped")
     for job in ("broken", "gone"):
-        assert log.update("acme", name(job), SpecUpdate(priority=5)) == Interrupted(changed=True)
+        assert log.update("acme", name(job), SpecUpdate(priority=5)) == Interruption(changed=True)
     broken, gone = (log.job(key("broken")), log.job(key("gone", table_id="t-2")))
     assert (broken.state, broken.priority) == (JobState.COMPLETED, 5)
     assert (broken.status.code, broken.batch) == (0, None)
@@ -76,7 +76,7 @@ def failed_eight_times(log):
 def test_a_new_spec_starts_with_fresh_attempts(log, change, interrupt):
     failed_eight_times(log)
     done = log.update("acme", name(), change, interrupt=interrupt)
-    assert done == Interrupted(changed=True)
+    assert done == Interruption(changed=True)
     job = log.job(key())
     assert (job.status.attempts, job.status.code) == (0, 1_100)
     assert plan([job], moment(5), job.status.end_at)
@@ -85,9 +85,9 @@ def test_a_new_spec_starts_with_fresh_attempts(log, change, interrupt):
 
 def test_an_interruption_without_a_new_spec_ends_the_wait_too(log):
     failed_eight_times(log)
-    assert log.update("acme", name(), SpecUpdate()) == Interrupted()
+    assert log.update("acme", name(), SpecUpdate()) == Interruption()
     assert log.job(key()).status.attempts == 8
-    assert log.update("acme", name(), SpecUpdate(), interrupt=True) == Interrupted(changed=True)
+    assert log.update("acme", name(), SpecUpdate(), interrupt=True) == Interruption(changed=True)
     assert log.job(key()).status.attempts == 0
 
 
@@ -141,7 +141,7 @@ def test_what_is_registered_for_all_is_kept_once(log):
         (name("a"), spec("a", priority=3)),
         (name("b"), spec("b")),
     ]
-    assert log.update(None, name("b"), SpecUpdate(priority=5)) == Interrupted(changed=True)
+    assert log.update(None, name("b"), SpecUpdate(priority=5)) == Interruption(changed=True)
     assert log.standing()[name("b")] == spec("b", priority=5)
     assert log.unregister(None, name("a"))
     assert not log.unregister(None, name("a"))

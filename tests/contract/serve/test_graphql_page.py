@@ -10,7 +10,7 @@ from servedshop import ask
 
 from iscp_dagster.serve.access import parse_tokens
 from iscp_dagster.serve.columns import _BY_NAME
-from iscp_dagster.serve.graph.documents import Shape
+from iscp_dagster.serve.graph.documents import DocumentLimits
 from iscp_dagster.serve.reads.caps import Caps
 from iscp_dagster.serve.web.graphql_http import HttpBounds
 from iscp_dagster.serve.where import MOST_TERMS
@@ -47,7 +47,7 @@ def test_the_table_of_types_has_the_scalars_of_the_code():
 
 
 def test_the_caps_are_those_of_the_code():
-    bounds, shape, caps = HttpBounds(), Shape(), Caps()
+    bounds, shape, caps = HttpBounds(), DocumentLimits(), Caps()
     for said in (
         f"{bounds.body // 1024} KiB a request",
         f"{shape.tokens:,} tokens",

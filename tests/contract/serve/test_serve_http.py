@@ -13,7 +13,7 @@ from iscp_dagster.clickhouse.types.typetext import parse_type
 from iscp_dagster.model.errors import IscpError, UnavailableError
 from iscp_dagster.serve.access import FunctionAccess
 from iscp_dagster.serve.columns import build_column
-from iscp_dagster.serve.graph.documents import Shape
+from iscp_dagster.serve.graph.documents import DocumentLimits
 from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.graph.told import describe_error as said_of
 from iscp_dagster.serve.reads.caps import Caps
@@ -198,7 +198,9 @@ def test_without_tokens_pages_of_other_sites_are_refused(shop):
 
 def test_caps_are_the_servers(shop, tmp_path):
     caps = Caps(rows=3, cells=10, default_rows=2)
-    client = shop.client(tmp_path / "tokens", caps=caps, shape=Shape(depth=2, fields=3, roots=2))
+    client = shop.client(
+        tmp_path / "tokens", caps=caps, shape=DocumentLimits(depth=2, fields=3, roots=2)
+    )
 
     def asked(query):
         answer = ask(client, query, "of-all")

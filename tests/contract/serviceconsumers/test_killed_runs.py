@@ -20,7 +20,7 @@ from places import ROOT
 from durable_invocations import Context, Service, TerminalError, service_app
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.io_manager import build_outcome_metadata
-from iscp_dagster.sync.iteration.outcomes import Delivery
+from iscp_dagster.sync.iteration.outcomes import PendingCommit
 
 IDS = range(7)
 TENANTS = ("a", "b")
@@ -96,7 +96,7 @@ def gone_on_with(table):
     return {
         each.tenant: build_outcome_metadata(each, {})
         for each in outcomes
-        if isinstance(each, Delivery)
+        if isinstance(each, PendingCommit)
     }
 
 

@@ -15,7 +15,7 @@ from iscp_dagster.local.services.settings import build_child_environment, get_re
 from iscp_dagster.local.stack import plan
 from iscp_dagster.location.assets.reporting import BATCH
 from iscp_dagster.model.variables import EVENT_BATCH_SIZE
-from iscp_dagster.runs.place import SERVER_TAG, Place
+from iscp_dagster.runs.place import SERVER_TAG, RunServerAddress
 from iscp_dagster.runs.server import end_runs
 from iscp_dagster.runs.sqlite import Events, Runs, Ticks
 
@@ -75,14 +75,14 @@ def test_runs_that_a_killed_dagster_left_are_ended(instance: DagsterInstance) ->
     ]
     runs = {status: create_run_for_test(instance, status=status) for status in statuses}
     served = create_run_for_test(instance, status=DagsterRunStatus.STARTED)
-    place = Place(socket="/of a/server.sock", name="1f")
+    place = RunServerAddress(socket="/of a/server.sock", name="1f")
     instance.add_run_tags(served.run_id, place.build_tags(served.run_id))
     # A copy of its tags, which is not a run of that server, and a run that a code server started.
     copied = instance.get_run_by_id(served.run_id).tags
     for tags in (copied, {SERVER_TAG: ""}):
         create_run_for_test(instance, status=DagsterRunStatus.STARTED, tags=tags)
-    assert Place.of(instance.get_run_by_id(served.run_id)) == place
-    end_runs(lambda run: Place.of(run) is None)
+    assert RunServerAddress.of(instance.get_run_by_id(served.run_id)) == place
+    end_runs(lambda run: RunServerAddress.of(run) is None)
     found = {status: instance.get_run_by_id(run.run_id).status for status, run in runs.items()}
     assert found[DagsterRunStatus.NOT_STARTED] is DagsterRunStatus.NOT_STARTED
     assert found[DagsterRunStatus.SUCCESS] is DagsterRunStatus.SUCCESS

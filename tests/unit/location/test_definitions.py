@@ -24,7 +24,7 @@ from iscp_dagster.location.names import get_clickhouse_pool
 from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.sync.iteration.outcomes import Delivery, Written
+from iscp_dagster.sync.iteration.outcomes import PendingCommit, Written
 from iscp_dagster.sync.reading.readings import Reading
 
 WRITERS = ("index_docs_symbols", "batch_sync_docs_symbols_op")
@@ -246,7 +246,7 @@ def test_what_is_stored_is_told_of_when_clickhouse_has_gone_since():
     store = deployment.store(source, Mirror(), fields)
     written = Written(reading=reading, store=store, inserted={"acme": 3})
     now = deployment.clock()
-    delivery = Delivery(claim=claim, written=written, published=now)
+    delivery = PendingCommit(claim=claim, written=written, published=now)
     context = build_output_context()
     ClickHouseIOManager(lambda: deployment).handle_output(context, delivery)
     shown = context.consume_logged_metadata()

@@ -20,7 +20,7 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import list_table_specs
 from iscp_dagster.planning.runner import Runner
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.reading.reader import SourceReader
 
 KEY = dg.AssetKey(["shop", "orders_told"])
 MADE = dg.DagsterEventType.ASSET_MATERIALIZATION
@@ -216,7 +216,7 @@ def left_unconfirmed(location, source):
     (job,) = location.deployment.log.jobs()
     delta_log = location.deployment.delta_log(source)
     iteration = Iteration.of([job], delta_log.latest())
-    reader = Reader(location.deployment, source, iteration.tenants, delta_log)
+    reader = SourceReader(location.deployment, source, iteration.tenants, delta_log)
     location.deployment.log.begin(iteration, "killed", reader.plan_layout(iteration.range))
     location.deployment.log.recover({"killed"})
     commit(source, "eu")
@@ -243,14 +243,14 @@ def test_they_show_also_if_the_next_range_fails(location, source, runtime):
 
 def test_they_show_also_if_the_next_range_cannot_be_read(location, source, runtime, monkeypatch):
     left_unconfirmed(location, source)
-    read = Reader.rows
+    read = SourceReader.rows
 
     def once(self, spark, wanted, *arguments, **named):
         if wanted.range.to.version == 2:
             raise UnavailableError("Spark is gone.")
         return read(self, spark, wanted, *arguments, **named)
 
-    monkeypatch.setattr(Reader, "rows", once)
+    monkeypatch.setattr(SourceReader, "rows", once)
     ended = materialized(location, "eu")
     assert not ended.success
     shown = observed(location, ended)["eu"]

@@ -14,7 +14,7 @@ from iscp_dagster.location.assets import maintenance
 from iscp_dagster.location.build import build_runner_definitions
 from iscp_dagster.model.errors import IscpError, SourceError
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.writing.serving import Served
+from iscp_dagster.sync.writing.serving import ServeResult
 from iscp_dagster.upkeep import maintenance as upkeep
 from iscp_dagster.upkeep.dead_letters import replay_letters
 
@@ -48,7 +48,7 @@ def test_a_step_of_the_collection_that_raises_stops_no_other(monkeypatch):
     def raising(*_):
         raise KeyError("unforeseen")
 
-    served = Served(problems=["shop.first: is not served"])
+    served = ServeResult(problems=["shop.first: is not served"])
     monkeypatch.setattr(upkeep, "collect", raising)
     monkeypatch.setattr(maintenance, "serve_all", lambda *_: served)
     iscp = SimpleNamespace(deployment=lambda: in_memory(Clock()))

@@ -13,7 +13,7 @@ from iscp_dagster.serve.live.transport.protocol import (
     Conversation,
     Send,
     Start,
-    Stop,
+    StopOperation,
     format_slow_reason,
 )
 
@@ -44,7 +44,7 @@ def test_an_operation_tells_its_results_and_ends():
 def test_an_id_can_be_used_again_and_late_results_of_the_first_are_dropped():
     conversation = opened()
     said(conversation, ASK)
-    assert said(conversation, {"type": "complete", "id": "a"}) == [Stop(1)]
+    assert said(conversation, {"type": "complete", "id": "a"}) == [StopOperation(1)]
     (again,) = said(conversation, ASK)
     assert again.serial == 2
     assert conversation.next(1, {"data": {}}) == conversation.fail_operation(1, []) == []
@@ -93,7 +93,7 @@ def test_what_the_protocol_forbids_closes_with_its_code(before, message, code, r
             said(conversation, {"type": "connection_init"} if step == "init" else ASK)
     *stops, close = said(conversation, message)
     assert (close.code, close.reason[: len(reason)]) == (code, reason)
-    assert stops == [Stop(1)] * ("ask" in before)
+    assert stops == [StopOperation(1)] * ("ask" in before)
     assert (
         said(conversation, ASK)
         == conversation.accept_connection()
@@ -207,7 +207,7 @@ def done(conversation, step):
 
 def shown(actions):
     """Name each action as the model does."""
-    names = {Start: "start", Stop: "stop", Admit: "admit"}
+    names = {Start: "start", StopOperation: "stop", Admit: "admit"}
     return [
         each.code if isinstance(each, Close)
         else (each.message["type"], each.message.get("id")) if isinstance(each, Send)

@@ -14,7 +14,7 @@ from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.batch import Action, Range
 from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.sync.ledger import load_ledger
-from iscp_dagster.sync.reading.reader import Reader
+from iscp_dagster.sync.reading.reader import SourceReader
 
 EVERYONE = frozenset(f"t{number}" for number in range(20))
 EARLY = frozenset(f"t{number}" for number in range(10))
@@ -56,7 +56,7 @@ class Fleet:
         return Range(from_=log.moment(after), to=log.moment(upto))
 
     def reader(self, tenants=EVERYONE):
-        return Reader(self.deployment, self.source, tenants, self.delta_log)
+        return SourceReader(self.deployment, self.source, tenants, self.delta_log)
 
     def iteration(self, tenants=EVERYONE):
         jobs = [job for job in self.log.jobs() if job.key.tenant in tenants]

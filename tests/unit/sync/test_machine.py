@@ -27,7 +27,7 @@ from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.sync.iteration import commands
 from iscp_dagster.sync.iteration.machine import IterationState, group_by_job, step
 from iscp_dagster.sync.iteration.narrowing import UntriedError, get_tenants
-from iscp_dagster.sync.iteration.outcomes import Delivery, Error, Written
+from iscp_dagster.sync.iteration.outcomes import Error, PendingCommit, Written
 from iscp_dagster.sync.reading.readings import Reading
 
 TAIL = ReadPlan(kind=ReadKind.TAIL, reason="changes")
@@ -61,7 +61,7 @@ class Services:
     """Answers commands; `faults` has what goes wrong for a tenant and job."""
 
     faults: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    given: list[Delivery | Failed] = field(default_factory=list)
+    given: list[PendingCommit | Failed] = field(default_factory=list)
     scans: list[tuple[str, frozenset[str]]] = field(default_factory=list)
     """How each was read, and for whom."""
     rebuilt: set[str] = field(default_factory=set)
@@ -83,18 +83,18 @@ class Services:
                 step_ = claims[0].step
                 reading = Reading(plan=plan or TAIL, range=step_.range)
                 return commands.Planned(tuple((reading, each) for each in some))
-            case commands.Scan(trial):
+            case commands.ScanClaims(trial):
                 return self.scanned(trial)
             case commands.Check(part):
                 wrong = {e.key for e in part.claims if self.fault(e) == WRONG}
                 passed = [e for e in part.claims if e.step.action not in WRITES]
-                return commands.Checked(
+                return commands.ScanVerified(
                     part,
-                    passed={e.key: Delivery(claim=e, written=part.written) for e in passed},
+                    passed={e.key: PendingCommit(claim=e, written=part.written) for e in passed},
                     wrong={each: SchemaError("rows are missing") for each in wrong},
                     rebuild=frozenset(wrong),
                 )
-            case commands.Place(deliveries):
+            case commands.PlaceRows(deliveries):
                 return commands.Placed(deliveries, self.lost(deliveries, LOST))
             case commands.Move(deliveries):
                 lost = self.lost(deliveries, LATE)
@@ -103,10 +103,10 @@ class Services:
                 claims = tuple(replace(each, steps=each.steps[1:]) for each in going)
                 return commands.Moved(deliveries, claims, lost)
             case commands.Serve(deliveries):
-                return commands.Served(deliveries, NOW)
+                return commands.IndexServed(deliveries, NOW)
             case commands.Fail(failures, rebuild):
                 self.rebuilt |= {each.tenant for each in rebuild}
-                return commands.Refused(failures)
+                return commands.FailuresRecorded(failures)
             case commands.Discard():
                 return commands.Discarded()
         raise AssertionError(command)
@@ -169,7 +169,7 @@ def run(claims, services):
             if not waiting:
                 return state
         command = waiting.pop(0)
-        if isinstance(command, commands.Stop):
+        if isinstance(command, commands.AbortIteration):
             raise command.error
         if isinstance(command, commands.Give):
             services.given += command.outcomes
@@ -308,7 +308,7 @@ def test_a_settled_step_goes_on_without_being_moved_again():
     reading = Reading(plan=TAIL, range=FIRST)
     written = Written(reading=reading, settled={first.key: following})
     state, answer = step(
-        state, commands.Checked(commands.ScanResult(claims=(first,), written=written))
+        state, commands.ScanVerified(commands.ScanResult(claims=(first,), written=written))
     )
     assert answer == (commands.Record((following,)),)
     assert state.open == {first.key: following}
@@ -317,8 +317,8 @@ def test_a_settled_step_goes_on_without_being_moved_again():
 def test_an_interruption_releases_what_is_open_and_an_error_fails_it():
     both = (claim("a"), claim("b"))
     state, _ = step(IterationState(), commands.Claimed(both))
-    assert step(state, commands.Interrupted()) == (IterationState(), (commands.Release(both),))
-    assert step(IterationState(), commands.Interrupted()) == (IterationState(), ())
+    assert step(state, commands.RunInterrupted()) == (IterationState(), (commands.Release(both),))
+    assert step(IterationState(), commands.RunInterrupted()) == (IterationState(), ())
     state = replace(state, told={both[0].key: {"rows": 1}})
     _, (fail, give) = step(state, commands.Broken(ValueError("a bug")))
     assert [(each.code, each.message) for each in fail.failures] == (
@@ -348,7 +348,7 @@ def test_a_job_that_is_lost_once_its_snapshot_is_in_place_starts_over():
         plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization")
         written = Written(reading=Reading(plan=plan, range=INITIAL), store=store)
         state, following = step(
-            state, commands.Checked(commands.ScanResult(claims=(each,), written=written))
+            state, commands.ScanVerified(commands.ScanResult(claims=(each,), written=written))
         )
         waiting = list(following)
         while waiting:

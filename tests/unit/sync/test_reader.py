@@ -14,7 +14,12 @@ from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.delta.plans import ReadKind, ReadPlan
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.sync.reading.reader import MOST_ROWS, MOST_TASKS_OF_IMAGES, SMALL_BYTES, Reader
+from iscp_dagster.sync.reading.reader import (
+    MOST_ROWS,
+    MOST_TASKS_OF_IMAGES,
+    SMALL_BYTES,
+    SourceReader,
+)
 from iscp_dagster.sync.reading.readings import Reading
 
 SAID = {"partitionValues": {"region": "eu"}, "extendedFileMetadata": True}
@@ -48,7 +53,7 @@ def test_one_task_reads_few_bytes_also_of_what_was_removed(tmp_path, removed, di
     Path(source.path, commit_name(1)).write_text("\n".join(map(json.dumps, actions)))
     deployment = in_memory(Clock())
     delta_log = deployment.delta_log(source)
-    found = Reader(deployment, source, frozenset({"eu"}), delta_log)
+    found = SourceReader(deployment, source, frozenset({"eu"}), delta_log)
     range_ = Range(from_=found.delta_log.get_moment(0), to=found.delta_log.get_moment(1))
     selection = found._make_selection(["id", "region"], 1)
     assert found.plan_layout(range_)["partitions"] == 1
@@ -62,7 +67,7 @@ def written(folder, size):
     actions = [{"add": {"path": "1.parquet", **ADDED, "size": size}}]
     Path(source.path, commit_name(1)).write_text("\n".join(map(json.dumps, actions)))
     deployment = in_memory(Clock())
-    found = Reader(deployment, source, frozenset({"eu"}), deployment.delta_log(source))
+    found = SourceReader(deployment, source, frozenset({"eu"}), deployment.delta_log(source))
     return found, Range(from_=found.delta_log.get_moment(0), to=found.delta_log.get_moment(1))
 
 

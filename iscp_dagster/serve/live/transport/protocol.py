@@ -56,13 +56,13 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopOperation:
     """End an operation; what it still tells is dropped."""
 
     serial: int
 
 
-Action = Send | Close | Admit | Start | Stop
+Action = Send | Close | Admit | Start | StopOperation
 
 
 @dataclass(kw_only=True)
@@ -135,7 +135,7 @@ class Conversation:
         """End every operation and the connection. A second call does nothing."""
         if self._closed:
             return []
-        stopped = [Stop(serial) for serial in self._running]
+        stopped = [StopOperation(serial) for serial in self._running]
         self._running.clear()
         self._closed = True
         return [*stopped, Close(code, cut(reason))]
@@ -190,7 +190,7 @@ class Conversation:
         found = [serial for serial, each in self._running.items() if each == id_]
         for serial in found:
             del self._running[serial]
-        return [Stop(serial) for serial in found]
+        return [StopOperation(serial) for serial in found]
 
 
 class _BadRequestError(Exception):

@@ -17,7 +17,7 @@ from graphql import GraphQLError, OperationType
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, parse_bearer
-from iscp_dagster.serve.graph.documents import DocumentError, Shape, validate_document
+from iscp_dagster.serve.graph.documents import DocumentError, DocumentLimits, validate_document
 from iscp_dagster.serve.graph.executing import execute_query
 from iscp_dagster.serve.graph.schemas import Schemas
 from iscp_dagster.serve.graph.told import describe_error, format_error
@@ -52,7 +52,7 @@ class SocketBounds:
     """How often tokens are looked up again."""
     together: int = 8
     """Queries by websocket that are executed at the same time."""
-    shape: Shape = field(default_factory=Shape)
+    shape: DocumentLimits = field(default_factory=DocumentLimits)
     caps: Caps = field(default_factory=Caps)
 
 

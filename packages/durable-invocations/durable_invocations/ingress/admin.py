@@ -24,8 +24,8 @@ from durable_invocations.ingress.refusals import (
     RefusedError,
 )
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.deployments import Deployment, Service
-from durable_invocations.runtime.store.outcomes import Done, Refused
+from durable_invocations.runtime.store.deployments import Deployment, RegisteredService
+from durable_invocations.runtime.store.outcomes import Done, OperationRefusal
 from durable_invocations.runtime.store.views import Chosen
 
 CHANGES: Mapping[str, type[op.Cancel | op.Kill | op.Pause | op.Purge | op.Resume]] = {
@@ -74,12 +74,14 @@ class Admin:
         force = asked.get("force", False)
         operation = op.Register(deployment=found, services=services, force=force)
         made = await self.backend.do(operation)
-        if isinstance(made, Refused):
+        if isinstance(made, OperationRefusal):
             raise RefusedError(made.code, made.message)
         told = await self._describe_deployment(made.id)
         return _make_json_response(told, _CREATED if made.is_new else _OK)
 
-    async def _discover_services(self, url: str) -> tuple[Deployment, tuple[Service, ...]]:
+    async def _discover_services(
+        self, url: str
+    ) -> tuple[Deployment, tuple[RegisteredService, ...]]:
         try:
             found, services = await self.backend.discover(url)
         except DurableError as error:
@@ -110,10 +112,10 @@ class Admin:
         found = (each for each in deployments if each.id == id_)
         return next((facts.deployment(each, services) for each in found), {"id": id_})
 
-    async def _read_registered(self) -> tuple[list[Deployment], list[Service]]:
+    async def _read_registered(self) -> tuple[list[Deployment], list[RegisteredService]]:
         store = self.backend.store
         deployments: list[Deployment] = await self.backend.read(store.deployments)
-        services: dict[str, Service] = await self.backend.read(store.services)
+        services: dict[str, RegisteredService] = await self.backend.read(store.services)
         return deployments, sorted(services.values(), key=lambda each: each.name)
 
     async def deployments(self, _request: Request) -> Response:
@@ -164,7 +166,7 @@ class Admin:
         operation = CHANGES.get(request.path_params["change"])
         if operation is None:
             raise RefusedError(NOT_FOUND, f"Change an invocation by one of {', '.join(CHANGES)}.")
-        wanted: op.StoreOperation[Done | Refused] = operation(id=request.path_params["id"])
+        wanted: op.StoreOperation[Done | OperationRefusal] = operation(id=request.path_params["id"])
         return _make_json_response({"changed": _check_done(await self.backend.do(wanted)).changed})
 
 
@@ -199,8 +201,8 @@ def _parse_number(name: str, text: str, most: int = 2**53) -> int:
     return int(text)
 
 
-def _check_done(outcome: Done | Refused) -> Done:
-    if isinstance(outcome, Refused):
+def _check_done(outcome: Done | OperationRefusal) -> Done:
+    if isinstance(outcome, OperationRefusal):
         raise RefusedError(outcome.code, outcome.message)
     return outcome
 

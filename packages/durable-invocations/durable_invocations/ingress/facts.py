@@ -15,7 +15,7 @@ from durable_invocations.protocol.failures import ErrorReport, Failure
 from durable_invocations.protocol.frames import ONEOF
 from durable_invocations.protocol.results import Result, Value, get_result, parse_state_keys
 from durable_invocations.protocol.wire import RESULT
-from durable_invocations.runtime.store.deployments import Deployment, Service
+from durable_invocations.runtime.store.deployments import Deployment, RegisteredService
 from durable_invocations.runtime.store.views import Chosen, Invocation, JournalEntry, Status, target
 
 FAILED = "failed"
@@ -99,7 +99,7 @@ def result(found: Result | None) -> dict[str, Any] | None:
     return {"empty": True}
 
 
-def deployment(each: Deployment, services: Iterable[Service]) -> dict[str, Any]:
+def deployment(each: Deployment, services: Iterable[RegisteredService]) -> dict[str, Any]:
     """A registered address, and the services whose new invocations go to it."""
     return {
         "id": each.id,
@@ -113,7 +113,7 @@ def deployment(each: Deployment, services: Iterable[Service]) -> dict[str, Any]:
     }
 
 
-def describe_service(each: Service, uri: str | None) -> dict[str, Any]:
+def describe_service(each: RegisteredService, uri: str | None) -> dict[str, Any]:
     """A service with its handlers, and the address that new invocations of it go to."""
     return {
         "name": each.name,

@@ -20,9 +20,9 @@ from durable_invocations.ingress.refusals import BAD, BUSY, NOT_FOUND, PLAIN, Re
 from durable_invocations.ingress.targets import Target, called, split_path
 from durable_invocations.protocol import ids
 from durable_invocations.protocol.results import Result
-from durable_invocations.runtime.store.deployments import RegisteredHandler, Service
+from durable_invocations.runtime.store.deployments import RegisteredHandler, RegisteredService
 from durable_invocations.runtime.store.operations import Submit
-from durable_invocations.runtime.store.outcomes import Refused, Submitted
+from durable_invocations.runtime.store.outcomes import OperationRefusal, Submitted
 
 _LONGEST_KEY = 1_024
 _ACCEPTED, _OK = 202, 200
@@ -113,11 +113,11 @@ class Invoking:
             self.waiting.check()
         submit = await self._read_submit(request, target, handler, send=send)
         made = await self.backend.do(submit)
-        if isinstance(made, Refused):
+        if isinstance(made, OperationRefusal):
             raise RefusedError(made.code, made.message)
         return await self._answer_submitted(request, handler, made, send=send)
 
-    async def _find_service(self, parts: tuple[str, ...]) -> Service:
+    async def _find_service(self, parts: tuple[str, ...]) -> RegisteredService:
         found = await self.catalog.find_service(*parts)
         if found is None:
             raise RefusedError(
@@ -170,7 +170,7 @@ def _parse_delay(request: Request, *, send: bool) -> int:
     return parse_delay(asked["delay"]) if "delay" in asked else 0
 
 
-def get_handler(service: Service, name: str) -> RegisteredHandler:
+def get_handler(service: RegisteredService, name: str) -> RegisteredHandler:
     """The handler of that name. Raises RefusedError (404)."""
     found = service.handler(name)
     if found is None:

@@ -30,7 +30,7 @@ from durable_invocations.protocol.results import Result, Value
 from durable_invocations.protocol.services import HandlerKind
 from durable_invocations.runtime.store.deployments import RegisteredHandler
 from durable_invocations.runtime.store.operations import CompleteAwakeable
-from durable_invocations.runtime.store.outcomes import Refused
+from durable_invocations.runtime.store.outcomes import OperationRefusal
 from durable_invocations.runtime.store.views import Invocation
 
 _REJECTED = 500
@@ -124,7 +124,7 @@ class Awakeables:
             raise RefusedError(NOT_FOUND, f"Complete an awakeable by {form}.")
         result = await self._read_result(request, parts[-1])
         done = await self.backend.do(CompleteAwakeable(awakeable=parts[1], result=result))
-        if isinstance(done, Refused):
+        if isinstance(done, OperationRefusal):
             raise RefusedError(done.code, done.message)
         return JSONResponse({"changed": done.changed}, _ACCEPTED, headers=PLAIN)
 

@@ -43,7 +43,7 @@ class EntryCommitted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refused:
+class EntryRefused:
     """The entry at this index is invalid; neither it nor its action was stored."""
 
     index: int
@@ -58,7 +58,9 @@ class CompletionReady:
     result: Result
 
 
-InEvent = Replayed | EntrySent | Broken | StreamClosed | EntryCommitted | Refused | CompletionReady
+InEvent = (
+    Replayed | EntrySent | Broken | StreamClosed | EntryCommitted | EntryRefused | CompletionReady
+)
 
 # Out.
 

@@ -166,7 +166,7 @@ def _handle_committed(state: RuntimeState, event: events.EntryCommitted) -> Runt
     return state, out
 
 
-def _handle_refused(state: RuntimeState, event: events.Refused) -> RuntimeTransition:
+def _handle_refused(state: RuntimeState, event: events.EntryRefused) -> RuntimeTransition:
     return replace(state, phase=RuntimePhase.CLOSED), (events.Retry(report=event.report),)
 
 
@@ -188,7 +188,7 @@ _STEPS: Mapping[type, Callable[[RuntimeState, Any], RuntimeTransition]] = Mappin
         events.Broken: _handle_broken,
         events.StreamClosed: _handle_stream_closed,
         events.EntryCommitted: _handle_committed,
-        events.Refused: _handle_refused,
+        events.EntryRefused: _handle_refused,
         events.CompletionReady: _handle_completion_ready,
     }
 )

@@ -23,8 +23,8 @@ from durable_invocations.runtime.registering import registered
 from durable_invocations.runtime.settings import AFTER_ERROR_SECONDS, RuntimeSettings
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.deployments import Deployment, Service
-from durable_invocations.runtime.store.outcomes import Changes, Refused, Registered
+from durable_invocations.runtime.store.deployments import Deployment, RegisteredService
+from durable_invocations.runtime.store.outcomes import Changes, OperationRefusal, Registered
 from durable_invocations.runtime.timers import Clock, Due, SteadyClock
 from durable_invocations.runtime.waiting import ResultFutures
 from durable_invocations.runtime.writer import Writer
@@ -126,7 +126,7 @@ class Runtime:
 
     async def discover(
         self, url: str, *, http: int | None = None
-    ) -> tuple[Deployment, tuple[Service, ...]]:
+    ) -> tuple[Deployment, tuple[RegisteredService, ...]]:
         """What is served at an address, for a Register.
 
         Raises ConfigError, DiscoveryError, DeploymentUnreachableError.
@@ -135,7 +135,7 @@ class Runtime:
 
     async def register(
         self, url: str, *, force: bool = False, http: int | None = None
-    ) -> Registered | Refused:
+    ) -> Registered | OperationRefusal:
         """Discover what is served at an address, and have it served from there."""
         deployment, services = await self.discover(url, http=http)
         return await self.do(op.Register(deployment=deployment, services=services, force=force))

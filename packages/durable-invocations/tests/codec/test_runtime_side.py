@@ -124,7 +124,7 @@ def test_a_stream_that_just_ends_counts_as_an_unknown_failure():
 
 
 def test_an_invalid_entry_is_not_stored_and_ends_the_stream():
-    refused = r.Refused(index=1, report=REPORT)
+    refused = r.EntryRefused(index=1, report=REPORT)
     out = run(SET, OUTPUT, refused, END, r.EntryCommitted(index=2))
     assert out[2:] == [r.Retry(report=REPORT)]
 

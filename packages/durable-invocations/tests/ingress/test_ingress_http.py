@@ -25,7 +25,11 @@ from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import ServiceKind
 from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
-from durable_invocations.runtime.store.deployments import Deployment, RegisteredHandler, Service
+from durable_invocations.runtime.store.deployments import (
+    Deployment,
+    RegisteredHandler,
+    RegisteredService,
+)
 from durable_invocations.runtime.store.operations import Pause, Register
 
 JSON = {"content-type": "application/json"}
@@ -476,9 +480,9 @@ def test_an_address_that_serves_nothing_usable_is_told_so(http, hand):
         assert str(error) in refused(http.post("/admin/deployments", json={"uri": URL}), 502)
     hand.refusing, names = None, ("admin", "restate", "services")
     for name in names:
-        hand.services = (Service(name=name, kind=ServiceKind.SERVICE, handlers=()),)
+        hand.services = (RegisteredService(name=name, kind=ServiceKind.SERVICE, handlers=()),)
         assert name in refused(http.post("/admin/deployments", json={"uri": URL}), 422)
-    hand.services = (Service(name="Greeter", kind=ServiceKind.OBJECT, handlers=()),)
+    hand.services = (RegisteredService(name="Greeter", kind=ServiceKind.OBJECT, handlers=()),)
     refused(http.post("/admin/deployments", json={"uri": URL}), 409)
 
 

@@ -20,7 +20,7 @@ from durable_invocations.protocol.results import get_result
 from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.outcomes import Refused
+from durable_invocations.runtime.store.outcomes import OperationRefusal
 
 OWNERS = ("one", "two")
 PATHS = ("Plain/go", "Cart/a/add", "Cart/b/add")
@@ -179,7 +179,7 @@ class InvocationsMachine(RuleBasedStateMachine):
             id=claimed.id, fence=claimed.fence, index=index, frame=frame(message)
         )
         outcome = self.do(asked, self.owner_of(known))
-        assert isinstance(outcome, Refused) != holds
+        assert isinstance(outcome, OperationRefusal) != holds
         if not holds:
             assert outcome.fenced
             return
@@ -217,7 +217,7 @@ class InvocationsMachine(RuleBasedStateMachine):
         if how == "finish":
             output = frame(pb.OutputEntryMessage(value=claimed.id.encode()))
             asked = op.CommitEntry(**fenced, index=len(known.entries), frame=output)
-            assert isinstance(self.do(asked, owner), Refused) != holds
+            assert isinstance(self.do(asked, owner), OperationRefusal) != holds
             outcome = self.do(op.Finish(**fenced), owner)
             if holds:
                 known.entries.append("output")
@@ -231,7 +231,7 @@ class InvocationsMachine(RuleBasedStateMachine):
             later = 5_000 if how == "retry later" else 0
             error = self.desks["one"].error
             outcome = self.do(op.Fail(**fenced, error=error, next_at=now + later), owner)
-        assert isinstance(outcome, Refused) != holds
+        assert isinstance(outcome, OperationRefusal) != holds
         if holds:
             known.driver = None
 

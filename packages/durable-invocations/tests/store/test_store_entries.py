@@ -11,7 +11,7 @@ from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import EMPTY, parse_state_keys
 from durable_invocations.runtime.sql.lives import completing
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.outcomes import CommittedEntry, Done, Refused
+from durable_invocations.runtime.store.outcomes import CommittedEntry, Done, OperationRefusal
 
 NOBODY = ids.format_id(bytes(16))
 
@@ -202,7 +202,7 @@ def test_calls_that_cannot_be_are_refused_and_what_follows_too(desk, asked, code
         idempotency_key=asked.idempotency_key if asked.HasField("idempotency_key") else None,
     )
     refused = desk.commit(mine, message)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, OperationRefusal)
     assert refused.code == code
     assert culprit in refused.message
     assert desk.commit(mine, pb.RunEntryMessage(value=b"x"), index=2).code == 571

@@ -11,8 +11,12 @@ from durable_invocations.protocol.failures import ErrorReport, Failure
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import HandlerKind, ServiceKind
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.deployments import Deployment, RegisteredHandler, Service
-from durable_invocations.runtime.store.outcomes import Done, Refused, Submitted
+from durable_invocations.runtime.store.deployments import (
+    Deployment,
+    RegisteredHandler,
+    RegisteredService,
+)
+from durable_invocations.runtime.store.outcomes import Done, OperationRefusal, Submitted
 
 
 def test_the_same_submission_again_is_the_same_invocation(desk):
@@ -62,7 +66,7 @@ def test_a_workflow_runs_once_for_a_key(desk):
 
 def test_a_workflow_whose_run_has_another_name_now_has_run_all_the_same(desk):
     first = desk.submit("Signup/me/run")
-    renamed = Service(
+    renamed = RegisteredService(
         name="Signup",
         kind=ServiceKind.WORKFLOW,
         handlers=(RegisteredHandler(name="main", kind=HandlerKind.WORKFLOW),),
@@ -145,7 +149,7 @@ def test_two_delayed_invocations_of_a_key_that_are_due_at_once(desk):
 def test_a_submission_that_is_wrong_is_refused(desk):
     for path, code in (("Nobody/go", 404), ("Plain/gone", 404), ("Cart/add", 400)):
         refused = desk.submit(path)
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, OperationRefusal)
         assert refused.code == code
     assert desk.submit(idempotency_key="").code == 400
     assert desk.store.invocations() == []

@@ -10,7 +10,7 @@ from durable_invocations.errors import UnavailableError
 from durable_invocations.protocol.frames import frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.outcomes import Changes, Done, Refused, Submitted
+from durable_invocations.runtime.store.outcomes import Changes, Done, OperationRefusal, Submitted
 from durable_invocations.runtime.writer import Writer
 
 
@@ -92,7 +92,7 @@ def test_an_operation_that_fails_fails_alone(gate, desk):
     outcomes, _ = awaited(gate, [good[0], op.Cancel(id="poison"), op.Cancel(id="x"), good[1]])
     assert [outcomes[at].is_new for at in (0, 3)] == [True, True]
     assert isinstance(outcomes[1], ValueError)
-    assert isinstance(outcomes[2], Refused)
+    assert isinstance(outcomes[2], OperationRefusal)
     assert len(desk.store.invocations()) == 2
 
 

@@ -17,7 +17,7 @@ from durable_invocations.protocol.frames import Frame
 from durable_invocations.runtime.driving.tools import Tools
 from durable_invocations.runtime.settings import MS
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.outcomes import Claimed, Refused
+from durable_invocations.runtime.store.outcomes import Claimed, OperationRefusal
 
 MOST_PENDING = 64
 """Entries of an attempt that wait for their commit before no more are read."""
@@ -121,8 +121,10 @@ class Course:
     def _handle_stored(self, out: events.StoreEntry, future: asyncio.Future[Any]) -> None:
         self._room.set()
         outcome = self._get_outcome(future)
-        if isinstance(outcome, Refused):
-            self.step(events.Refused(index=out.index, report=_make_refusal_report(out, outcome)))
+        if isinstance(outcome, OperationRefusal):
+            self.step(
+                events.EntryRefused(index=out.index, report=_make_refusal_report(out, outcome))
+            )
             self._abort(outcome.message)
         elif outcome is not None:
             self._progress = True
@@ -167,7 +169,7 @@ class Course:
 
     def _handle_left(self, future: asyncio.Future[Any]) -> None:
         outcome = self._get_outcome(future)
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, OperationRefusal):
             self._record_failure(ErrorReport(code=outcome.code, message=outcome.message))
         else:
             self._end()
@@ -179,14 +181,14 @@ class Course:
         error = future.exception()
         if error is not None and not isinstance(error, UnavailableError):
             # It would be the same again: the attempt has failed, and its invocation is told so.
-            return Refused(
+            return OperationRefusal(
                 code=INTERNAL, message=f"the database refuses it: {_get_first_line(error)}"
             )
         if error is not None:
             logger.warning("%s: its attempt is dropped: %s", self._claimed.id, error)
             return self.drop(str(error))
         outcome = future.result()
-        if isinstance(outcome, Refused) and outcome.fenced:
+        if isinstance(outcome, OperationRefusal) and outcome.fenced:
             return self.drop(outcome.message)
         return outcome
 
@@ -234,7 +236,7 @@ def take_error(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
-def _make_refusal_report(out: events.StoreEntry, outcome: Refused) -> ErrorReport:
+def _make_refusal_report(out: events.StoreEntry, outcome: OperationRefusal) -> ErrorReport:
     kind = out.entry.kind
     message = f"Entry {out.index}, {kind}, is refused: {outcome.message}"
     return ErrorReport(code=outcome.code, message=message, index=out.index, kind=kind.code)

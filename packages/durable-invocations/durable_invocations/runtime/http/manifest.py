@@ -53,7 +53,7 @@ class ManifestHandler(_ManifestPart):
     metadata: dict[str, str] = Field(default_factory=dict)
 
 
-class Service(_ManifestPart):
+class ManifestService(_ManifestPart):
     """One service, virtual object or workflow."""
 
     name: ServiceName
@@ -69,4 +69,4 @@ class Manifest(_ManifestPart):
     protocol_mode: Literal["BIDI_STREAM", "REQUEST_RESPONSE"] | None = None
     min_protocol_version: Version
     max_protocol_version: Version
-    services: list[Service] = Field(max_length=MOST)
+    services: list[ManifestService] = Field(max_length=MOST)

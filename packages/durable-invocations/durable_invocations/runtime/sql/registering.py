@@ -19,14 +19,14 @@ from durable_invocations.runtime.sql.tables import (
     SERVICES_TABLE,
 )
 from durable_invocations.runtime.sql.work import CONFLICT, Work
-from durable_invocations.runtime.store.deployments import Service
+from durable_invocations.runtime.store.deployments import RegisteredService
 from durable_invocations.runtime.store.operations import Register, Unregister
-from durable_invocations.runtime.store.outcomes import Done, Refused, Registered
+from durable_invocations.runtime.store.outcomes import Done, OperationRefusal, Registered
 from durable_invocations.runtime.store.views import Status
 from sql_transactions.given import insert_into
 
 
-def register(work: Work, asked: Register) -> Registered | Refused:
+def register(work: Work, asked: Register) -> Registered | OperationRefusal:
     """See the operation."""
     known = _read_known(work, asked.services)
     if not asked.force and (refused := _find_conflict(known, asked.services)):
@@ -52,11 +52,11 @@ def register(work: Work, asked: Register) -> Registered | Refused:
     return Registered(id=id_, is_new=not there)
 
 
-def unregister(work: Work, asked: Unregister) -> Done | Refused:
+def unregister(work: Work, asked: Unregister) -> Done | OperationRefusal:
     """See the operation."""
     needing = _list_needing(work, asked.id)
     if needing and not asked.force:
-        return Refused(
+        return OperationRefusal(
             code=CONFLICT,
             message=f"The deployment {asked.id!r} is needed by invocations that have not ended "
             f"({len(needing):,}, such as {needing[0]}); let them end, or force it to kill them.",
@@ -68,16 +68,20 @@ def unregister(work: Work, asked: Unregister) -> Done | Refused:
     return Done(changed=work.connection.execute(gone).rowcount > 0)
 
 
-def _read_known(work: Work, services: Collection[Service]) -> dict[str, Service]:
+def _read_known(
+    work: Work, services: Collection[RegisteredService]
+) -> dict[str, RegisteredService]:
     """The services of these names as they were registered last."""
     named = sa.select(SERVICES_TABLE).where(SERVICES.name.in_([each.name for each in services]))
     return {row.name: unpack_service(row) for row in work.connection.execute(named)}
 
 
-def _find_conflict(known: Mapping[str, Service], services: Collection[Service]) -> Refused | None:
+def _find_conflict(
+    known: Mapping[str, RegisteredService], services: Collection[RegisteredService]
+) -> OperationRefusal | None:
     for each in services:
         if each.name in known and known[each.name].kind is not each.kind:
-            return Refused(
+            return OperationRefusal(
                 code=CONFLICT,
                 message=f"Service {each.name!r} is a {known[each.name].kind.value} of deployment "
                 f"{known[each.name].deployment!r}, and would become a {each.kind.value}; "

@@ -34,7 +34,7 @@ from durable_invocations.runtime.sql.tables import (
 )
 from durable_invocations.runtime.sql.work import Work, lock
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.deployments import Deployment, Service
+from durable_invocations.runtime.store.deployments import Deployment, RegisteredService
 from durable_invocations.runtime.store.outcomes import Changes
 from durable_invocations.runtime.store.views import Chosen, Invocation, JournalEntry, Look, Status
 from durable_invocations.runtime.timers import get_utc_now
@@ -178,7 +178,7 @@ class SqlStore:
         """In the order of their registration."""
         return self._read(reading.deployments)
 
-    def services(self) -> dict[str, Service]:
+    def services(self) -> dict[str, RegisteredService]:
         """By name, each as its current deployment serves it."""
         chosen = sa.select(SERVICES_TABLE).order_by(SERVICES_TABLE.c.name)
         return self._read(

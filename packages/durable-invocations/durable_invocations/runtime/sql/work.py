@@ -15,8 +15,8 @@ from durable_invocations.runtime.sql.tables import (
     JOURNAL,
     JOURNAL_TABLE,
 )
-from durable_invocations.runtime.store.deployments import Service
-from durable_invocations.runtime.store.outcomes import Changes, News, Refused
+from durable_invocations.runtime.store.deployments import RegisteredService
+from durable_invocations.runtime.store.outcomes import Changes, News, OperationRefusal
 from durable_invocations.runtime.store.views import Status
 
 LOCK = 0x15C9_117
@@ -66,7 +66,7 @@ class Work:
     next_at: int | None = None
     ended: dict[str, Result] = field(default_factory=dict)
     news: list[News] = field(default_factory=list)
-    services: dict[str, Service | None] = field(default_factory=dict)
+    services: dict[str, RegisteredService | None] = field(default_factory=dict)
     """Those that were read in this transaction."""
 
     def to_store_time(self, told: int) -> int:
@@ -103,11 +103,11 @@ def lock(connection: sa.Connection) -> None:
         connection.execute(_LOCKED)
 
 
-def make_unknown(id_: str) -> Refused:
-    return Refused(code=NOT_FOUND, message=f"There is no invocation {id_!r}.")
+def make_unknown(id_: str) -> OperationRefusal:
+    return OperationRefusal(code=NOT_FOUND, message=f"There is no invocation {id_!r}.")
 
 
-FENCED = Refused(
+FENCED = OperationRefusal(
     code=CONFLICT,
     message="This runtime does not drive the invocation any more; it was claimed by another one, "
     "ended or paused.",

@@ -19,7 +19,7 @@ class RegisteredHandler:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Service:
+class RegisteredService:
     """One service, with the deployment that serves its new invocations."""
 
     name: str

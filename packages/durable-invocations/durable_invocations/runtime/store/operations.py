@@ -14,14 +14,14 @@ from typing import Generic, TypeVar
 from durable_invocations.protocol.failures import ErrorReport
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.protocol.results import Result
-from durable_invocations.runtime.store.deployments import Deployment, Service
+from durable_invocations.runtime.store.deployments import Deployment, RegisteredService
 from durable_invocations.runtime.store.outcomes import (
     Claimed,
     CommittedEntry,
     Done,
     Fired,
     News,
-    Refused,
+    OperationRefusal,
     Registered,
     Submitted,
 )
@@ -38,7 +38,7 @@ class StoreOperation(Generic[T_co]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Submit(StoreOperation[Submitted | Refused]):
+class Submit(StoreOperation[Submitted | OperationRefusal]):
     """Invoke a handler; refused (404, 400) for an unknown handler, or a key that does not fit.
 
     With an idempotency key that was used for this service, key and handler, or for a workflow's
@@ -58,7 +58,7 @@ class Submit(StoreOperation[Submitted | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompleteAwakeable(StoreOperation[Done | Refused]):
+class CompleteAwakeable(StoreOperation[Done | OperationRefusal]):
     """Complete an awakeable, also one whose entry is not committed yet.
 
     Done(changed=False) if it is completed already; refused (404) if there is none of that id.
@@ -70,7 +70,7 @@ class CompleteAwakeable(StoreOperation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cancel(StoreOperation[Done | Refused]):
+class Cancel(StoreOperation[Done | OperationRefusal]):
     """Cancel an invocation: one that did not begin ends with failure 409.
 
     Else the entries that it waits for fail with 409, or if there are none the next one that would
@@ -83,14 +83,14 @@ class Cancel(StoreOperation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kill(StoreOperation[Done | Refused]):
+class Kill(StoreOperation[Done | OperationRefusal]):
     """End an invocation and its open calls at once, with failure 409, whatever it does."""
 
     id: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pause(StoreOperation[Done | Refused]):
+class Pause(StoreOperation[Done | OperationRefusal]):
     """Have nobody drive an invocation until it is resumed.
 
     With a fence, the attempt's error exhausted the retries; without, a person pauses it. Refused
@@ -103,14 +103,14 @@ class Pause(StoreOperation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resume(StoreOperation[Done | Refused]):
+class Resume(StoreOperation[Done | OperationRefusal]):
     """Drive a paused or backing off invocation at once, with all retries; no change for others."""
 
     id: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Purge(StoreOperation[Done | Refused]):
+class Purge(StoreOperation[Done | OperationRefusal]):
     """Forget an ended invocation and its journal; a workflow's run with state and promises.
 
     Done(changed=False) if it is unknown; refused (409) if it has not ended.
@@ -120,7 +120,7 @@ class Purge(StoreOperation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Register(StoreOperation[Registered | Refused]):
+class Register(StoreOperation[Registered | OperationRefusal]):
     """Have a deployment serve these services; new invocations go to it, begun ones stay.
 
     A deployment of the same id is replaced, with its URL; else one of the same URL, which keeps
@@ -128,12 +128,12 @@ class Register(StoreOperation[Registered | Refused]):
     """
 
     deployment: Deployment
-    services: tuple[Service, ...]
+    services: tuple[RegisteredService, ...]
     force: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unregister(StoreOperation[Done | Refused]):
+class Unregister(StoreOperation[Done | OperationRefusal]):
     """Forget a deployment and the services it serves now.
 
     Refused (409) while unfinished invocations need it, unless forced: then they are killed.
@@ -162,7 +162,7 @@ class Claim(StoreOperation[tuple[Claimed, ...]]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommitEntry(StoreOperation[CommittedEntry | Refused]):
+class CommitEntry(StoreOperation[CommittedEntry | OperationRefusal]):
     """Commit an entry and do what it says, in one.
 
     The same entry at the same index again changes nothing. Refused, with nothing done, if the
@@ -176,7 +176,7 @@ class CommitEntry(StoreOperation[CommittedEntry | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suspend(StoreOperation[Done | Refused]):
+class Suspend(StoreOperation[Done | OperationRefusal]):
     """Leave an invocation until one of the entries is completed.
 
     It is ready at once if one is, or is of a kind that nothing completes (a Run that waits for its
@@ -191,7 +191,7 @@ class Suspend(StoreOperation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finish(StoreOperation[Done | Refused]):
+class Finish(StoreOperation[Done | OperationRefusal]):
     """End an invocation with its Output entry; refused (571) if it has none."""
 
     id: str
@@ -199,7 +199,7 @@ class Finish(StoreOperation[Done | Refused]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fail(StoreOperation[Done | Refused]):
+class Fail(StoreOperation[Done | OperationRefusal]):
     """End an attempt with an error; the invocation is ready again at `next_at`."""
 
     id: str

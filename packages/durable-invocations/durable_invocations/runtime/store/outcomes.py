@@ -13,7 +13,7 @@ from durable_invocations.runtime.store.views import target
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refused:
+class OperationRefusal:
     """Nothing was changed."""
 
     code: int

@@ -11,14 +11,18 @@ from durable_invocations.protocol.frames import Frame, frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.services import HandlerKind, ServiceKind
 from durable_invocations.runtime.sql.store import SqlStore
-from durable_invocations.runtime.store.deployments import Deployment, RegisteredHandler, Service
+from durable_invocations.runtime.store.deployments import (
+    Deployment,
+    RegisteredHandler,
+    RegisteredService,
+)
 from durable_invocations.runtime.store.operations import Claim, CommitEntry, Finish, Suspend
 
 URL = "http://127.0.0.1:9080"
 JSON = {"contentType": "application/json"}
 EXCLUSIVE, SHARED = HandlerKind.EXCLUSIVE, HandlerKind.SHARED
 SERVICES = (
-    Service(
+    RegisteredService(
         name="Greeter",
         kind=ServiceKind.SERVICE,
         handlers=(
@@ -26,7 +30,7 @@ SERVICES = (
             RegisteredHandler(name="raw", described={"output": {"contentType": "text/plain"}}),
         ),
     ),
-    Service(
+    RegisteredService(
         name="Counter",
         kind=ServiceKind.OBJECT,
         handlers=(
@@ -34,7 +38,7 @@ SERVICES = (
             RegisteredHandler(name="get", kind=SHARED),
         ),
     ),
-    Service(
+    RegisteredService(
         name="Signup",
         kind=ServiceKind.WORKFLOW,
         handlers=(RegisteredHandler(name="run", kind=HandlerKind.WORKFLOW),),
@@ -47,7 +51,7 @@ class ByHand:
 
     def __init__(self, store: SqlStore) -> None:
         self.store, self.asked, self.discovered = store, 0, 1
-        self.services: tuple[Service, ...] = SERVICES
+        self.services: tuple[RegisteredService, ...] = SERVICES
         self.refusing: Exception | None = None
         self.waiting = threading.Semaphore(0)
         self._driven: dict[str, Any] = {}
@@ -67,7 +71,7 @@ class ByHand:
                 return found.get(id_)
             await asyncio.sleep(0.005)
 
-    async def discover(self, url: str) -> tuple[Deployment, tuple[Service, ...]]:
+    async def discover(self, url: str) -> tuple[Deployment, tuple[RegisteredService, ...]]:
         if self.refusing is not None:
             raise self.refusing
         self.discovered += 1

@@ -14,13 +14,19 @@ from durable_invocations.protocol.services import HandlerKind, ServiceKind
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.sql.tables import METADATA
 from durable_invocations.runtime.store import operations as op
-from durable_invocations.runtime.store.deployments import Deployment, RegisteredHandler, Service
+from durable_invocations.runtime.store.deployments import (
+    Deployment,
+    RegisteredHandler,
+    RegisteredService,
+)
 
 TABLES = list(METADATA.tables.values())
 SHARED, EXCLUSIVE, RUN = HandlerKind.SHARED, HandlerKind.EXCLUSIVE, HandlerKind.WORKFLOW
 SERVICES = (
-    Service(name="Plain", kind=ServiceKind.SERVICE, handlers=(RegisteredHandler(name="go"),)),
-    Service(
+    RegisteredService(
+        name="Plain", kind=ServiceKind.SERVICE, handlers=(RegisteredHandler(name="go"),)
+    ),
+    RegisteredService(
         name="Cart",
         kind=ServiceKind.OBJECT,
         handlers=(
@@ -28,7 +34,7 @@ SERVICES = (
             RegisteredHandler(name="look", kind=SHARED),
         ),
     ),
-    Service(
+    RegisteredService(
         name="Signup",
         kind=ServiceKind.WORKFLOW,
         handlers=(

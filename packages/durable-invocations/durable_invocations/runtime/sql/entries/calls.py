@@ -19,44 +19,44 @@ from durable_invocations.runtime.sql.packing import result
 from durable_invocations.runtime.sql.tables import JOURNAL
 from durable_invocations.runtime.sql.work import NOT_FOUND, Work
 from durable_invocations.runtime.store.operations import Cancel, Submit
-from durable_invocations.runtime.store.outcomes import Refused, Submitted
+from durable_invocations.runtime.store.outcomes import OperationRefusal, Submitted
 
 
-def call(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+def call(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
     """Invoke a handler; the entry is completed when that invocation ends."""
     made = _submit_call(work, driven, message, at=0)
-    if isinstance(made, Refused):
+    if isinstance(made, OperationRefusal):
         return made
     if made.result is None:
         wait(work, made.id, (driven.number, driven.length))
     return Acted(child=made.id, result=made.result)
 
 
-def call_one_way(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+def call_one_way(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
     """Invoke a handler, now or at a time, and go on."""
     made = _submit_call(work, driven, message, at=message.invoke_time)
-    return made if isinstance(made, Refused) else Acted(child=made.id)
+    return made if isinstance(made, OperationRefusal) else Acted(child=made.id)
 
 
-def get_id(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+def get_id(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
     """Complete a GetCallInvocationId at once."""
     called = _find_called(work, driven, message.call_entry_index)
     if isinstance(called, str):
         return Acted(result=Value(value=called.encode()))
-    return called if isinstance(called, Refused) else Acted(result=called)
+    return called if isinstance(called, OperationRefusal) else Acted(result=called)
 
 
-def cancel(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+def cancel(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
     """Cancel an invocation; one that is unknown, or has ended, needs none."""
     target = _find_target(work, driven, message)
-    if isinstance(target, Refused):
+    if isinstance(target, OperationRefusal):
         return target
     if isinstance(target, str):
         stop(work, Cancel(id=target))
     return ACTED
 
 
-def attach(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+def attach(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
     """Complete an AttachInvocation when its target ends; with a failure if there is none."""
     target = _find_target(work, driven, message)
     if not isinstance(target, str):
@@ -68,7 +68,7 @@ def attach(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     return Acted(result=held or _make_no_target(message))
 
 
-def output(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+def output(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
     """Complete a GetInvocationOutput at once: empty if the target has not ended."""
     target = _find_target(work, driven, message)
     if not isinstance(target, str):
@@ -77,7 +77,9 @@ def output(work: Work, driven: Driven, message: Any) -> Acted | Refused:
     return Acted(result=(held or EMPTY) if known else _make_no_target(message))
 
 
-def _submit_call(work: Work, driven: Driven, message: Any, *, at: int) -> Submitted | Refused:
+def _submit_call(
+    work: Work, driven: Driven, message: Any, *, at: int
+) -> Submitted | OperationRefusal:
     asked = Submit(
         id=ids.format_id(ids.make_id()),
         service=message.service_name,
@@ -92,7 +94,9 @@ def _submit_call(work: Work, driven: Driven, message: Any, *, at: int) -> Submit
     return outcome
 
 
-def _find_target(work: Work, driven: Driven, message: Any) -> str | Failure | Refused | None:
+def _find_target(
+    work: Work, driven: Driven, message: Any
+) -> str | Failure | OperationRefusal | None:
     """The id of the invocation that an entry means; None: there is none. Else as `_called`."""
     which = message.WhichOneof("target")
     if which == "invocation_id":
@@ -113,7 +117,7 @@ def _find_target(work: Work, driven: Driven, message: Any) -> str | Failure | Re
     return make_violation(driven, "it names no target.")
 
 
-def _find_called(work: Work, driven: Driven, index: int) -> str | Failure | Refused:
+def _find_called(work: Work, driven: Driven, index: int) -> str | Failure | OperationRefusal:
     """The id of the invocation that a call made; the failure of one that a cancellation met."""
     at = (JOURNAL.invocation == driven.number, JOURNAL.idx == min(index, driven.length))
     chosen = sa.select(JOURNAL.child, JOURNAL.result).where(*at, JOURNAL.code.in_(kinds.CALLS))
@@ -126,9 +130,15 @@ def _find_called(work: Work, driven: Driven, index: int) -> str | Failure | Refu
     return make_violation(driven, f"entry {index} is no call that made an invocation.")
 
 
-def _answer_untargeted(found: Failure | Refused | None, message: Any) -> Acted | Refused:
+def _answer_untargeted(
+    found: Failure | OperationRefusal | None, message: Any
+) -> Acted | OperationRefusal:
     """What becomes of an entry that means no invocation."""
-    return found if isinstance(found, Refused) else Acted(result=found or _make_no_target(message))
+    return (
+        found
+        if isinstance(found, OperationRefusal)
+        else Acted(result=found or _make_no_target(message))
+    )
 
 
 def _make_no_target(message: Any) -> Result:

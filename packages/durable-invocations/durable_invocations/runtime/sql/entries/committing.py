@@ -23,7 +23,7 @@ from durable_invocations.runtime.sql.packing import fields, result
 from durable_invocations.runtime.sql.tables import JOURNAL, JOURNAL_TABLE
 from durable_invocations.runtime.sql.work import FENCED, Work, is_fenced
 from durable_invocations.runtime.store.operations import CommitEntry
-from durable_invocations.runtime.store.outcomes import CommittedEntry, Refused
+from durable_invocations.runtime.store.outcomes import CommittedEntry, OperationRefusal
 from sql_transactions.given import escape_nul
 
 ACTIONS: Mapping[int, Action] = {
@@ -61,7 +61,7 @@ _STORED = sa.select(JOURNAL.code, JOURNAL.flags, JOURNAL.body, JOURNAL.result).w
 )
 
 
-def commit(work: Work, asked: Sequence[CommitEntry]) -> list[CommittedEntry | Refused]:
+def commit(work: Work, asked: Sequence[CommitEntry]) -> list[CommittedEntry | OperationRefusal]:
     """See the operation; in their order."""
     return _EntryCommitter(work, asked).outcomes()
 
@@ -84,12 +84,12 @@ class _EntryCommitter:
         }
         self._rows: list[dict[str, Any]] = []
 
-    def outcomes(self) -> list[CommittedEntry | Refused]:
+    def outcomes(self) -> list[CommittedEntry | OperationRefusal]:
         outcomes = [self._commit_entry(each) for each in self._asked]
         self._write_rows()
         return outcomes
 
-    def _commit_entry(self, asked: CommitEntry) -> CommittedEntry | Refused:
+    def _commit_entry(self, asked: CommitEntry) -> CommittedEntry | OperationRefusal:
         if is_fenced(self._heads.get(asked.id), asked.fence):
             return FENCED
         driven = self._driven[asked.id]
@@ -103,13 +103,13 @@ class _EntryCommitter:
             name = asked.frame.name
         except ProtocolError as error:
             return make_violation(driven, str(error))
-        if isinstance(acted, Refused):
+        if isinstance(acted, OperationRefusal):
             return acted
         self._rows.append(self._build_row(driven, asked.frame, name, acted))
         driven.length += 1
         return CommittedEntry(index=asked.index, result=acted.result)
 
-    def _do_action(self, driven: Driven, frame: Frame) -> Acted | Refused:
+    def _do_action(self, driven: Driven, frame: Frame) -> Acted | OperationRefusal:
         kind = frame.kind
         if not kind.entry or kind is kinds.INPUT:
             return make_violation(driven, f"{kind} is no entry that a handler makes.")
@@ -133,7 +133,9 @@ class _EntryCommitter:
         for head in self._work.heads(self._driven).values():
             self._driven[head.id].canceled = head.canceled
 
-    def _read_committed(self, driven: Driven, asked: CommitEntry) -> CommittedEntry | Refused:
+    def _read_committed(
+        self, driven: Driven, asked: CommitEntry
+    ) -> CommittedEntry | OperationRefusal:
         """The outcome of an entry that is committed already."""
         given = {"the_number": driven.number, "index": asked.index}
         row = self._work.connection.execute(_STORED, given).one()

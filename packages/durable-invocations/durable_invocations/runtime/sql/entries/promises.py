@@ -15,7 +15,7 @@ from durable_invocations.runtime.sql.packing import fields, promise, result
 from durable_invocations.runtime.sql.services import load_services
 from durable_invocations.runtime.sql.tables import PROMISES, PROMISES_TABLE
 from durable_invocations.runtime.sql.work import CONFLICT, LONGEST, Work
-from durable_invocations.runtime.store.outcomes import Refused
+from durable_invocations.runtime.store.outcomes import OperationRefusal
 from sql_transactions.given import insert_into
 
 _RESULT = sa.select(PROMISES.result).where(
@@ -28,7 +28,7 @@ _RESULT = sa.select(PROMISES.result).where(
 def require_workflow(action: Action) -> Action:
     """The action, refused for a service that is no workflow, which has no promises."""
 
-    def do_action(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+    def do_action(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
         load_services(work, [driven.service])
         held = work.services[driven.service]
         if not driven.key or (held is not None and held.kind is not ServiceKind.WORKFLOW):
@@ -56,7 +56,7 @@ def peek(work: Work, driven: Driven, message: Any) -> Acted:
     return Acted(result=_read_result(work, driven, message.key) or EMPTY)
 
 
-def complete(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+def complete(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
     """Do a CompletePromise: it is empty the first time, else a failure."""
     given = _parse_completion(message)
     if given is None:

@@ -16,7 +16,7 @@ from durable_invocations.runtime.sql.entries.driven import (
 )
 from durable_invocations.runtime.sql.tables import SERVICE_STATE_TABLE, STATE
 from durable_invocations.runtime.sql.work import LONGEST, Work
-from durable_invocations.runtime.store.outcomes import Refused
+from durable_invocations.runtime.store.outcomes import OperationRefusal
 from sql_transactions.given import insert_into
 
 _OF = (STATE.service == sa.bindparam("of"), STATE.key == sa.bindparam("at"))
@@ -30,7 +30,7 @@ _CLEAR_ALL = sa.delete(SERVICE_STATE_TABLE).where(*_OF)
 def require_key(action: Action) -> Action:
     """The action, refused for a service without keys, which has no state."""
 
-    def do_action(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+    def do_action(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
         if not driven.key:
             return make_violation(driven, "it was invoked without a key, hence it has no state.")
         if len(getattr(message, "key", b"")) > LONGEST:

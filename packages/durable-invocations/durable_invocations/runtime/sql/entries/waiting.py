@@ -12,7 +12,7 @@ from durable_invocations.runtime.sql.lives import awakeables
 from durable_invocations.runtime.sql.tables import TIMERS_TABLE
 from durable_invocations.runtime.sql.work import Work
 from durable_invocations.runtime.store.operations import CompleteAwakeable
-from durable_invocations.runtime.store.outcomes import Refused
+from durable_invocations.runtime.store.outcomes import OperationRefusal
 
 
 def sleep(work: Work, driven: Driven, message: Any) -> Acted:
@@ -31,7 +31,7 @@ def awakeable(work: Work, driven: Driven, _message: Any) -> Acted:
     return Acted(result=awakeables.take_early_result(work, (driven.number, driven.length)))
 
 
-def complete_awakeable(work: Work, driven: Driven, message: Any) -> Acted | Refused:
+def complete_awakeable(work: Work, driven: Driven, message: Any) -> Acted | OperationRefusal:
     """Complete an awakeable; no change if it is completed already."""
     given = get_result(message)
     if given is None:
@@ -40,4 +40,4 @@ def complete_awakeable(work: Work, driven: Driven, message: Any) -> Acted | Refu
         )
     asked = CompleteAwakeable(awakeable=message.id, result=given)
     outcome = awakeables.complete_awakeable(work, asked)
-    return outcome if isinstance(outcome, Refused) else ACTED
+    return outcome if isinstance(outcome, OperationRefusal) else ACTED

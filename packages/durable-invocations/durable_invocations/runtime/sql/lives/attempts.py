@@ -19,7 +19,7 @@ from durable_invocations.runtime.sql.packing import report
 from durable_invocations.runtime.sql.tables import JOURNAL
 from durable_invocations.runtime.sql.work import FENCED, VIOLATION, Work, is_fenced
 from durable_invocations.runtime.store.operations import Fail, Finish
-from durable_invocations.runtime.store.outcomes import Done, Refused
+from durable_invocations.runtime.store.outcomes import Done, OperationRefusal
 from durable_invocations.runtime.store.views import Status
 
 _OUTPUTS = (
@@ -30,7 +30,7 @@ _OUTPUTS = (
 )
 
 
-def fail(work: Work, asked: Fail) -> Done | Refused:
+def fail(work: Work, asked: Fail) -> Done | OperationRefusal:
     """See the operation."""
     head = work.read_head(asked.id)
     if head is None or is_fenced(head, asked.fence):
@@ -57,7 +57,7 @@ def fail(work: Work, asked: Fail) -> Done | Refused:
     return Done()
 
 
-def finish(work: Work, asked: Sequence[Finish]) -> list[Done | Refused]:
+def finish(work: Work, asked: Sequence[Finish]) -> list[Done | OperationRefusal]:
     """See the operation."""
     heads = work.heads(each.id for each in asked)
     mine = {
@@ -66,8 +66,9 @@ def finish(work: Work, asked: Sequence[Finish]) -> list[Done | Refused]:
     outputs = _read_outputs(work, [head.number for head in mine.values()])
     ends = [(head, outputs[head.number]) for head in mine.values() if head.number in outputs]
     end(work, ends)
-    outcomes: dict[str, Done | Refused] = {
-        id_: Refused(code=VIOLATION, message=f"{id_} ends without an Output entry.") for id_ in mine
+    outcomes: dict[str, Done | OperationRefusal] = {
+        id_: OperationRefusal(code=VIOLATION, message=f"{id_} ends without an Output entry.")
+        for id_ in mine
     }
     outcomes |= {head.id: Done() for head, _ in ends}
     return [outcomes.get(each.id, FENCED) for each in asked]

@@ -12,7 +12,7 @@ from durable_invocations.runtime.sql.packing import fields, result
 from durable_invocations.runtime.sql.tables import EARLY, EARLY_RESULTS_TABLE, JOURNAL
 from durable_invocations.runtime.sql.work import NOT_FOUND, Work
 from durable_invocations.runtime.store.operations import CompleteAwakeable
-from durable_invocations.runtime.store.outcomes import Done, Refused
+from durable_invocations.runtime.store.outcomes import Done, OperationRefusal
 from durable_invocations.runtime.store.views import Status
 from sql_transactions.given import insert_into
 
@@ -20,12 +20,12 @@ AHEAD = 1_000
 """How many entries behind a journal's end an awakeable may be that is completed already."""
 
 
-def complete_awakeable(work: Work, asked: CompleteAwakeable) -> Done | Refused:
+def complete_awakeable(work: Work, asked: CompleteAwakeable) -> Done | OperationRefusal:
     """See the operation."""
     try:
         raw, index = awakeables.parse_awakeable_id(asked.awakeable)
     except ConfigError as error:
-        return Refused(code=NOT_FOUND, message=str(error))
+        return OperationRefusal(code=NOT_FOUND, message=str(error))
     head = work.read_head(ids.format_id(raw))
     if head is None or index >= head.length + AHEAD:
         return _make_unknown(asked.awakeable)
@@ -54,5 +54,5 @@ def _keep_result(work: Work, place: Place, given: Result) -> bool:
     return work.connection.scalar(kept) is not None
 
 
-def _make_unknown(awakeable: str) -> Refused:
-    return Refused(code=NOT_FOUND, message=f"There is no awakeable {awakeable!r}.")
+def _make_unknown(awakeable: str) -> OperationRefusal:
+    return OperationRefusal(code=NOT_FOUND, message=f"There is no awakeable {awakeable!r}.")

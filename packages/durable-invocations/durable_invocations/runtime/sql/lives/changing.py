@@ -11,7 +11,7 @@ from durable_invocations.runtime.sql.lives import inbox
 from durable_invocations.runtime.sql.services import ROLES
 from durable_invocations.runtime.sql.tables import INVOCATIONS, INVOCATIONS_TABLE, Role
 from durable_invocations.runtime.sql.work import Work
-from durable_invocations.runtime.store.deployments import Service
+from durable_invocations.runtime.store.deployments import RegisteredService
 from durable_invocations.runtime.store.views import Status
 
 AT_ONCE = 1_000
@@ -32,7 +32,9 @@ _CHANGE = (
 )
 
 
-def follow(work: Work, known: Mapping[str, Service], services: Sequence[Service]) -> None:
+def follow(
+    work: Work, known: Mapping[str, RegisteredService], services: Sequence[RegisteredService]
+) -> None:
     """Have what has not begun treat its key as the handlers do that take the known ones' place."""
     for each in services:
         before = known.get(each.name)

@@ -22,7 +22,7 @@ from durable_invocations.runtime.sql.tables import (
 )
 from durable_invocations.runtime.sql.work import CONFLICT, Work
 from durable_invocations.runtime.store.operations import Prune, Purge
-from durable_invocations.runtime.store.outcomes import Done, Refused
+from durable_invocations.runtime.store.outcomes import Done, OperationRefusal
 from durable_invocations.runtime.store.views import Status
 
 _KEPT = (INVOCATIONS.number, INVOCATIONS.service, INVOCATIONS.key, INVOCATIONS.role)
@@ -34,13 +34,13 @@ _OVER = (
 )
 
 
-def purge(work: Work, asked: Purge) -> Done | Refused:
+def purge(work: Work, asked: Purge) -> Done | OperationRefusal:
     """See the operation."""
     head = work.read_head(asked.id)
     if head is None:
         return Done(changed=False)
     if head.status != Status.COMPLETED:
-        return Refused(
+        return OperationRefusal(
             code=CONFLICT, message=f"Invocation {asked.id} has not ended; cancel or kill it first."
         )
     _delete_invocations(work, [head])

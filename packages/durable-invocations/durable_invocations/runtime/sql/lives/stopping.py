@@ -20,7 +20,7 @@ from durable_invocations.runtime.sql.tables import (
 )
 from durable_invocations.runtime.sql.work import CONFLICT, FENCED, Work, is_fenced, make_unknown
 from durable_invocations.runtime.store.operations import Cancel, Kill, Pause, Resume
-from durable_invocations.runtime.store.outcomes import Done, Refused
+from durable_invocations.runtime.store.outcomes import Done, OperationRefusal
 from durable_invocations.runtime.store.views import Status
 
 CANCEL = Failure(code=CANCELED, message="canceled")
@@ -33,7 +33,7 @@ _OPEN = sa.select(JOURNAL.idx).where(JOURNAL.invocation == sa.bindparam("the_num
 _NOT_BEGUN = frozenset({Status.SCHEDULED, Status.INBOX})
 
 
-def cancel(work: Work, asked: Cancel) -> Done | Refused:
+def cancel(work: Work, asked: Cancel) -> Done | OperationRefusal:
     """See the operation."""
     head = work.read_head(asked.id)
     if head is None:
@@ -54,7 +54,7 @@ def deliver(work: Work, head: sa.Row[Any]) -> None:
     _cancel_all(work, _fail_entries(work, head))
 
 
-def kill(work: Work, asked: Kill) -> Done | Refused:
+def kill(work: Work, asked: Kill) -> Done | OperationRefusal:
     """See the operation."""
     head = work.read_head(asked.id)
     return make_unknown(asked.id) if head is None else Done(changed=kill_all(work, [asked.id]) > 0)
@@ -75,7 +75,7 @@ def kill_all(work: Work, ids: Iterable[str]) -> int:
     return count
 
 
-def pause(work: Work, asked: Pause) -> Done | Refused:
+def pause(work: Work, asked: Pause) -> Done | OperationRefusal:
     """See the operation."""
     head = work.read_head(asked.id)
     if asked.fence is not None and is_fenced(head, asked.fence):
@@ -86,7 +86,7 @@ def pause(work: Work, asked: Pause) -> Done | Refused:
         return Done(changed=False)
     if head.status == Status.COMPLETED or head.status in _NOT_BEGUN:
         what = "has ended" if head.status == Status.COMPLETED else "has not begun; cancel it"
-        return Refused(code=CONFLICT, message=f"Invocation {asked.id} {what}.")
+        return OperationRefusal(code=CONFLICT, message=f"Invocation {asked.id} {what}.")
     if head.canceled and asked.error is not None:
         end_canceled(work, head)
         return Done()
@@ -100,7 +100,7 @@ def pause(work: Work, asked: Pause) -> Done | Refused:
     return Done()
 
 
-def resume(work: Work, asked: Resume) -> Done | Refused:
+def resume(work: Work, asked: Resume) -> Done | OperationRefusal:
     """See the operation."""
     head = work.read_head(asked.id)
     if head is None:

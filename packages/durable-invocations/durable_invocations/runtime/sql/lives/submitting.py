@@ -21,7 +21,7 @@ from durable_invocations.runtime.sql.tables import (
 )
 from durable_invocations.runtime.sql.work import BAD, LONGEST, Work
 from durable_invocations.runtime.store.operations import Submit
-from durable_invocations.runtime.store.outcomes import Refused, Submitted
+from durable_invocations.runtime.store.outcomes import OperationRefusal, Submitted
 from durable_invocations.runtime.store.views import Status
 from sql_transactions.given import insert_into
 
@@ -47,11 +47,13 @@ class _NewInvocation:
 
 def submit(
     work: Work, asked: Sequence[Submit], *, parent: str | None = None
-) -> list[Submitted | Refused]:
+) -> list[Submitted | OperationRefusal]:
     """See the operation; `parent` is the invocation that calls."""
     load_services(work, (each.service for each in asked if "\0" not in each.service))
     roles = [_find_role(work, each) for each in asked]
-    valid = [(e, r) for e, r in zip(asked, roles, strict=True) if not isinstance(r, Refused)]
+    valid = [
+        (e, r) for e, r in zip(asked, roles, strict=True) if not isinstance(r, OperationRefusal)
+    ]
     existing = _find_existing(work, [_compute_identity(each, role_) for each, role_ in valid])
     exclusive = [(e.service, e.key) for e, role_ in valid if role_ is Role.EXCLUSIVE]
     occupied = inbox.find_taken(work, exclusive)
@@ -68,21 +70,27 @@ def submit(
     }
     return [
         role_
-        if isinstance(role_, Refused)
+        if isinstance(role_, OperationRefusal)
         else fresh.get(each.id) or existing[_compute_identity(each, role_)]
         for each, role_ in zip(asked, roles, strict=True)
     ]
 
 
-def _find_role(work: Work, asked: Submit) -> Role | Refused:
+def _find_role(work: Work, asked: Submit) -> Role | OperationRefusal:
     """The handler's role, unless the request is wrong."""
     if asked.idempotency_key == "":
-        return Refused(code=BAD, message="The idempotency key is empty; give a text, or none.")
+        return OperationRefusal(
+            code=BAD, message="The idempotency key is empty; give a text, or none."
+        )
     texts = (asked.key, asked.idempotency_key or "", asked.service, asked.handler)
     if any("\0" in each for each in texts):
-        return Refused(code=BAD, message="A key has a NUL in it, which PostgreSQL does not keep.")
+        return OperationRefusal(
+            code=BAD, message="A key has a NUL in it, which PostgreSQL does not keep."
+        )
     if len(asked.key.encode()) > LONGEST:
-        return Refused(code=BAD, message=f"The key is longer than {LONGEST:,} bytes; shorten it.")
+        return OperationRefusal(
+            code=BAD, message=f"The key is longer than {LONGEST:,} bytes; shorten it."
+        )
     return find_role(work, asked.service, asked.handler, asked.key)
 
 

@@ -14,7 +14,7 @@ from durable_invocations.runtime.sql.lives.stopping import deliver
 from durable_invocations.runtime.sql.tables import INVOCATIONS, INVOCATIONS_TABLE, JOURNAL
 from durable_invocations.runtime.sql.work import FENCED, VIOLATION, Work, is_fenced
 from durable_invocations.runtime.store.operations import Suspend
-from durable_invocations.runtime.store.outcomes import Done, Refused
+from durable_invocations.runtime.store.outcomes import Done, OperationRefusal
 from durable_invocations.runtime.store.views import Status
 
 _ENTRIES = sa.select(JOURNAL.invocation, JOURNAL.idx, JOURNAL.open).where(
@@ -38,7 +38,7 @@ Open = Mapping[int, Mapping[int, bool]]
 """By invocation and index, whether the entry waits for its completion."""
 
 
-def suspend(work: Work, asked: Sequence[Suspend]) -> list[Done | Refused]:
+def suspend(work: Work, asked: Sequence[Suspend]) -> list[Done | OperationRefusal]:
     """See the operation; several at once."""
     found = work.heads(each.id for each in asked)
     heads = dict(found)
@@ -61,7 +61,7 @@ def _suspend_one(
     entries: Open,
     asked: Suspend,
     rows: list[dict[str, Any]],
-) -> Done | Refused:
+) -> Done | OperationRefusal:
     head = heads.get(asked.id)
     if head is None or is_fenced(head, asked.fence):
         return FENCED
@@ -80,14 +80,16 @@ def _suspend_one(
     return Done()
 
 
-def _find_refusal(head: sa.Row[Any], known: Mapping[int, bool], asked: Suspend) -> Refused | None:
+def _find_refusal(
+    head: sa.Row[Any], known: Mapping[int, bool], asked: Suspend
+) -> OperationRefusal | None:
     if asked.length not in {None, head.length}:
         what = f"entry {head.length}, which came before, is not in its journal"
-        return Refused(code=VIOLATION, message=f"{asked.id} cannot suspend: {what}.")
+        return OperationRefusal(code=VIOLATION, message=f"{asked.id} cannot suspend: {what}.")
     missing = [index for index in sorted(asked.indexes) if index not in known]
     if missing or not asked.indexes:
         what = f"entry {missing[0]}, which is not in its journal" if missing else "no entry"
-        return Refused(code=VIOLATION, message=f"{asked.id} suspends to wait for {what}.")
+        return OperationRefusal(code=VIOLATION, message=f"{asked.id} suspends to wait for {what}.")
     return None
 
 

@@ -25,7 +25,7 @@ COMMANDS = {
     "env": "iscp_dagster.cli.stack:env",
     "status": "iscp_dagster.cli.stack:status",
     "logs": "iscp_dagster.cli.stack:show_logs",
-    "health": "iscp_dagster.cli.health:health",
+    "health": "iscp_dagster.cli.health:show_health",
     "demo": "iscp_dagster.cli.demo:demo",
     "verify": "iscp_dagster.cli.verify:verify",
     "job": "iscp_dagster.cli.jobs.commands:job",

@@ -26,8 +26,8 @@ built-in one lists in `settings` what a schedule of its own may hold.
 
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
-        DEFAULT_TYPE: "iscp_dagster.planning.triggers.plan:default_trigger",
-        "greedy": "iscp_dagster.planning.triggers.plan:greedy_trigger",
+        DEFAULT_TYPE: "iscp_dagster.planning.triggers.plan:plan_by_default",
+        "greedy": "iscp_dagster.planning.triggers.plan:plan_greedily",
         "periodic": "iscp_dagster.planning.triggers.periodic:PeriodicTrigger",
     }
 )

@@ -174,7 +174,7 @@ def _plan_sharing(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
     return (*plan_iteration(fresh, first), *_plan_in_step(settled, top, latest))
 
 
-def default_trigger(jobs: Sequence[Job], latest: Moment, _now: datetime) -> tuple[Iteration, ...]:
+def plan_by_default(jobs: Sequence[Job], latest: Moment, _now: datetime) -> tuple[Iteration, ...]:
     """The jobs as `together` plans them; an independent job by itself, holding up no other."""
     alone = [job for job in jobs if job.spec.trigger.independent]
     group = [job for job in jobs if not job.spec.trigger.independent]

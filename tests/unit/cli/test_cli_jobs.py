@@ -954,7 +954,7 @@ def lake(tmp_path, source, monkeypatch):
     refused = replace(missing, name="warehouse.refused", path="s3://bucket/refused")
     name_dead_store(monkeypatch)
     tables = [missing, refused, source]
-    monkeypatch.setattr("iscp_dagster.api.discovery.declared", lambda environ: tables)
+    monkeypatch.setattr("iscp_dagster.api.discovery.load_tables", lambda environ: tables)
     return open_deployment(addresses)
 
 
@@ -1271,14 +1271,14 @@ def test_health_and_wait_say_the_remedy_once(iscp, jobs, source, dagster, messag
 
 def test_jobs_are_listed_whatever_their_table_raises(iscp, jobs, monkeypatch):
     printed(iscp, "job", "register", NAME, "--tenant", "eu")
-    monkeypatch.setattr("iscp_dagster.upkeep.position.positions", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("iscp_dagster.upkeep.position.read_positions", lambda *_, **__: 1 / 0)
     for command in (("job", "list"), ("job", "status", NAME, "--tenant", "eu")):
         (row,) = found(iscp, *command)
         assert row["lag"] is None
 
 
 def test_health_tells_what_nobody_expected_of_a_table(iscp, dagster, monkeypatch):
-    monkeypatch.setattr("iscp_dagster.cli.checkup.positions", lambda *_: 1 / 0)
+    monkeypatch.setattr("iscp_dagster.cli.checkup.read_positions", lambda *_: 1 / 0)
     told = problems(iscp)["table"]
     assert told.startswith("An unexpected error, ZeroDivisionError")
     assert re.search(r"\(test_cli_jobs\.py:\d+\)\.$", told)

@@ -45,7 +45,9 @@ class Instance:
 class Ticking:
     def __init__(self, folder, monkeypatch):
         monkeypatch.setattr("iscp_dagster.location.sensor.recovery.Recovery.look", lambda *_: None)
-        monkeypatch.setattr("iscp_dagster.location.sensor.runner.ensure_instance_name", lambda _: "me")
+        monkeypatch.setattr(
+            "iscp_dagster.location.sensor.runner.ensure_instance_name", lambda _: "me"
+        )
         self.clock, self.instance = Clock(), Instance()
         self.source, self.deployment = orders(folder), in_memory(self.clock)
         self.lookout = Lookout(

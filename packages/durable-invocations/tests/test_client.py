@@ -67,7 +67,7 @@ def client(url):
 
 
 def test_a_handler_is_called_and_its_output_returned(client):
-    client.health()
+    client.check_health()
     assert client.call("Desk", "double", 21) == 42
     assert client.call("Desk", "double", b"4", idempotency_key="eight") == 8
     assert client.call("Desk", "double", b"4", idempotency_key="ächt 中") == 8
@@ -142,7 +142,7 @@ def test_invocations_are_listed_paused_resumed_killed_and_purged(client, tmp_pat
     id_, _ = asked_for(client, tmp_path)
     until(lambda: client.invocation(id_)["status"] == "suspended")
     assert id_ in [each["id"] for each in client.invocations(handler="approve", status="suspended")]
-    assert client.change(id_, "pause")
+    assert client.change_invocation(id_, "pause")
     assert client.resume(id_)
     assert client.kill(id_)
     assert client.purge(id_)

@@ -78,12 +78,12 @@ RAISED = st.lists(st.sets(st.sampled_from(NAMES), max_size=3), min_size=1, max_s
 @given(raised=RAISED, first=st.sampled_from([0, 5]))
 def test_whoever_looked_before_a_tenant_was_taken_over_is_refused_for_it_alone(make, raised, first):
     gate = make(first=Barrier(epoch=first, floor=first))
-    least, epochs = dict.fromkeys(NAMES, first), [gate.epoch()]
+    least, epochs = dict.fromkeys(NAMES, first), [gate.read_epoch()]
     for tenants in raised:
         epochs.append(gate.shut_out(tenants))
         least |= dict.fromkeys(tenants, epochs[-1])
     assert epochs == sorted(set(epochs))
-    assert gate.epoch() == epochs[-1]
+    assert gate.read_epoch() == epochs[-1]
     for epoch in [0, *epochs]:
         found = {name for name in NAMES if lets_in(gate, epoch, name)}
         assert found == {name for name in NAMES if epoch >= least[name]}
@@ -94,8 +94,8 @@ def test_whoever_looked_before_a_tenant_was_taken_over_is_refused_for_it_alone(m
 
 def test_a_table_of_no_tenants_has_one(make):
     gate = make(column=None)
-    assert lets_in(gate, gate.epoch(), "a")
-    before = gate.epoch()
+    assert lets_in(gate, gate.read_epoch(), "a")
+    before = gate.read_epoch()
     after = gate.shut_out({"default"})
     assert (lets_in(gate, before, "a"), lets_in(gate, after, "a")) == (False, True)
 
@@ -129,7 +129,7 @@ def test_a_table_whose_barrier_somebody_changed_is_refused(make, found):
     name = quote_identifier("barred", gate.table)
     change = "ADD CONSTRAINT iscp_barrier_9 CHECK 1" if found else f"DROP CONSTRAINT {FIRST.name}"
     gate.endpoint.client().command(f"ALTER TABLE {name} {change}")
-    for look in (gate.epoch, lambda: gate.shut_out({"a"})):
+    for look in (gate.read_epoch, lambda: gate.shut_out({"a"})):
         with pytest.raises(ClickHouseError, match=f"barred.{gate.table} has {found} constraints"):
             look()
 
@@ -160,7 +160,7 @@ def at_work(gate, into):
 
     def run():
         try:
-            write(gate, gate.epoch(), "a")
+            write(gate, gate.read_epoch(), "a")
             done.append("written")
         except (OvertakenError, ClickHouseBusyError) as error:
             done.append(type(error))

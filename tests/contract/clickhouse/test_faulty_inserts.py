@@ -173,7 +173,7 @@ def reads(store):
     """Return the counts that verify, and Dagster's checks and assets, read."""
     whole = IndexRead(
         endpoint=store.endpoint,
-        rows=store.reads(),
+        rows=store.find_read_source(),
         columns=("n",),
         bucket="0",
         tenant="tenant",

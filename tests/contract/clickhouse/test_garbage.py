@@ -54,7 +54,7 @@ class TwoTenants:
         return client.query(statement, settings=ANYWAY).result_rows
 
     def register(self, *tenants):
-        table_id = self.deployment.delta_log(self.source).table_id()
+        table_id = self.deployment.delta_log(self.source).get_table_id()
         (spec,) = make_job_specs(self.source, [self.index]).values()
         self.deployment.log.register_many(
             NewJob(tenant=tenant, name=self.name, table_id=table_id, spec=spec)

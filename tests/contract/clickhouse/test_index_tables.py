@@ -234,7 +234,7 @@ def test_an_empty_array_is_a_value_where_a_flag_tells_it_from_null(make, nulls, 
 def test_a_generation_whose_tenants_are_in_another_column_may_have_their_rows(store):
     write(store, rows([1]))
     asked = (("tenant", "a"), ("tenant", "b"), ("org", "b"))
-    shows = [store.data.shows(0, column, [tenant]) for column, tenant in asked]
+    shows = [store.data.has_rows(0, column, [tenant]) for column, tenant in asked]
     assert shows == [True, False, True]
 
 

@@ -159,7 +159,7 @@ def distributed(client, placement, rows):
 def test_rows_are_where_a_distributed_table_puts_them(servers, distributing, function, columns):
     rows = typed(columns, 300)
     found = placements(servers, function, columns)
-    mine = {shard: each.mine(rows)["n"].to_pylist() for shard, each in enumerate(found)}
+    mine = {shard: each.select_rows(rows)["n"].to_pylist() for shard, each in enumerate(found)}
     assert mine == distributed(distributing, found[0], sent_as_kept(found[0], rows))
     assert sum(map(len, mine.values())) == 300
     if len(set(map(tuple, rows.select(columns).to_pylist()))) > 30:
@@ -235,12 +235,12 @@ BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
 )
 def test_placement_knows_neither_order_nor_chunks(servers, ids, cut, seed):
     found = [store.placement for store in stores(servers, Mirror(sharding=BY_ID))]
-    whole = [set(each.mine(rows(ids))["id"].to_pylist()) for each in found]
+    whole = [set(each.select_rows(rows(ids))["id"].to_pylist()) for each in found]
     mixed = random.Random(seed).sample(ids, len(ids))
     pieces = [mixed[at : at + cut] for at in range(0, len(mixed), cut)]
     for each, mine in zip(found, whole, strict=True):
         # Rows keep the order of their arrival.
-        kept = [each.mine(rows(piece))["id"].to_pylist() for piece in pieces]
+        kept = [each.select_rows(rows(piece))["id"].to_pylist() for piece in pieces]
         assert kept == [[id_ for id_ in piece if id_ in mine] for piece in pieces]
     assert set.union(*whole) == set(ids)
     assert sum(map(len, whole)) == len(ids)
@@ -293,7 +293,7 @@ def test_a_row_that_does_not_fit_stops_its_own_shard_alone(servers):
     table = rows(range(30), n=[300 if id_ == 7 else 1 for id_ in range(30)])
     codes = [write(store, table)[0].code for store in found]
     (stopped,) = [shard for shard, code in enumerate(codes) if code]
-    assert found[stopped].placement.mine(rows([7])).num_rows == 1
+    assert found[stopped].placement.select_rows(rows([7])).num_rows == 1
 
 
 def test_only_a_shards_own_rows_are_counted_and_their_deletes(servers):
@@ -406,7 +406,7 @@ def test_one_server_is_one_shard_and_asks_nothing(servers):
     assert count(store, "a") == 40
     assert store.shape.view == "t_mirror"
     table = rows(range(3))
-    assert store.placement.mine(table) is table
+    assert store.placement.select_rows(table) is table
 
 
 def test_a_vector_index_is_placed_too(servers):

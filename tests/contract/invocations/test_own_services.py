@@ -73,7 +73,7 @@ def test_the_checkup_tells_of_what_is_paused(client, tmp_path):
     environ = {INVOCATIONS_URL: client.url, INVOCATIONS_TOKEN: TOKEN}
     id_, _ = asked_for(client, tmp_path)
     until(lambda: client.invocation(id_)["status"] == "suspended")
-    assert client.change(id_, "pause")
+    assert client.change_invocation(id_, "pause")
     (finding,) = checked(environ)
     assert f"paused: 1, such as {id_} of Desk/approve" in finding.problem
     assert client.resume(id_)

@@ -15,12 +15,12 @@ EVERY = {"a", "b", "b'\"%", "c", LONG, NUL, "n\\0", "zz"}
 
 
 def kept(log, *jobs):
-    with log.reading() as connection:
+    with log.begin_read() as connection:
         return read_active_sets(connection, jobs)
 
 
 def keys(log, job, among=EVERY):
-    with log.reading() as connection:
+    with log.begin_read() as connection:
         return set(read_active_keys(connection, job, among))
 
 

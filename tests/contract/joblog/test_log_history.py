@@ -95,7 +95,7 @@ def test_usage_charges_the_time_of_what_was_canceled_or_lost(log):
         log.begin(over(key(each), start=5, to=7), f"run-{each}", LAYOUT)
     log.cancel([key("a")])
     log.recover({"run-b"})
-    log.strand("t-1", 10_220, "gone")
+    log.mark_stranded("t-1", 10_220, "gone")
     cut = {each.name: each for each in log.usage() if each.canceled}
     assert list(cut) == [name("a"), name("b"), name("c")]
     assert all(each.seconds > before[each.name] for each in cut.values())

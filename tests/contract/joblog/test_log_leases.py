@@ -96,15 +96,15 @@ def test_one_owner_has_a_lease_until_it_lets_it_run_out(log, hand):
 
 
 def test_what_was_never_heard_of_gets_time_to_be_heard_of(log, hand):
-    assert log.lapsed(["a", "b"], unseen=60) == frozenset()
+    assert log.find_expired_leases(["a", "b"], unseen=60) == frozenset()
     hand.now += 59
     log.keep(["b"], 30)
-    assert log.lapsed(["a", "b", "c"], unseen=60) == frozenset()
+    assert log.find_expired_leases(["a", "b", "c"], unseen=60) == frozenset()
     hand.now += 2
-    assert log.lapsed(["a", "b"], unseen=60) == {"a"}
+    assert log.find_expired_leases(["a", "b"], unseen=60) == {"a"}
     hand.now += 30
-    assert log.lapsed(["a", "b"], unseen=60) == {"a", "b"}
-    assert log.lapsed([], unseen=60) == frozenset()
+    assert log.find_expired_leases(["a", "b"], unseen=60) == {"a", "b"}
+    assert log.find_expired_leases([], unseen=60) == frozenset()
 
 
 def test_a_run_that_stood_still_and_wakes_up_has_lost_what_was_taken_meanwhile(log, hand):
@@ -159,7 +159,7 @@ def test_who_begins_while_a_lease_is_found_run_out_keeps_the_job(make_log, hand,
     add(log, key())
     log.enqueue(over(key()), "ticket")
     hand.now += log.leases.queued + 1
-    found = log.unheld
+    found = log.find_unleased_runs
     monkeypatch.setattr(
         log,
         "unheld",

@@ -47,7 +47,7 @@ def test_a_new_spec_ends_an_error_but_not_of_a_job_whose_table_is_gone(log):
     add(log, key("broken"), key("gone", table_id="t-2"))
     (claim,) = log.begin(over(key("broken")), "run-1", LAYOUT)
     fail(log, claim, 10_300, "no such type")
-    log.strand("t-2", TableGoneError.code, "dropped")
+    log.mark_stranded("t-2", TableGoneError.code, "dropped")
     for job in ("broken", "gone"):
         assert log.update("acme", name(job), SpecUpdate(priority=5)) == Interruption(changed=True)
     broken, gone = (log.job(key("broken")), log.job(key("gone", table_id="t-2")))
@@ -134,19 +134,19 @@ def test_pausing_is_kept_until_resumed(log):
 
 
 def test_what_is_registered_for_all_is_kept_once(log):
-    assert log.stand(name("b"), spec("b"))
-    assert log.stand(name("a"), spec("a", priority=3))
-    assert not log.stand(name("a"), spec("a", priority=9))
-    assert list(log.standing().items()) == [
+    assert log.register_standing(name("b"), spec("b"))
+    assert log.register_standing(name("a"), spec("a", priority=3))
+    assert not log.register_standing(name("a"), spec("a", priority=9))
+    assert list(log.list_standing().items()) == [
         (name("a"), spec("a", priority=3)),
         (name("b"), spec("b")),
     ]
     assert log.update(None, name("b"), SpecUpdate(priority=5)) == Interruption(changed=True)
-    assert log.standing()[name("b")] == spec("b", priority=5)
+    assert log.list_standing()[name("b")] == spec("b", priority=5)
     assert log.unregister(None, name("a"))
     assert not log.unregister(None, name("a"))
     assert log.update(None, name("a"), SpecUpdate(priority=5)) is None
-    assert list(log.standing()) == [name("b")]
+    assert list(log.list_standing()) == [name("b")]
 
 
 def test_for_all_is_every_tenants_job_and_what_stands(log):
@@ -156,18 +156,18 @@ def test_for_all_is_every_tenants_job_and_what_stands(log):
         for k in everyones
     ]
     add(log, key("b"), everyones[0])
-    assert log.stand(name("a"), spec("a"), rows)
-    assert not log.stand(name("a"), spec("a"), rows)
+    assert log.register_standing(name("a"), spec("a"), rows)
+    assert not log.register_standing(name("a"), spec("a"), rows)
     assert [job.key for job in log.jobs()] == [everyones[0], key("b"), everyones[1]]
     assert log.pause("zed", name("a")) == (everyones[1],)
     assert log.pause(None, name("a")) == (everyones[0],)
     assert log.resume(None, name("a")) == tuple(everyones)
     assert log.unregister(None, name("a"))
     assert [job.key for job in log.jobs()] == [key("b")]
-    assert dict(log.standing()) == {}
+    assert dict(log.list_standing()) == {}
     # Either the standing registration alone or the rows alone may be new.
-    assert log.stand(name("a"), spec("a"))
-    assert log.stand(name("a"), spec("a"), rows)
+    assert log.register_standing(name("a"), spec("a"))
+    assert log.register_standing(name("a"), spec("a"), rows)
 
 
 def wish(tenant, **consumer):
@@ -188,8 +188,8 @@ def test_the_tenants_of_an_index_have_one_consumer(log):
     with pytest.raises(ConfigError, match="a mirror index of columns x, not a mirror index of col"):
         log.register_many([wish("c"), wish("d", columns=("y",))], adopt=False)
     with pytest.raises(ConfigError, match="not a text index"):
-        log.stand(name("index"), wish("a", type="text").spec)
-    assert log.standing() == {}
+        log.register_standing(name("index"), wish("a", type="text").spec)
+    assert log.list_standing() == {}
     # An existing consumer stays the same, whatever is asked.
     assert log.register_many([wish("a", columns=("y",))], adopt=False) == 0
     assert consumers(log) == dict.fromkeys("ab", first.spec.detail.consumer)
@@ -219,31 +219,31 @@ def test_consumers_of_the_users_own_differ_by_tenant(log):
 
 
 def test_a_tenant_that_comes_has_what_stands_at_that_moment(log):
-    assert log.stand(name("index"), wish("a").spec, [wish("a")])
+    assert log.register_standing(name("index"), wish("a").spec, [wish("a")])
     log.update(None, name("index"), SpecUpdate(columns=("y",), priority=4))
     assert log.register_many([wish("b")], revive=False) == 1
     first, second = log.jobs(name=name("index"))
-    assert first.spec == second.spec == log.standing()[name("index")]
+    assert first.spec == second.spec == log.list_standing()[name("index")]
     assert (second.spec.detail.consumer.generation, second.priority) == (1, 4)
 
 
 def test_what_is_declared_stands_once_it_was_changed_for_all(log):
     declared = wish("a").spec
     assert log.update(None, name("index"), SpecUpdate(priority=4), declared=declared).changed
-    assert log.standing()[name("index")] == SpecUpdate(priority=4).apply_to(declared)
+    assert log.list_standing()[name("index")] == SpecUpdate(priority=4).apply_to(declared)
     assert not log.update(None, name("index"), SpecUpdate(priority=4), declared=declared).changed
 
 
 def test_tenants_that_lack_rows_of_their_consumer_are_known(log):
     at(log, 5, key("index"), key("index", tenant="b"))
     log.register_many([wish("c")])
-    assert log.unbuilt(name("index")) == {"c"}
+    assert log.find_unbuilt_tenants(name("index")) == {"c"}
     log.begin(over(key("index"), start=5, to=9), "run-1", LAYOUT)
     log.update(None, name("index"), SpecUpdate(rebuild=True))
-    assert log.unbuilt(name("index")) == {key("index").tenant, "b", "c"}
-    assert log.unbuilt(name("other")) == frozenset()
+    assert log.find_unbuilt_tenants(name("index")) == {key("index").tenant, "b", "c"}
+    assert log.find_unbuilt_tenants(name("other")) == frozenset()
     log.unregister("c", name("index"))
-    assert log.unbuilt(name("index")) == {key("index").tenant, "b"}
+    assert log.find_unbuilt_tenants(name("index")) == {key("index").tenant, "b"}
 
 
 def test_a_job_is_rebuilt_after_what_runs_and_at_once_where_nothing_does(log):
@@ -270,8 +270,8 @@ def test_another_consumer_of_a_queued_job_gets_all_rows_too(log):
 def test_jobs_of_a_table_that_is_gone_are_stopped_whatever_they_do(log):
     add(log, key("a"), key("b"), key("c", table_id="t-2"))
     (claim,) = log.begin(over(key("a")), "run-1", LAYOUT)
-    assert log.strand("t-1", 10_220, "gone") == (key("a"), key("b"))
-    assert log.strand("t-1", 10_220, "gone") == ()
+    assert log.mark_stranded("t-1", 10_220, "gone") == (key("a"), key("b"))
+    assert log.mark_stranded("t-1", 10_220, "gone") == ()
     found = {job.key.job_name: (job.state.label, job.status.code) for job in log.jobs()}
     assert found == {"a": ("error", 10_220), "b": ("error", 10_220), "c": ("completed", 0)}
     with pytest.raises(FenceError):
@@ -283,7 +283,7 @@ def test_jobs_are_carried_over_to_the_table_that_took_their_tables_place(log):
     add(log, key("other", table_id="t-3"), key("c", tenant="globex"))
     log.update("acme", name("a"), SpecUpdate(priority=7))
     log.pause("acme", name("b"))
-    log.strand("t-1", TableGoneError.code, "replaced")
+    log.mark_stranded("t-1", TableGoneError.code, "replaced")
     new = [key("a", table_id="t-2"), key("b", table_id="t-2"), key("c", "globex", "t-2")]
     # A job that a person has already registered for the new table is not changed.
     log.register("acme", name("b"), "t-2", spec("b", priority=3))

@@ -66,15 +66,15 @@ def test_rows_too_large_for_one_answer_are_read_fewer_at_a_time(both, monkeypatc
     monkeypatch.setattr(module, "LIMITS", Limits(rows=3, bytes=10**6))
     found = images.changes(spans, 16)
     assert (told(found.stamped), found.whole) == (whole[:1], False)
-    page = images.standing(at, (), 32)
+    page = images.read_snapshot(at, (), 32)
     assert 1 <= len(page.rows) < rows
     assert page.upto is not None
 
 
 def test_a_history_begins_where_it_was_marked_also_without_rows(both):
     index, images = both
-    assert images.begins([*TENANTS, "unknown"]) == index.begins(TENANTS)
-    assert images.begins([]) == {}
+    assert images.read_beginnings([*TENANTS, "unknown"]) == index.read_beginnings(TENANTS)
+    assert images.read_beginnings([]) == {}
 
 
 def test_the_rows_that_it_begins_with_come_by_key(both):
@@ -82,9 +82,9 @@ def test_the_rows_that_it_begins_with_come_by_key(both):
     for tenant in TENANTS:
         begin = index.tenants[tenant].begin
         for told_, most in ((0, 9), (0, 2), (2, 2), (4, 2), (5, 2)):
-            found, model = (each.base(tenant, begin, told_, most) for each in (images, index))
+            found, model = (each.read_base(tenant, begin, told_, most) for each in (images, index))
             assert (told(found.stamped), found.whole) == (told(model.stamped), model.whole)
-    assert images.base("acme", 99, 0, 9) == Found()
+    assert images.read_base("acme", 99, 0, 9) == Found()
 
 
 @pytest.mark.parametrize("where", [None, {"value": {"_gt": 20}}, {"id": {"_in": [1, 9]}}])
@@ -100,7 +100,7 @@ def test_the_rows_that_stand_at_positions_are_read_page_by_page(both, where):
     whole = [stamped[0].after for _, stamped in index.standing(at, (), 100, expression).rows]
     found, row = [], ()
     while row is not None:
-        page = images.standing(at, row, 2, expression)
+        page = images.read_snapshot(at, row, 2, expression)
         assert len(page.rows) <= 2
         found += [stamped[0].after for _, stamped in page.rows]
         row = page.upto
@@ -117,7 +117,7 @@ def test_thousands_of_tenants_may_each_be_elsewhere(both):
         "it's\n\\": ChangePosition.after(14),
         "é": ChangePosition(9),
     }
-    found = images.standing(at, (), 100).rows
+    found = images.read_snapshot(at, (), 100).rows
     model = index.standing({each: at[each] for each in TENANTS}, (), 100, EVERYTHING).rows
     rows = [[stamped[0].after for _, stamped in each] for each in (found, model)]
     assert rows[0] == sorted(rows[1], key=lambda each: (each["tenant"], each["id"]))
@@ -191,7 +191,7 @@ def test_the_newest_generation_is_read(clickhouse_url):
     assert images.newest() == 0
     table.create(2)
     assert images.newest() == 2
-    assert images.of(2).standing({"acme": START}, (), 1, EVERYTHING) == SnapshotPage()
+    assert images.of(2).read_snapshot({"acme": START}, (), 1, EVERYTHING) == SnapshotPage()
     table.drop()
     assert images.newest() is None
 

@@ -79,7 +79,7 @@ def test_what_ended_a_month_ago_is_pruned_and_what_waits_stays(outbox, deploymen
     assert prune_events(deployment) == 0
     watch.move(2)
     assert prune_events(deployment) > 0
-    assert sorted(each.event_id for each in outbox.listed()) == ["alarm-3", "alarm-4"]
+    assert sorted(each.event_id for each in outbox.list_deliveries()) == ["alarm-3", "alarm-4"]
     assert claimed(outbox) == [["alarm-3"]]
     (_, attempts) = outbox.show("alarm-4")
     assert len(attempts) == 1

@@ -86,7 +86,7 @@ async def test_a_killed_sender_sends_only_what_was_not_recorded_again(tmp_path, 
 
 
 def delivered(outbox):
-    return [each.event_id for each in outbox.listed(Chosen(state="delivered"))]
+    return [each.event_id for each in outbox.list_deliveries(Chosen(state="delivered"))]
 
 
 async def test_a_missing_secret_is_told_at_once(tmp_path):

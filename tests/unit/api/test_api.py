@@ -128,7 +128,7 @@ def test_registering_is_true_when_created_and_false_when_it_exists(jobs, source)
     assert jobs.register_job("eu", MIRROR, spec(priority=9)) is False
     (job,) = jobs.list_jobs()
     assert (job.key.tenant, job.name, job.priority) == ("eu", MIRROR, 0)
-    assert job.key.table_id == jobs.deployment.delta_log(source).table_id()
+    assert job.key.get_table_id == jobs.deployment.delta_log(source).get_table_id()
 
 
 def test_a_view_has_one_index(jobs, source):
@@ -190,7 +190,7 @@ def test_what_could_never_run_is_refused_naming_job_and_remedy(jobs, source, nam
         with pytest.raises(ConfigError, match=said):
             jobs.register_job(tenant, name, wanted or spec(name))
     assert jobs.list_jobs() == []
-    assert dict(jobs.deployment.log.standing()) == {}
+    assert dict(jobs.deployment.log.list_standing()) == {}
 
 
 @pytest.mark.parametrize("kind", ["mirror", OWN])
@@ -218,7 +218,7 @@ def test_a_key_that_is_no_plain_value_is_refused_by_name(jobs, source):
 
 def test_a_job_whose_column_went_may_still_be_changed_otherwise(jobs, source):
     commit(source, "eu")
-    id_ = jobs.deployment.delta_log(source).table_id()
+    id_ = jobs.deployment.delta_log(source).get_table_id()
     lacking = SpecUpdate(columns=("gone",)).apply_to(spec())
     jobs.deployment.log.register("eu", MIRROR, id_, lacking)
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(priority=3)) is True
@@ -237,7 +237,7 @@ def test_a_consumer_may_be_an_import_path_of_what_there_is(jobs, source):
 
 def test_a_job_whose_consumer_went_may_still_be_changed_otherwise(jobs, source):
     commit(source, "eu")
-    id_ = jobs.deployment.delta_log(source).table_id()
+    id_ = jobs.deployment.delta_log(source).get_table_id()
     jobs.deployment.log.register("eu", OTHER, id_, spec(OTHER, kind="no.such:Thing"))
     assert jobs.update_job_spec("eu", OTHER, SpecUpdate(priority=3)) is True
 
@@ -294,7 +294,7 @@ def test_registering_on_a_recreated_table_unregisters_the_job_of_the_earlier_one
     earlier = jobs.get_job("eu", MIRROR)
     recreate(source, "eu", "us")
     assert jobs.register_job("eu", MIRROR, spec()) is True
-    present = jobs.deployment.delta_log(source).table_id()
+    present = jobs.deployment.delta_log(source).get_table_id()
     (job,) = jobs.list_jobs("eu")
     assert (job.key.table_id, job.watermark) == (present, START)
     (left,) = jobs.list_jobs("us")
@@ -307,7 +307,7 @@ def test_registering_for_all_on_a_recreated_table_leaves_no_earlier_job(jobs, so
     assert jobs.register_job("*", MIRROR, spec()) is True
     # One that the new table lacks is built from it too, so that its old rows cease to be served.
     assert tenants(jobs, MIRROR) == ["eu", "us"]
-    present = jobs.deployment.delta_log(source).table_id()
+    present = jobs.deployment.delta_log(source).get_table_id()
     assert {job.key.table_id for job in jobs.list_jobs()} == {present}
 
 
@@ -317,7 +317,7 @@ def test_registering_for_all_on_a_recreated_table_without_rows_leaves_no_earlier
     assert jobs.register_job("*", MIRROR, spec()) is True
     (job,) = jobs.list_jobs()
     assert (job.key.tenant, job.watermark) == ("eu", START)
-    assert job.key.table_id == jobs.deployment.delta_log(source).table_id()
+    assert job.key.get_table_id == jobs.deployment.delta_log(source).get_table_id()
 
 
 # Unregistering.
@@ -352,7 +352,7 @@ def test_unregistering_for_all_takes_back_what_stands(jobs, source):
     assert jobs.unregister_job("*", OTHER) is False
     assert tenants(jobs, OTHER) == []
     assert tenants(jobs, MIRROR) == ["eu"]
-    assert dict(jobs.deployment.log.standing()) == {}
+    assert dict(jobs.deployment.log.list_standing()) == {}
 
 
 # Updating.
@@ -445,7 +445,7 @@ def test_an_update_to_what_could_never_run_changes_nothing(jobs, source, change,
         with pytest.raises(ConfigError, match=f"Job shop.orders/mirror: .*{said}"):
             jobs.update_job_spec(tenant, MIRROR, change)
     assert jobs.get_job("eu", MIRROR).spec == spec()
-    assert jobs.deployment.log.standing()[MIRROR] == spec()
+    assert jobs.deployment.log.list_standing()[MIRROR] == spec()
 
 
 def test_an_interrupting_update_cancels_the_run_and_the_next_iteration_is_of_the_new_spec(
@@ -500,7 +500,7 @@ def test_an_update_plans_a_job_in_error_again_but_not_one_whose_table_is_gone(jo
     assert jobs.update_job_spec("eu", MIRROR, change)
     assert jobs.get_job("eu", MIRROR).state is JobState.COMPLETED
     (us,) = jobs.list_jobs("us")
-    log.strand(us.key.table_id, 10_220, "gone")
+    log.mark_stranded(us.key.table_id, 10_220, "gone")
     assert jobs.update_job_spec("us", MIRROR, change)
     assert jobs.get_job("us", MIRROR).state is JobState.ERROR
 
@@ -513,7 +513,7 @@ def test_what_is_registered_for_all_goes_before_what_is_declared(jobs, source):
     commit(source, "us")
     runner.look(cursor)
     assert {job.spec.detail.priority for job in jobs.list_jobs()} == {7}
-    assert jobs.standing()[MIRROR].detail.priority == 7
+    assert jobs.list_templates()[MIRROR].detail.priority == 7
 
 
 @pytest.mark.parametrize(
@@ -998,7 +998,7 @@ def test_wait_needs_a_job_of_every_tenant_for_an_index_that_registers_itself(job
 def test_wait_needs_a_job_of_every_tenant_for_what_stands(jobs, source):
     registered(jobs, source, "eu")
     finish(jobs, source)
-    jobs.deployment.log.stand(OTHER, spec(OTHER))
+    jobs.deployment.log.register_standing(OTHER, spec(OTHER))
     with pytest.raises(WaitError, match="'other' of tenant 'eu' is not registered"):
         jobs.wait("shop.orders", timeout=0)
 
@@ -1322,7 +1322,7 @@ def test_jobs_and_a_users_rows_are_written_in_one_transaction(
         with pytest.raises(NoSuchJobError):
             jobs.update_job_spec("us", OTHER, change, connection=connection)
         assert jobs.deployment.log.jobs(include_dropped=True) == before
-        assert jobs.deployment.log.standing() == {}
+        assert jobs.deployment.log.list_standing() == {}
         if not commits:
             transaction.rollback()
     with own_table.connect() as connection:
@@ -1338,5 +1338,5 @@ def test_jobs_and_a_users_rows_are_written_in_one_transaction(
         ("us", MIRROR, "canceled"),
         ("eu", OTHER, "completed"),
     }
-    assert list(jobs.deployment.log.standing()) == [OTHER]
+    assert list(jobs.deployment.log.list_standing()) == [OTHER]
     assert {each.priority for each in jobs.list_jobs() if each.name == MIRROR} == {3}

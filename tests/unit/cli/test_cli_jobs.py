@@ -271,7 +271,7 @@ def test_jobs_that_an_interval_would_leave_with_different_triggers_are_not_given
 def test_all_tenants_are_registered_at_once(iscp, jobs):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
     assert [each.key.tenant for each in jobs.list_jobs()] == [TENANT, "eu"]
-    assert list(jobs.deployment.log.standing()) == [MIRROR]
+    assert list(jobs.deployment.log.list_standing()) == [MIRROR]
 
 
 def test_a_file_registers_many(iscp, jobs, tmp_path):
@@ -619,10 +619,10 @@ def test_the_status_shows_the_watermark_the_lag_and_the_latest_iteration(iscp, j
     finish(jobs, source, clock=clock, inserted=1_234)
     commit(source, "eu")
     log = jobs.deployment.delta_log(source)
-    lag = (log.latest().micros - log.moment(0).micros) / 1e6
+    lag = (log.latest().micros - log.get_moment(0).micros) / 1e6
     said = printed(iscp, "job", "status", NAME, "--tenant", "eu")
     shown_ = facts(said)
-    assert shown_["watermark"] == f"0 of {log.moment(0).at:%Y-%m-%d %H:%M:%S} UTC"
+    assert shown_["watermark"] == f"0 of {log.get_moment(0).at:%Y-%m-%d %H:%M:%S} UTC"
     assert shown_["lag"] == f"{lag:,.1f} s"
     assert "last range  all to 0" in said
     assert shown_["started"] == "2026-03-04 05:06:07 UTC"
@@ -630,7 +630,7 @@ def test_the_status_shows_the_watermark_the_lag_and_the_latest_iteration(iscp, j
     assert (shown_["code"], shown_["counts"]) == ("0", "inserted 1,234")
     (row,) = found(iscp, "job", "status", NAME, "--tenant", "eu")
     assert (row["lag"], row["status"]["counts"]) == (lag, {"inserted": 1_234})
-    assert row["status"]["to"] == {"version": 0, "at": log.moment(0).at.isoformat()}
+    assert row["status"]["to"] == {"version": 0, "at": log.get_moment(0).at.isoformat()}
 
 
 def test_the_status_of_all_tenants_is_shown_at_once(iscp, jobs):
@@ -686,7 +686,7 @@ def test_the_list_has_the_lag(iscp, jobs, source, clock):
     finish(jobs, source, clock=clock)
     commit(source, "eu")
     log = jobs.deployment.delta_log(source)
-    lag = (log.moment(1).micros - log.moment(0).micros) / 1e6
+    lag = (log.get_moment(1).micros - log.get_moment(0).micros) / 1e6
     lines = printed(iscp, "job", "list").splitlines()
     place = next(number for number, line in enumerate(lines) if line.startswith("eu "))
     assert lines[place - 1].split()[2] == "0"
@@ -960,7 +960,7 @@ def lake(tmp_path, source, monkeypatch):
 
 def test_verify_goes_on_with_the_tables_that_are_there(iscp, lake, source):
     spec = make_job_spec(source, source.indexes[0])
-    lake.log.register("eu", MIRROR, lake.delta_log(source).table_id(), spec)
+    lake.log.register("eu", MIRROR, lake.delta_log(source).get_table_id(), spec)
     said = refused(iscp, "verify", status=2)
     assert "warehouse.to_come: no table yet" in said
     assert "warehouse.refused: s3://bucket/refused cannot be read now" in said
@@ -972,7 +972,7 @@ def test_verify_goes_on_with_the_tables_that_are_there(iscp, lake, source):
 
 def test_verify_says_which_jobs_are_in_error(iscp, lake, source):
     spec = make_job_spec(source, source.indexes[0])
-    lake.log.register("eu", MIRROR, lake.delta_log(source).table_id(), spec)
+    lake.log.register("eu", MIRROR, lake.delta_log(source).get_table_id(), spec)
     asked = Jobs(deployment=lake, sources=[source], cancel_runs=pytest.fail)
     fail(lake.log, begin(asked, source), 10_300, "it is broken")
     said = refused(iscp, "verify", "--index", NAME, status=2)
@@ -985,7 +985,7 @@ def test_verify_says_what_still_has_the_rows_of_a_table_that_was_recreated(iscp,
     spec = make_job_spec(source, source.indexes[0])
     for tenant in ("eu", "us"):
         lake.log.register(tenant, MIRROR, "the table before", spec)
-    lake.log.strand("the table before", TableGoneError.code, "it was recreated")
+    lake.log.mark_stranded("the table before", TableGoneError.code, "it was recreated")
     for whose, arguments in (("tenants eu, us", []), ("tenant us", ["--tenant", "us"])):
         said = refused(iscp, "verify", "--index", NAME, *arguments, status=2)
         assert "nothing to verify" not in said
@@ -1017,7 +1017,7 @@ def test_verify_of_a_tenant_that_is_in_no_table_says_so_beside_what_else_is_wron
 
 def test_verify_of_what_a_person_unregistered_says_how_to_have_it_again(iscp, lake, source):
     spec = make_job_spec(source, source.indexes[0])
-    lake.log.register("eu", MIRROR, lake.delta_log(source).table_id(), spec)
+    lake.log.register("eu", MIRROR, lake.delta_log(source).get_table_id(), spec)
     lake.log.unregister("eu", MIRROR)
     for arguments in (["--tenant", "eu"], []):
         said = refused(iscp, "verify", "--index", NAME, *arguments, status=2)
@@ -1034,7 +1034,7 @@ def test_verify_takes_an_index_that_only_its_job_names(iscp, lake, source):
     name = JobID(db="warehouse", table="order_lines", job="copy")
     consumer = ConsumerInfo(type="mirror", db=name.db, table=name.table, job=name.job)
     spec = JobSpec(detail=IterationDetail(consumer=consumer))
-    table_id = lake.delta_log(source).table_id()
+    table_id = lake.delta_log(source).get_table_id()
     lake.log.register("eu", name, table_id, spec)
     own = replace(consumer, type="my.own:Consumer", job="own")
     own_spec = JobSpec(detail=IterationDetail(consumer=own))

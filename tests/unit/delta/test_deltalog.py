@@ -216,7 +216,7 @@ class TestPoll:
         mark = log.poll(known)
         assert not mark.is_same_table(known)
         assert mark.moment.version == commits
-        assert log.table_id() == again.id
+        assert log.get_table_id() == again.id
         assert log.changed_tenants(0, commits) == ({"new"} if commits else set())
 
     def test_a_table_replaced_by_one_whose_id_begins_alike_is_noticed(self, tmp_path):
@@ -239,7 +239,7 @@ class TestPoll:
         known = again.log().poll()
         assert log.poll(known) == known
         assert log.changed_tenants(0, 1) == {"new"}
-        assert log.table_id() == again.id
+        assert log.get_table_id() == again.id
 
     @pytest.mark.parametrize("commits", [2, 5])
     def test_in_a_store_the_next_commit_tells_that_a_table_was_created_anew(self, table, commits):
@@ -303,7 +303,7 @@ class TestPoll:
         table.version += 1
         (table.path / commit_name(1)).write_text("oh no\n")
         with pytest.raises(SourceError, match="Commit 1 of the Delta log is not JSON"):
-            table.log().moment(1)
+            table.log().get_moment(1)
 
     @pytest.mark.parametrize("hint", [1, 2, 3, 9])
     def test_a_hint_of_a_checkpoint_that_is_not_there(self, table, hint):
@@ -313,7 +313,7 @@ class TestPoll:
             json.dumps({"version": hint, "size": 3})
         )
         log = table.log()
-        assert (log.latest().version, log.facts().version) == (3, 3)
+        assert (log.latest().version, log.get_facts().version) == (3, 3)
         assert log.tenants() == ["a", "b", "c"]
         assert [table.log().tenants(version) for version in (1, 2)] == [["a"], ["a", "b"]]
 
@@ -341,7 +341,7 @@ class TestPoll:
 
         monkeypatch.setattr(opening, "_open_delta_table", fail_past_hint)
         with pytest.raises(UnavailableError, match="Service Unavailable"):
-            table.log().facts()
+            table.log().get_facts()
 
     def test_only_a_checkpoint_is_left(self, table):
         from deltalake import DeltaTable
@@ -390,7 +390,7 @@ class TestChangedTenants:
         assert log.has_unnamed_changes(1, 2)
         assert log.has_only_adds(1, 2, {"a"})
         assert log.feed_files(1, 2, {"a"}) == []
-        assert log.opened(2) == [(None, "orphan.parquet")]
+        assert log.list_opened_files(2) == [(None, "orphan.parquet")]
 
     @pytest.mark.parametrize("column", ["k", None])
     def test_partition_values_of_before_the_tenant_told_partitions_cannot_tell(
@@ -425,7 +425,7 @@ class TestChangedTenants:
         table.commit(file("add", "a")).commit(file("add", "b"))
         log = table.log()
         log.poll()
-        log.facts()
+        log.get_facts()
         (table.path / commit_name(1)).unlink()
         assert log.changed_tenants(0, 2) is None
         assert log.changed_tenants(1, 2) == {"b"}
@@ -471,12 +471,12 @@ class TestChangedTenants:
         log = table.log()
         assert (log.changed_tenants(0, 1), log.tenants()) == ({"a"}, ["a"])
         assert log.has_unnamed_changes(0, 1)
-        assert log.unnamed().files == 1
+        assert log.get_unnamed_size().files == 1
         table.commit(file("add", "b"))
         assert not log.has_unnamed_changes(1, 2)
         table.commit(file("remove", null, path="orphan.parquet"))
         assert log.has_unnamed_changes(2, 3)
-        assert log.unnamed() is None
+        assert log.get_unnamed_size() is None
         # The removed rows had no tenant either.
         assert log.has_only_adds(2, 3, {"a"})
         assert log.tenants() == ["a", "b"]
@@ -503,11 +503,11 @@ class TestChangedTenants:
 class TestMoment:
     def test_the_time_in_the_commit_goes_before_that_of_the_file(self, table):
         table.commit(info={"inCommitTimestamp": 1_700_000_000_123})
-        assert table.log().moment(1) == Moment(1, 1_700_000_000_123_000)
+        assert table.log().get_moment(1) == Moment(1, 1_700_000_000_123_000)
 
     def test_the_time_of_the_file_in_milliseconds(self, table):
         table.at(0, 1_700_000_000.123456)
-        assert table.log().moment(0) == Moment(0, 1_700_000_000_123_000)
+        assert table.log().get_moment(0) == Moment(0, 1_700_000_000_123_000)
 
     def test_times_grow_with_versions(self, table):
         for _ in range(3):
@@ -515,14 +515,14 @@ class TestMoment:
         for version, second in enumerate([100, 100, 90, 200]):
             table.at(version, second)
         log = table.log()
-        micros = [log.moment(version).micros for version in range(4)]
+        micros = [log.get_moment(version).micros for version in range(4)]
         assert micros == [100_000_000, 100_001_000, 100_002_000, 200_000_000]
 
     def test_a_commit_that_is_gone(self, table):
         table.commit()
         (table.path / commit_name(0)).unlink()
         with pytest.raises(FeedGoneError, match=r"Commit 0 .* the oldest there is 1"):
-            table.log().moment(0)
+            table.log().get_moment(0)
 
 
 class TestFeed:
@@ -541,8 +541,8 @@ class TestFeed:
     def test_whether_a_log_has_a_commit_tells_its_time(self, table):
         table.commit().commit()
         log = table.log()
-        one, last = log.moment(1), log.moment(2)
-        assert all(map(log.has, (START, log.moment(0), one, last)))
+        one, last = log.get_moment(1), log.get_moment(2)
+        assert all(map(log.has, (START, log.get_moment(0), one, last)))
         assert not log.has(replace(one, micros=one.micros + 1))
         assert not log.has(Moment(3, last.micros))
         another = table.log()
@@ -644,7 +644,7 @@ class TestFeed:
     def test_columns_may_have_changed_where_the_log_has_lost_how_they_were(self, table):
         table.commit(file("add", "a")).commit(table.metadata()).commit(file("add", "a"))
         log = table.log()
-        log.facts(3)
+        log.get_facts(3)
         (table.path / commit_name(0)).unlink()
         (table.path / commit_name(1)).unlink()
         assert log.find_first_column_change(1, 3) == 2
@@ -719,7 +719,7 @@ class TestFeed:
     def test_the_start_cannot_be_known(self, table):
         table.commit().commit(table.metadata()).commit()
         log = table.log()
-        log.facts()
+        log.get_facts()
         (table.path / commit_name(0)).unlink()
         assert "no longer describes" in feed_state(log, 1, 3).reason
 
@@ -866,11 +866,11 @@ class TestFiles:
     def test_the_same_answers_from_a_folder_and_a_store(self, files, table):
         name = commit_name(0)
         assert files.read(name) == (table.path / name).read_bytes()
-        assert files.names() == [Path(name).name]
+        assert files.list_names() == [Path(name).name]
         assert files.mark(name).mtime_ns // 1000 == (table.path / name).stat().st_mtime_ns // 1000
         assert files.mark(commit_name(1)) is None
         assert files.read(commit_name(1)) is None
-        assert files.missing([]) is None
+        assert files.find_missing([]) is None
 
     def test_a_whole_log_through_a_store(self, table):
         table.commit(file("add", "a"))
@@ -920,7 +920,7 @@ class TestFiles:
         with pytest.raises(UnavailableError, match="Connection refused"):
             DeltaFacts("s3://bucket/table").at()
 
-    @pytest.mark.parametrize("ask", [lambda f: f.names(), lambda f: f.read(commit_name(0))])
+    @pytest.mark.parametrize("ask", [lambda f: f.list_names(), lambda f: f.read(commit_name(0))])
     def test_a_store_that_hangs_holds_up_no_other_thread(self, monkeypatch, ask):
         """One of those threads renews a run's lease."""
         beats, over = [], threading.Event()

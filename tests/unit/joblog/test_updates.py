@@ -94,4 +94,4 @@ def test_a_change_that_cannot_be_read_is_refused(value, message):
 )
 def test_a_change_to_what_no_spec_may_have_is_refused(change, message):
     with pytest.raises(ConfigError, match=message):
-        change.applied(SPEC)
+        change.apply_to(SPEC)

@@ -214,11 +214,11 @@ def test_a_trial_finds_what_a_look_would_and_leaves_the_log_as_it_was(tmp_path):
     carry_out(deployment, Runner(deployment, [source]).look(None))
     log.unregister("gone", mirror)
     log.pause("us", mirror)
-    log.stand(mirror, make_job_spec(source, source.index("mirror")))
+    log.register_standing(mirror, make_job_spec(source, source.index("mirror")))
     commit(source, "eu", "us", "gone", "new")
-    before = log.jobs(include_dropped=True), log.history(), log.standing()
+    before = log.jobs(include_dropped=True), log.history(), log.list_standing()
     tried = take_trial_look(deployment, [source], None)
-    assert (log.jobs(include_dropped=True), log.history(), log.standing()) == before
+    assert (log.jobs(include_dropped=True), log.history(), log.list_standing()) == before
     found = Runner(deployment, [source]).look(None)
     assert [each.iteration for each in tried.dispatches] == [
         each.iteration for each in found.dispatches

@@ -92,7 +92,7 @@ class Location:
         """Commit for the tenants, and have every job reach the commit."""
         commit(self.source, *tenants)
         self.instance.add_dynamic_partitions(get_partitions_name(self.source), list(tenants))
-        table_id = self.deployment.delta_log(self.source).table_id()
+        table_id = self.deployment.delta_log(self.source).get_table_id()
         specs = list_table_specs(self.source, {})
         self.deployment.log.register_many(make_new_jobs(table_id, tenants, specs))
         for tenant in tenants:

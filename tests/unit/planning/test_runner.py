@@ -124,7 +124,7 @@ def test_a_job_that_is_taken_after_it_was_planned_is_left_out_and_the_others_are
     runner, first = begun(deployment, source, "eu", "us", "xx")
     commit(source, "eu", "us", "xx")
     (mirror, *_) = deployment.log.jobs(tenant="us")
-    mine = Iteration.of([mirror], deployment.delta_log(source).moment(1))
+    mine = Iteration.of([mirror], deployment.delta_log(source).get_moment(1))
 
     def taken():
         deployment.log.begin(mine, "a person's", {})
@@ -222,7 +222,7 @@ def with_one_more(deployment, source):
 
 def stood_for(deployment, source):
     name = JobID(db=source.database, table=source.table, job="asked")
-    deployment.log.stand(name, declared_as(name))
+    deployment.log.register_standing(name, declared_as(name))
     return source
 
 
@@ -385,7 +385,7 @@ def test_jobs_that_stand_apart_over_commits_of_others_share_a_scan(deployment, s
     for _ in range(3):
         commit(source, "us")
     held = deployment.log.jobs(tenant="eu")
-    to = deployment.delta_log(source).moment(2)
+    to = deployment.delta_log(source).get_moment(2)
     deployment.log.flush({job.key: Range(from_=job.watermark, to=to) for job in held})
     mirror = held[0]
     deployment.log.update("eu", mirror.name, SpecUpdate(priority=7))
@@ -462,7 +462,7 @@ def test_the_highest_priority_goes_first_and_then_each_tenant_in_turn(
     dispatch_alone(monkeypatch, most=3)
     commit(source, "eu", "us", "xx")
     greedy = SpecUpdate(job_type="greedy")
-    table_id = deployment.delta_log(source).table_id()
+    table_id = deployment.delta_log(source).get_table_id()
     deployment.log.register_many(
         make_new_jobs(table_id, ["eu", "us", "xx"], make_job_specs(source, source.indexes))
     )
@@ -538,8 +538,8 @@ def test_what_is_registered_for_all_is_registered_for_tenants_that_appear_later(
     first = runner.look(None)
     name = JobID(db="shop", table="orders", job="mirror2")
     spec = deployment.log.jobs()[0].spec
-    assert deployment.log.stand(name, spec)
-    assert not deployment.log.stand(name, spec)
+    assert deployment.log.register_standing(name, spec)
+    assert not deployment.log.register_standing(name, spec)
     commit(source, "us")
     runner.look(first.cursor)
     assert [job.key.tenant for job in deployment.log.jobs(name=name)] == ["us"]
@@ -706,7 +706,9 @@ def test_a_delta_table_follows_one_declaration(deployment, source, tmp_path):
     ):
         with pytest.raises(ConfigError, match=r"the same Delta table as shop\.orders"):
             ask()
-    assert deployment.log.holders(DeltaTable(source.path).metadata().id) == {("shop", "orders")}
+    assert deployment.log.find_table_names(DeltaTable(source.path).metadata().id) == {
+        ("shop", "orders")
+    }
 
 
 @pytest.mark.parametrize(
@@ -1003,7 +1005,7 @@ def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(deployment, source)
     assert due(look) == [("eu", both, -1, 1), ("us", both, -1, 1), ("xx", both, -1, 1)]
     assert look.problems == []
     assert {d.iteration.priority for d in look.dispatches if "eu" in d.iteration.tenants} == {9}
-    table_id = deployment.delta_log(source).table_id()
+    table_id = deployment.delta_log(source).get_table_id()
     assert {job.key.table_id for job in deployment.log.jobs()} == {table_id}
     carry_out(deployment, look)
     assert all(each.in_step for each in read_positions(deployment, source))

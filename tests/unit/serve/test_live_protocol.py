@@ -21,7 +21,7 @@ ASK = {"type": "subscribe", "id": "a", "payload": {"query": "subscription { x }"
 
 
 def said(conversation, message):
-    return conversation.received(json.dumps(message))
+    return conversation.handle_frame(json.dumps(message))
 
 
 def opened(**caps):

@@ -32,7 +32,7 @@ class Fleet:
         self.log = self.deployment.log
         self.put(*EVERYONE)
         rows = make_new_jobs(
-            self.delta_log.table_id(), EVERYONE, make_job_specs(self.source, [index])
+            self.delta_log.get_table_id(), EVERYONE, make_job_specs(self.source, [index])
         )
         self.log.register_many(rows)
         iteration = self.iteration()
@@ -53,7 +53,7 @@ class Fleet:
 
     def range(self, after, upto):
         log = self.delta_log
-        return Range(from_=log.moment(after), to=log.moment(upto))
+        return Range(from_=log.get_moment(after), to=log.get_moment(upto))
 
     def reader(self, tenants=EVERYONE):
         return SourceReader(self.deployment, self.source, tenants, self.delta_log)
@@ -93,7 +93,7 @@ def test_tenants_whose_files_are_gone_are_read_together_and_the_others_as_change
     fleet.put("t3")
     fleet.lose(1, GONE - {"t3"})
     fleet.lose(2, {"t3"})
-    plans = fleet.reader().plans(fleet.range(0, 2))
+    plans = fleet.reader().plan_tenants(fleet.range(0, 2))
     found = {plan.kind: tenants for plan, tenants in plans.items()}
     assert found == {ReadKind.SNAPSHOT: GONE, ReadKind.TAIL: EVERYONE - GONE}
     assert len(plans) == 2
@@ -110,7 +110,7 @@ def test_an_index_is_asked_once_for_all_tenants_what_it_has_in_an_added_column(f
     commit(fleet.source, *EVERYONE, body="words")
     (job, *_) = fleet.log.jobs()
     reader = replace(fleet.reader(), consumers=(job.spec.detail.consumer,))
-    plans = reader.plans(fleet.range(0, 1))
+    plans = reader.plan_tenants(fleet.range(0, 1))
     assert {plan.kind: tenants for plan, tenants in plans.items()} == {
         ReadKind.SNAPSHOT: GONE,
         ReadKind.TAIL: EVERYONE - GONE,

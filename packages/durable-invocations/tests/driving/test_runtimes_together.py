@@ -150,7 +150,7 @@ async def test_a_runtime_that_lives_is_not_taken_over_whatever_its_clock_says(tm
             id_ = await one.submit("S/h")
             await until(lambda: is_set(begun))
             async with running(tmp_path, silent=3.0, beat=0.05) as two:
-                before = one.store.beats()[one.store.owner]
+                before = one.store.read_beats()[one.store.owner]
                 await until(lambda: beaten(two, one.store.owner, before + 8))
                 let_go.set()
                 assert await two.end(id_) == Value(value=b"1")
@@ -166,7 +166,7 @@ async def stored(driven, id_, entries):
 
 
 async def beaten(driven, owner, beat):
-    return driven.store.beats().get(owner, 0) >= beat or None
+    return driven.store.read_beats().get(owner, 0) >= beat or None
 
 
 def test_a_runtime_whose_database_is_away_does_not_start_and_leaves_no_thread(tmp_path):

@@ -77,7 +77,7 @@ async def test_a_peer_that_reads_nothing_is_given_up_before_its_answers_fill_the
     async with raw_peer(talk) as url, asking(Http2()) as pool:
         exchange = await pool.open(Address.parse(url), POST)
         with pytest.raises(DeploymentUnreachableError, match="does not read"):
-            await exchange.head()
+            await exchange.read_head()
         await exchange.close()
 
 
@@ -114,7 +114,7 @@ def test_a_peer_that_floods_is_given_up(flood):
             exchange = await pool.open(Address.parse(url), long)
             await exchange.send(b"x", end=True)
             with pytest.raises(DeploymentUnreachableError, match=r"broke HTTP/2: .*[^.]\.$"):
-                await exchange.head()
+                await exchange.read_head()
             await exchange.close()
             return True
 
@@ -146,7 +146,7 @@ async def test_a_response_that_nobody_asked_for_answers_no_request(stale):
         for _ in range(2):
             exchange = pool.open(address, POST)
             await exchange.send(b"", end=True)
-            await exchange.head()
+            await exchange.read_head()
             found.append(await whole(exchange))
             await exchange.close()
             asked_twice.set()

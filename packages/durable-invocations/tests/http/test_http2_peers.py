@@ -42,7 +42,7 @@ async def test_a_reset_of_one_exchange_leaves_the_others():
     async with talking(answer) as (client, url):
         one, two = await client.open(url, POST, HTTP_2), await client.open(url, POST, HTTP_2)
         with pytest.raises(DeploymentUnreachableError, match="reset the exchange: INTERNAL_ERROR"):
-            await two.head()
+            await two.read_head()
         with pytest.raises(DeploymentUnreachableError, match="reset"):
             await two.send(b"more")
         await two.close()
@@ -76,7 +76,7 @@ async def test_a_goaway_lets_exchanges_before_it_end_and_tells_that_others_were_
         url = Address.parse(told)
         one, two = await client.open(url, POST, HTTP_2), await client.open(url, POST, HTTP_2)
         with pytest.raises(StaleError):
-            await two.head()
+            await two.read_head()
         await two.close()
         await one.send(b"", end=True)
         found = await whole(one)
@@ -111,7 +111,7 @@ async def test_a_goaway_with_an_error_ends_every_exchange():
     async with talking(answer) as (client, url):
         exchange = await client.open(url, POST, HTTP_2)
         with pytest.raises(DeploymentUnreachableError, match="ENHANCE_YOUR_CALM"):
-            await exchange.head()
+            await exchange.read_head()
         await exchange.close()
 
 
@@ -171,7 +171,7 @@ async def test_a_peer_cannot_send_more_than_is_read():
 
     async with talking(answer) as (client, url):
         greedy = await client.open(url, POST, HTTP_2)
-        await greedy.head()
+        await greedy.read_head()
         other = await client.open(url, POST, HTTP_2)
         assert await whole(other) == b"other"
         await other.close()
@@ -208,7 +208,7 @@ async def test_a_silent_peer_is_asked_by_a_ping_and_then_given_up():
     async with raw_peer(quiet) as url, asking(Http2(ping_seconds=0.05)) as pool:
         exchange = await pool.open(Address.parse(url), POST)
         with pytest.raises(DeploymentUnreachableError, match="does not answer a ping"):
-            await exchange.head()
+            await exchange.read_head()
 
 
 async def test_a_peer_that_answers_pings_is_kept():
@@ -323,7 +323,7 @@ async def test_an_exchange_that_waits_ends_when_its_task_is_canceled():
 
     async with talking(answer) as (client, url):
         exchange = await client.open(url, POST, HTTP_2)
-        waiting = asyncio.ensure_future(exchange.head())
+        waiting = asyncio.ensure_future(exchange.read_head())
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -342,7 +342,7 @@ async def test_a_status_that_is_none_breaks_the_connection_and_nothing_else(stat
         exchange = await client.open(url, POST, HTTP_2)
         await exchange.send(b"x", end=True)
         with pytest.raises(DeploymentUnreachableError, match="its status is"):
-            await exchange.head()
+            await exchange.read_head()
     assert not caplog.records
 
 
@@ -354,5 +354,5 @@ async def test_headers_may_have_any_bytes(caplog):
     async with talking(answer) as (client, url):
         exchange = await client.open(url, POST, HTTP_2)
         await exchange.send(b"x", end=True)
-        assert (await exchange.head()).headers == {"x": "\xff\xfe"}
+        assert (await exchange.read_head()).headers == {"x": "\xff\xfe"}
     assert not caplog.records

@@ -125,7 +125,7 @@ async def test_streams_of_one_connection_do_not_end_each_other(urls):
 
         async def refused(path, kind, **headers):
             stream = await opened(client, urls[HTTP_2], HTTP_2, path, kind, **headers)
-            head = await stream.exchange.head()
+            head = await stream.exchange.read_head()
             await stream.exchange.send(b"whatever", end=True)
             return head.status
 

@@ -186,7 +186,7 @@ def test_a_process_that_is_killed_between_entry_and_action_left_neither(desk, en
     assert killed.returncode == -9, killed.stderr
     (id_,) = killed.stdout.split()
     assert [each.id for each in desk.store.invocations()] == [id_]
-    assert len(desk.store.journal(id_)) == 1
+    assert len(desk.store.read_journal(id_)) == 1
     assert desk.do(op.Recover(beats=(("one", 0),))) == 1
     (again,) = desk.claim()
     assert desk.commit(again, CALL).index == 1

@@ -35,7 +35,7 @@ def test_a_run_is_stored_as_it_is_and_replayed(desk):
     assert [(each.key, each.value) for each in input_.message().headers] == [("trace", "1")]
     assert first == frame(sent)
     assert second.message().failure.code == 400
-    assert [each.name for each in desk.store.journal(mine.id)] == ["", "charge", ""]
+    assert [each.name for each in desk.store.read_journal(mine.id)] == ["", "charge", ""]
 
 
 def test_an_entry_is_committed_once_and_only_as_the_next(desk):
@@ -48,7 +48,7 @@ def test_an_entry_is_committed_once_and_only_as_the_next(desk):
     other = desk.commit(mine, pb.RunEntryMessage(value=b"x"), index=1)
     assert (other.code, other.fenced) == (571, False)
     assert desk.commit(mine, pb.RunEntryMessage(value=b"x"), index=3).code == 571
-    assert len(desk.store.journal(mine.id)) == 2
+    assert len(desk.store.read_journal(mine.id)) == 2
     assert len(desk.store.invocations()) == 2
 
 
@@ -77,7 +77,7 @@ def test_custom_entries_are_kept_with_their_bits(desk):
     desk.fail(mine)
     (again,) = desk.claim()
     assert again.journal[1] == Frame.of(0xFC07, 0x0123, b"\x62\x03own")
-    assert desk.store.journal(mine.id)[1].name == "own"
+    assert desk.store.read_journal(mine.id)[1].name == "own"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_call_is_completed_by_the_end_of_what_it_calls(desk):
     assert child.journal[0].message().value == b"2"
     assert child.journal[0].message().headers[0].value == "b"
     assert desk.store.invocation(child.id).parent == mine.id
-    assert desk.store.journal(mine.id)[1].child == child.id
+    assert desk.store.read_journal(mine.id)[1].child == child.id
     desk.suspend(mine, 1)
     desk.finish(child, b"sum")
     (again,) = desk.claim()
@@ -206,7 +206,7 @@ def test_calls_that_cannot_be_are_refused_and_what_follows_too(desk, asked, code
     assert refused.code == code
     assert culprit in refused.message
     assert desk.commit(mine, pb.RunEntryMessage(value=b"x"), index=2).code == 571
-    assert len(desk.store.journal(mine.id)) == 1
+    assert len(desk.store.read_journal(mine.id)) == 1
     assert len(desk.store.invocations()) == 1
 
 
@@ -217,7 +217,7 @@ def test_a_one_way_call_begins_now_or_at_its_time(desk):
         asked = call("Plain/go", of=pb.OneWayCallEntryMessage, invoke_time=when)
         assert desk.commit(mine, asked).result is None
     assert len(desk.claim()) == 2
-    later = desk.store.journal(mine.id)[3].child
+    later = desk.store.read_journal(mine.id)[3].child
     assert (desk.status(later), desk.store.invocation(later).next_at) == ("scheduled", at)
     assert desk.fire(5).count == 1
     assert [each.id for each in desk.claim()] == [later]
@@ -318,7 +318,7 @@ def test_the_id_of_a_call_is_told(desk):
     mine = desk.begun()
     desk.commit(mine, call("Plain/go"))
     desk.commit(mine, call("Plain/go", of=pb.OneWayCallEntryMessage))
-    children = [each.child for each in desk.store.journal(mine.id)[1:]]
+    children = [each.child for each in desk.store.read_journal(mine.id)[1:]]
     for index in (1, 2):
         asked = pb.GetCallInvocationIdEntryMessage(call_entry_index=index)
         assert desk.commit(mine, asked).result == value(children[index - 1].encode())
@@ -400,7 +400,7 @@ def test_an_invocation_is_canceled_by_id_or_call(desk):
     desk.commit(begun, pb.AwakeableEntryMessage())
     desk.suspend(begun, 1)
     desk.commit(mine, call("Plain/go", of=pb.OneWayCallEntryMessage))
-    child = desk.store.journal(mine.id)[1].child
+    child = desk.store.read_journal(mine.id)[1].child
     by_id = pb.CancelInvocationEntryMessage(invocation_id=begun.id)
     assert desk.commit(mine, by_id) == CommittedEntry(index=2)
     by_call = pb.CancelInvocationEntryMessage(call_entry_index=1)

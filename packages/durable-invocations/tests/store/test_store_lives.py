@@ -161,7 +161,7 @@ def test_a_claim_takes_the_oldest_and_fences_others_off(desk, other):
     assert [each.id for each in (*mine, *theirs)] == ids_[:4]
     assert {each.fence for each in (*mine, *theirs)} == {1}
     assert desk.store.invocation(ids_[0]).owner == "one"
-    assert desk.store.beats().keys() == {"one", "two"}
+    assert desk.store.read_beats().keys() == {"one", "two"}
     assert desk.do(op.Release(owner="one", held=[(ids_[0], 1)])) == 1
     again = {each.id: each for each in other.claim()}
     assert again.keys() == {ids_[1], ids_[4]}
@@ -172,7 +172,7 @@ def test_a_claim_takes_the_oldest_and_fences_others_off(desk, other):
     assert desk.fail(zombie).fenced
     assert desk.do(op.Finish(id=zombie.id, fence=zombie.fence)).fenced
     assert desk.do(op.Pause(id=zombie.id, fence=zombie.fence, error=ERROR)).fenced
-    assert len(desk.store.journal(zombie.id)) == 1
+    assert len(desk.store.read_journal(zombie.id)) == 1
     assert other.commit(again[ids_[1]], pb.RunEntryMessage(value=b"x")).index == 1
 
 
@@ -263,7 +263,7 @@ def test_an_invocation_ends_with_its_output_once(desk):
     desk.commit(nothing, pb.OutputEntryMessage())
     desk.do(op.Finish(id=nothing.id, fence=nothing.fence))
     assert desk.result(nothing.id) == value(b"")
-    assert desk.store.results(["inv_1", mine.id]) == {mine.id: value(b"out")}
+    assert desk.store.read_results(["inv_1", mine.id]) == {mine.id: value(b"out")}
 
 
 def test_a_failed_attempt_is_tried_again_later(desk):
@@ -363,7 +363,7 @@ def test_only_what_has_ended_is_forgotten(desk):
     assert desk.do(op.Purge(id=mine.id)) == Done()
     assert desk.do(op.Purge(id=mine.id)) == Done(changed=False)
     assert desk.store.invocation(mine.id) is None
-    assert desk.store.journal(mine.id) == []
+    assert desk.store.read_journal(mine.id) == []
     # An object outlives its invocations.
     assert desk.store.state("Cart", "k") == {b"n": b"1"}
 
@@ -403,7 +403,7 @@ def test_ended_invocations_are_kept_for_a_day_and_forgotten_in_portions(desk):
     assert desk.do(op.Prune(now=desk.now, most=3)) == 3
     assert desk.do(op.Prune(now=desk.now, most=3)) == 2
     assert [each.id for each in desk.store.invocations()] == [open_]
-    assert all(desk.store.journal(each) == [] for each in ended)
+    assert all(desk.store.read_journal(each) == [] for each in ended)
 
 
 def test_nothing_is_left_of_what_is_forgotten(desk, engine):

@@ -15,7 +15,7 @@ AWAKEABLE = pb.AwakeableEntryMessage()
 
 
 def child_of(desk, claimed, index):
-    return desk.store.journal(claimed.id)[index].child
+    return desk.store.read_journal(claimed.id)[index].child
 
 
 def attach(id_):

@@ -145,7 +145,7 @@ async def test_a_writer_reads_beside_what_it_writes(engine, watch):
 
     async with Writer(desk.store, lambda _: None) as writer:
         look = await writer.read(desk.store.look, "one", watched=[mine])
-        counts = await writer.read(desk.store.counts)
+        counts = await writer.read(desk.store.count_invocations)
     assert look.ready
     assert sum(counts.values()) == 1
 

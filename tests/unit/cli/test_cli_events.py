@@ -296,9 +296,8 @@ def test_health_names_the_endpoints_that_no_sender_serves(outbox):
 
 def test_health_names_an_endpoint_that_has_been_failing_for_long(outbox, watch):
     outbox.hold(["alerts"], "sender", 60)
-    failing = replace(
-        outbox.list_endpoints()["alerts"], health=Health(failing_since=outbox.clock())
-    )
+    alerts = outbox.list_endpoints()["alerts"]
+    failing = replace(alerts, health=Health(failing_since=outbox.clock()))
     outbox.record(failing, [])
     watch.move(700)
     # Nothing waits for it, so that nothing may be wrong any more.

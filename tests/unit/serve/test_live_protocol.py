@@ -173,6 +173,12 @@ def test_a_reason_fits_a_close_frame():
     assert set(close.reason) == {"é"}
 
 
+METHODS = {
+    "admitted": "accept_connection",
+    "waited": "expire_init",
+    "ended": "complete_operation",
+    "failed": "fail_operation",
+}
 steps = st.one_of(
     st.sampled_from(["init", "admitted", "refused", "waited", "ping", "pong", "bad"]),
     st.tuples(st.sampled_from(["ask", "complete"]), st.sampled_from("abc")),
@@ -202,7 +208,9 @@ def done(conversation, step):
     if kind in messages:
         return said(conversation, messages[kind])
     extra = {"next": ({},), "failed": ([],)}.get(kind, ())
-    return getattr(conversation, kind)(*([] if argument is None else [argument, *extra]))
+    return getattr(conversation, METHODS.get(kind, kind))(
+        *([] if argument is None else [argument, *extra])
+    )
 
 
 def shown(actions):

@@ -426,7 +426,7 @@ def test_a_feed_file_that_turns_out_to_be_gone_makes_its_tenant_alone_be_read_wh
     held = DeltaTable(table.path)
     held.optimize.compact(partition_filters=[("tenant", "=", BAD)])
     held.vacuum(0, enforce_retention_duration=False, dry_run=False)
-    monkeypatch.setattr(LocalFiles, "missing", lambda *_: None)
+    monkeypatch.setattr(LocalFiles, "find_missing", lambda *_: None)
     outcomes = table.run(table.iteration(*SOME))
     kinds = {tenant: {ReadKind.TAIL} for tenant in SOME} | {BAD: {ReadKind.SNAPSHOT}}
     assert plans(outcomes) == kinds

@@ -98,7 +98,7 @@ def test_who_was_served_before_a_later_scan_fails_is_reported(
 def test_executing_a_run_again_reports_what_it_had_not(locate, monkeypatch):
     location = locate()
     with monkeypatch.context() as patch:
-        patch.setattr(reporting, "materializations", dying)
+        patch.setattr(reporting, "build_materializations", dying)
         request, failed = of_many(location, fails=True)
     location.table.check()
     assert location.tick().run_requests == [], "all are in step"
@@ -115,7 +115,7 @@ def test_executing_a_run_again_reports_what_it_had_not(locate, monkeypatch):
 def test_every_hour_what_a_dead_run_did_not_report_is_reported(locate, monkeypatch, declared):
     location = locate(indexes=INDEXES[:2], **declared)
     with monkeypatch.context() as patch:
-        patch.setattr(reporting, "materializations", dying)
+        patch.setattr(reporting, "build_materializations", dying)
         of_many(location, "abcd", fails=True)
     location.table.sql(f"INSERT INTO {{t}} VALUES {rows(2, tenant='b')}")
     location.run(location.keys, "c")
@@ -135,7 +135,7 @@ def test_every_hour_what_a_dead_run_did_not_report_is_reported(locate, monkeypat
 def test_what_is_reported_late_of_a_tenant_that_changed_since_shows_as_behind(locate, monkeypatch):
     location = locate()
     with monkeypatch.context() as patch:
-        patch.setattr(reporting, "materializations", dying)
+        patch.setattr(reporting, "build_materializations", dying)
         of_many(location, "ab", fails=True)
     location.table.sql("INSERT INTO {t} VALUES ('b', 3, 'x', array(1, 2, 3))")
     (request,) = location.tick().run_requests
@@ -154,7 +154,7 @@ def test_what_is_reported_late_of_a_tenant_that_changed_since_shows_as_behind(lo
 def test_a_run_at_work_reports_for_itself(locate, monkeypatch):
     location = locate(indexes=[Mirror()])
     with monkeypatch.context() as patch:
-        patch.setattr(reporting, "materializations", dying)
+        patch.setattr(reporting, "build_materializations", dying)
         _, failed = of_many(location, fails=True)
     monkeypatch.setattr(reporting, "WORKED", [dg.DagsterRunStatus.FAILURE])
     assert materialized(location, location.job(REPORT)) == {}

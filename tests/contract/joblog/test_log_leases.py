@@ -162,7 +162,7 @@ def test_who_begins_while_a_lease_is_found_run_out_keeps_the_job(make_log, hand,
     found = log.find_unleased_runs
     monkeypatch.setattr(
         log,
-        "unheld",
+        "find_unleased_runs",
         lambda: (found(), other.begin(over(key()), "run", LAYOUT, queued_as="ticket"))[0],
     )
     assert log.reclaim() == ()

@@ -166,7 +166,7 @@ def test_a_value_without_a_form_in_json_fails_its_tenant_alone(alerts, monkeypat
             raise SchemaError("Column 'amount' holds a thing")
         return recorded_event(self, tenant, fired)
 
-    monkeypatch.setattr(Recorder, "recorded_event", refusing)
+    monkeypatch.setattr(Recorder, "make_event", refusing)
     retriever = alerts.iterate(1)
     assert retriever.refused.keys() == {"acme"}
     assert alerts.events() == [("MATCH", "globex", B1, 1)]

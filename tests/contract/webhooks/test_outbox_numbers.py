@@ -65,7 +65,7 @@ def test_a_log_that_does_not_answer_fails_no_run(deployment, monkeypatch):
     def gone(*_):
         raise UnavailableError("the log is gone")
 
-    monkeypatch.setattr(module.Outbox, "numbers", gone)
+    monkeypatch.setattr(module.Outbox, "summarize_trigger", gone)
     assert shown(deployment) == {}
 
 

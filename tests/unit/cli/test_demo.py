@@ -53,7 +53,7 @@ def test_kept_it_stays_and_its_addresses_and_next_commands_are_shown(monkeypatch
 
 def test_one_that_was_up_before_stays_up(monkeypatch, ended):
     played(monkeypatch, AGREES)
-    monkeypatch.setattr(demo, "running_stack", lambda _: object())
+    monkeypatch.setattr(demo, "find_running_stack", lambda _: object())
     assert demo.run(keep=False) == 0
     assert ended == ["up"]
 

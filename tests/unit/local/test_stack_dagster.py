@@ -52,7 +52,7 @@ def test_the_embedded_dagster_is_tuned_for_short_runs(instance: DagsterInstance)
 def test_a_storage_that_dagster_yaml_names_stays_the_only_one(tmp_path, monkeypatch) -> None:
     own = "storage:\n  postgres:\n    postgres_url: {env: DAGSTER_POSTGRES_URL}\n"
     (tmp_path / "dagster.yaml").write_text(own)
-    monkeypatch.setattr(dagster_server, "repository", lambda: tmp_path)
+    monkeypatch.setattr(dagster_server, "get_repository", lambda: tmp_path)
     settings = plan.resolve(tmp_path / "home", {}, {})
     dagster_server.prepare(settings)
     assert (settings.dagster_home / "dagster.yaml").read_text() == own

@@ -108,7 +108,7 @@ def test_several_servers_of_the_users_own_replace_the_embedded_one(tmp_path) -> 
 def test_a_command_finds_the_servers_that_the_stack_was_started_for(monkeypatch) -> None:
     one = ServiceState(name="clickhouse", condition=Condition.EXTERNAL, address="http://one:1")
     up = stack("/h", one, clickhouse_urls="http://one:1 http://two:2")
-    monkeypatch.setattr(environment, "running_stack", lambda _: up)
+    monkeypatch.setattr(environment, "find_running_stack", lambda _: up)
     found = environment.add_stack_variables({})
     assert [each.host for each in get_endpoints(found)] == ["one", "two"]
     # A setting that contains the passwords takes precedence, and must name the same servers.
@@ -336,7 +336,7 @@ def test_a_second_up_waits_for_the_first(tmp_path, monkeypatch, left) -> None:
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
     # Reading capsys while another thread prints loses output between its two steps.
     said = queue.SimpleQueue[str]()
-    monkeypatch.setattr(show, "line", said.put)
+    monkeypatch.setattr(show, "print_line", said.put)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
 
@@ -373,7 +373,7 @@ def test_what_is_ready_last_is_told_too(tmp_path, monkeypatch) -> None:
     conditions = [Condition.STARTING, Condition.READY]
     services = [ServiceState(name="spark", condition=each, address="") for each in conditions]
     states = [stack(tmp_path, each, condition=each.condition, supervisor=7) for each in services]
-    monkeypatch.setattr(control, "running_stack", lambda _: states.pop(0))
+    monkeypatch.setattr(control, "find_running_stack", lambda _: states.pop(0))
     told = []
     progress = SimpleNamespace(update=lambda now: told.append(now.service("spark").condition))
     supervisor = SimpleNamespace(pid=7, poll=lambda: None)
@@ -582,7 +582,7 @@ def test_addresses_carry_the_secrets_to_children_and_commands(tmp_path, monkeypa
     up = stack(tmp_path, *running._list_initial_states(own))
     assert own.secrets.password not in str(up)
     assert own.secrets.spark_token not in str(up)
-    monkeypatch.setattr(environment, "running_stack", lambda _: up)
+    monkeypatch.setattr(environment, "find_running_stack", lambda _: up)
     here = {"ISCP_HOME": str(tmp_path)}
     found = environment.add_stack_variables(here)
     shown = {each.name: each.address for each in up.services}

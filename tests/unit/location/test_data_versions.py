@@ -40,7 +40,7 @@ def test_a_version_is_told_also_if_the_table_s_facts_are_not_known(source, insta
     def unreadable(*_):
         raise OSError("the checkpoint is gone")
 
-    monkeypatch.setattr(DeltaLog, "facts", unreadable)
+    monkeypatch.setattr(DeltaLog, "get_facts", unreadable)
     news = DataVersions(
         instance, source, DeltaLog(source.path, "region"), 0
     ).build_unreported_events(["eu"])

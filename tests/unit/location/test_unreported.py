@@ -17,7 +17,7 @@ def its(monkeypatch):
     """Return iterations whose outcomes are their own events."""
     monkeypatch.setattr(reporting, "build_news_events", lambda *_: [])
     monkeypatch.setattr(reporting, "DataVersions", lambda *_: None)
-    monkeypatch.setattr(reporting, "materializations", lambda *given: given[3])
+    monkeypatch.setattr(reporting, "build_materializations", lambda *given: given[3])
     monkeypatch.setattr(reporting, "log_event", lambda dagster, event, _: dagster.store(event))
     deployment = SimpleNamespace(delta_log=lambda _: None)
     return SimpleNamespace(

@@ -48,10 +48,10 @@ def log_of(sizes, held=None, *, feed=True):
     return SimpleNamespace(
         get_bytes_written=lambda after, upto: sizes,
         get_tenant_sizes=lambda version: snapshot,
-        commits=lambda after, upto: [SimpleNamespace(version=upto, metadata=None)],
-        facts=lambda version: facts,
-        opened=lambda version: [],
-        files=SimpleNamespace(missing=lambda paths: None),
+        read_commits=lambda after, upto: [SimpleNamespace(version=upto, metadata=None)],
+        get_facts=lambda version: facts,
+        list_opened_files=lambda version: [],
+        files=SimpleNamespace(find_missing=lambda paths: None),
     )
 
 

@@ -618,7 +618,7 @@ def test_what_happens_to_a_job_while_its_table_is_left_out_is_found_later(
         away.clear()
     else:
         with monkeypatch.context() as patched:
-            patched.setattr(deployment.log, "standing", raising(UnavailableError("no answer")))
+            patched.setattr(deployment.log, "list_standing", raising(UnavailableError("no answer")))
             with pytest.raises(UnavailableError):
                 runner.look(look.cursor)
     assert due(runner.look(look.cursor)) == [("eu", ["mirror"], 0, 1)]

@@ -128,7 +128,7 @@ def test_registering_is_true_when_created_and_false_when_it_exists(jobs, source)
     assert jobs.register_job("eu", MIRROR, spec(priority=9)) is False
     (job,) = jobs.list_jobs()
     assert (job.key.tenant, job.name, job.priority) == ("eu", MIRROR, 0)
-    assert job.key.get_table_id == jobs.deployment.delta_log(source).get_table_id()
+    assert job.key.table_id == jobs.deployment.delta_log(source).get_table_id()
 
 
 def test_a_view_has_one_index(jobs, source):
@@ -317,7 +317,7 @@ def test_registering_for_all_on_a_recreated_table_without_rows_leaves_no_earlier
     assert jobs.register_job("*", MIRROR, spec()) is True
     (job,) = jobs.list_jobs()
     assert (job.key.tenant, job.watermark) == ("eu", START)
-    assert job.key.get_table_id == jobs.deployment.delta_log(source).get_table_id()
+    assert job.key.table_id == jobs.deployment.delta_log(source).get_table_id()
 
 
 # Unregistering.

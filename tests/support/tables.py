@@ -122,7 +122,7 @@ def rows(*ids: int, tenant: str = "a", name: str = "some words") -> str:
 class Unpublished(Interpreter):
     """An iteration that leaves it to the test to publish what is written."""
 
-    def carried_out(self, command: Command) -> IterationEvent:
+    def execute_command(self, command: Command) -> IterationEvent:
         if isinstance(command, PlaceRows) and command.deliveries[0].claim.last:
             LEDGERS.update({_holder(each): self.ledger for each in command.deliveries})
             return IndexServed(command.deliveries, at=None)

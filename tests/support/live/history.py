@@ -87,7 +87,7 @@ class FakeIndex:
 
     # What a feed asks.
 
-    def reached(self, tenants):
+    def read_watermarks(self, tenants):
         found = {
             name: its for name, its in self.tenants.items() if tenants is None or name in tenants
         }
@@ -97,10 +97,10 @@ class FakeIndex:
             registrations={name: its.registration for name, its in found.items()},
         )
 
-    def opened(self):
+    def open_history(self):
         return self.generation, self
 
-    def begins(self, tenants):
+    def read_beginnings(self, tenants):
         self._answer()
         return {
             each: self.tenants[each].begin
@@ -113,7 +113,7 @@ class FakeIndex:
             self.failures -= 1
             raise self.failure
 
-    def base(self, tenant, version, told, most):
+    def read_base(self, tenant, version, told, most):
         its = self.tenants[tenant]
         rows = its.base if its.begin == version else []
         found = [
@@ -134,10 +134,10 @@ class FakeIndex:
                 if late and span.after < ChangePosition(version, ordinal) <= span.upto:
                     found.append((version, span.tenant, ordinal, change))
         told = [stamped(tenant, *change) for _, tenant, _, change in sorted(found)[:most]]
-        begins = self.begins([span.tenant for span in spans])
+        begins = self.read_beginnings([span.tenant for span in spans])
         return Found(stamped=tuple(told), whole=len(told) < most, begins=begins)
 
-    def standing(self, at, row, most, where):
+    def read_snapshot(self, at, row, most, where):
         found = []
         for tenant, position in at.items():
             for key, value in self.as_of(tenant, position).items():

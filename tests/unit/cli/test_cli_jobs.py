@@ -1236,7 +1236,9 @@ lost = View("lost", of=SourceTable("warehouse.lost", key="id"), where="id > 1")
 
 def test_health_tells_what_graphql_leaves_out(iscp, jobs, source, dagster, monkeypatch):
     left_out = catalog.Catalog(notes=("shop_t is without its column 'grüße': taken.",))
-    monkeypatch.setattr("iscp_dagster.serve.web.server.Declared.__call__", lambda _: left_out)
+    monkeypatch.setattr(
+        "iscp_dagster.serve.web.server.LazyCatalogLoader.__call__", lambda _: left_out
+    )
     assert problems(iscp) == {}
     assert "graphql: shop_t is without its column 'grüße': taken.\n" in iscp("health")[1]
 

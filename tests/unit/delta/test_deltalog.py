@@ -143,7 +143,7 @@ class Counted(LocalFiles):
     def read(self, name):
         raise AssertionError(name)
 
-    def names(self):
+    def list_names(self):
         raise AssertionError
 
 

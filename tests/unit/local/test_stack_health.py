@@ -66,7 +66,7 @@ class Code(CodeHealth):
         super().__init__("/no/socket")
         self._told = told
 
-    async def problem(self, since: float) -> str:
+    async def find_problem(self, since: float) -> str:
         return await self._told.check(since)
 
 

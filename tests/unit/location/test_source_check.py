@@ -27,7 +27,7 @@ def source(tmp_path):
 class Idle(Spark):
     """A stand-in for Spark in loads that need none."""
 
-    def private(self):
+    def open_private_session(self):
         return SimpleNamespace(stop=lambda: None)
 
 

@@ -31,7 +31,7 @@ class Tokens:
         self.withdrawn, self.asked, self.go = set(withdrawn), [], threading.Event()
         self.go.set()
 
-    def viewer(self, token):
+    def identify_viewer(self, token):
         self.asked.append(token)
         self.go.wait(20)
         if token in self.withdrawn:

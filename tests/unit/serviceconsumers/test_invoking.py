@@ -255,7 +255,7 @@ def test_a_runtime_that_is_down_is_no_tenants_fault_and_soon_asked_no_more():
     asked = []
 
     class Down(Runtime):
-        def keyed(self, *names):
+        def is_keyed(self, *names):
             asked.append(names)
             raise UnavailableError("The runtime does not answer.")
 

@@ -63,7 +63,7 @@ class ByHand:
         self.asked += 1
         return await asyncio.to_thread(question, *arguments)
 
-    async def ended(self, id_: str) -> Any:
+    async def wait_for_result(self, id_: str) -> Any:
         self.waiting.release()
         while True:
             found = await asyncio.to_thread(self.store.read_results, [id_])

@@ -16,14 +16,9 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from iscp_dagster.delta.failures import summarize_message, translate_error
-from iscp_dagster.model.declared.images import IMAGE_COLUMNS, Stage, Transitions, TriggerConditions
-from iscp_dagster.model.declared.schema import (
-    SYSTEM_COLUMNS,
-    DeltaField,
-    parse_schema,
-    to_schema_json,
-)
+from iscp_dagster.delta.failures import spoken, translated
+from iscp_dagster.model.declared.images import IMAGE_COLUMNS, Condition, Stage, Transitions
+from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, DeltaField, parse_schema, schema_json
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 
 APART = re.compile(
@@ -91,7 +86,7 @@ class _FaultError(Exception):
     """What is wrong with an expression, before it is said whose it is."""
 
 
-def analyze_expressions(
+def analyzed(
     spark: Any, owner: str, fields: Sequence[DeltaField], transitions: Transitions
 ) -> tuple[DeltaField, ...]:
     """The calculated columns of the view, with their types; nothing is read.
@@ -100,34 +95,34 @@ def analyze_expressions(
     for an expression that cannot be evaluated, and UnavailableError.
     """
     try:
-        return _analyze_stages(spark, tuple(fields), transitions)
+        return _analyzed(spark, tuple(fields), transitions)
     except _FaultError as error:
         raise ConfigError(f"{owner}: {error}") from error.__cause__
 
 
 @lru_cache(maxsize=64)
-def _analyze_stages(
+def _analyzed(
     spark: Any, fields: tuple[DeltaField, ...], transitions: Transitions
 ) -> tuple[DeltaField, ...]:
     held, found = [*fields], list[DeltaField]()
     for stage in transitions.stages:
-        types = _resolve_types(spark, held, _get_stage_expressions(stage))
+        types = _types(spark, held, _of_stage(stage))
         made = [replace(types[name], name=name, physical=name) for name, _ in stage.columns]
         _check_names(held, made)
         held, found = [*held, *made], [*found, *made]
     if transitions.conditions:
-        _resolve_types(spark, held, _get_condition_expressions(transitions.conditions))
+        _types(spark, held, _of_conditions(transitions.conditions))
     return tuple(found)
 
 
-def _get_stage_expressions(stage: Stage) -> dict[str, Said]:
+def _of_stage(stage: Stage) -> dict[str, Said]:
     found = {name: Said(what=f"the column {name!r}", text=text) for name, text in stage.columns}
     if stage.where is not None:
         found[""] = Said(what="the predicate", text=stage.where, boolean=True)
     return found
 
 
-def _get_condition_expressions(conditions: Sequence[TriggerConditions]) -> dict[str, Said]:
+def _of_conditions(conditions: Sequence[Condition]) -> dict[str, Said]:
     return {
         f"{which} {each.name}": Said(
             what=f"the condition {which}= of trigger {each.name!r}", text=text, boolean=True
@@ -138,19 +133,19 @@ def _get_condition_expressions(conditions: Sequence[TriggerConditions]) -> dict[
     }
 
 
-def _resolve_types(
+def _types(
     spark: Any, held: Sequence[DeltaField], said: Mapping[str, Said]
 ) -> dict[str, DeltaField]:
     """The types of the expressions over these columns, by name."""
     for each in said.values():
         _check_words(held, each)
     try:
-        found = _query_types(spark, held, list(said.values()))
+        found = _asked(spark, held, list(said.values()))
     except Exception as error:
-        if (gone := _to_unavailable(error)) is not None:
+        if (gone := _gone(error)) is not None:
             raise gone from error
         for each in said.values():
-            _check_expression(spark, held, each)
+            _check_alone(spark, held, each)
         raise
     types = dict(zip(said, found, strict=True))
     for name, each in said.items():
@@ -158,22 +153,22 @@ def _resolve_types(
     return types
 
 
-def _query_types(spark: Any, held: Sequence[DeltaField], said: Sequence[Said]) -> list[DeltaField]:
+def _asked(spark: Any, held: Sequence[DeltaField], said: Sequence[Said]) -> list[DeltaField]:
     """Their types. An aggregate takes neither another one, nor what gives another value each time,
     a window or several rows.
     """
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.types import StructType
 
-    rows = spark.createDataFrame([], StructType.fromJson(to_schema_json(held)))
+    rows = spark.createDataFrame([], StructType.fromJson(schema_json(held)))
     asked = [F.any_value(F.expr(each.text)).alias(f"e{n}") for n, each in enumerate(said)]
-    with _suspend_error_logs():
+    with _in_silence():
         found = rows.agg(*asked).schema
     return list(parse_schema(json.dumps(found.jsonValue())))
 
 
 @contextmanager
-def _suspend_error_logs() -> Iterator[None]:
+def _in_silence() -> Iterator[None]:
     """Keep PySpark from printing the server's stack for an error that is reported in our words."""
     from pyspark.logger import PySparkLogger
 
@@ -188,37 +183,37 @@ def _suspend_error_logs() -> Iterator[None]:
             each.setLevel(level)
 
 
-def _check_expression(spark: Any, held: Sequence[DeltaField], said: Said) -> None:
+def _check_alone(spark: Any, held: Sequence[DeltaField], said: Said) -> None:
     try:
-        _query_types(spark, held, [said])
+        _asked(spark, held, [said])
     except Exception as error:
-        if (gone := _to_unavailable(error)) is not None:
+        if (gone := _gone(error)) is not None:
             raise gone from error
-        raise _build_fault(said, _describe_fault(error, held)) from error
+        raise _refusal(said, _fault(error, held)) from error
 
 
-def _to_unavailable(error: Exception) -> UnavailableError | None:
+def _gone(error: Exception) -> UnavailableError | None:
     """The error of a Spark that does not answer; None for any other."""
-    known = translate_error("Spark", error)
+    known = translated("Spark", error)
     return known if isinstance(known, UnavailableError) else None
 
 
-def _describe_fault(error: Exception, held: Sequence[DeltaField]) -> str:
+def _fault(error: Exception, held: Sequence[DeltaField]) -> str:
     condition = getattr(error, "getCondition", lambda: "")() or ""
     parameters: Mapping[str, str] = getattr(error, "getMessageParameters", dict)() or {}
     if condition.startswith(UNKNOWN):
         name = str(parameters.get("objectName", "")).replace("`", "")
-        return _describe_unknown_column(name, held)
+        return _unknown(name, held)
     for start, meaning in FAULTS.items():
         if condition.startswith(start):
             return meaning
-    words = summarize_message(str(error))
+    words = spoken(str(error))
     if OVER in words:
         return "is a window function, but each row is looked at alone"
     return f"is not Spark SQL that can be evaluated here: {words}"
 
 
-def _describe_unknown_column(name: str, held: Sequence[DeltaField]) -> str:
+def _unknown(name: str, held: Sequence[DeltaField]) -> str:
     known = ", ".join(each.name for each in held)
     if name.casefold() in {*SYSTEM_COLUMNS, *IMAGE_COLUMNS}:
         return (
@@ -231,30 +226,30 @@ def _check_words(held: Sequence[DeltaField], said: Said) -> None:
     """Refuse subqueries, and functions whose value is not that of the row."""
     uncommented = APART.sub(lambda found: found["quoted"] or " ", said.text)
     if clock := NOW_LITERAL.search(uncommented):
-        raise _build_fault(said, f"depends on the time it is evaluated ({clock[0]}…)")
+        raise _refusal(said, f"depends on the time it is evaluated ({clock[0]}…)")
     columns = {each.name.casefold() for each in held}
     bare = APART.sub(
         lambda found: "''" if found["quoted"] else " ", QUOTED_CALL.sub(r"\g<name>", uncommented)
     )
     if SUBQUERY.search(bare):
-        raise _build_fault(said, "has a subquery, but only the row is looked at")
+        raise _refusal(said, "has a subquery, but only the row is looked at")
     for found in WORD.finditer(bare):
         word, called = found["word"].casefold(), bool(found["call"])
         if called and word in CALLS:
-            raise _build_fault(said, CALLS[word])
+            raise _refusal(said, CALLS[word])
         within = bare[: found.start()].rstrip().endswith(".")
         alone = not called and not within and word in CLOCK_WORDS and word not in columns
         timed = word == "unix_timestamp" and bool(found["argument"])
         if alone or timed or (called and word in CLOCKS):
             fault = f"calls {word}, whose value is not the row's; it must depend on the row alone"
-            raise _build_fault(said, fault)
+            raise _refusal(said, fault)
 
 
 def _check_type(said: Said, type_: str) -> None:
     if said.boolean and type_ != "boolean":
-        raise _build_fault(said, f"is of type {type_}, not boolean")
+        raise _refusal(said, f"is of type {type_}, not boolean")
     if type_ == "void":
-        raise _build_fault(said, "is always NULL, of no type; cast it to one")
+        raise _refusal(said, "is always NULL, of no type; cast it to one")
 
 
 def _check_names(held: Sequence[DeltaField], made: Sequence[DeltaField]) -> None:
@@ -269,5 +264,5 @@ def _check_names(held: Sequence[DeltaField], made: Sequence[DeltaField]) -> None
             )
 
 
-def _build_fault(said: Said, fault: str) -> _FaultError:
+def _refusal(said: Said, fault: str) -> _FaultError:
     return _FaultError(f"{said.what} `{said.text}` {fault.rstrip('.')}.")

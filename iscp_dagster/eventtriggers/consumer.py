@@ -13,15 +13,9 @@ from iscp_dagster.events.changes import Stamped
 from iscp_dagster.events.hysteresis import EventType
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.eventtriggers.evaluation import Evaluated, Read, Rule
-from iscp_dagster.eventtriggers.images import build_changes, list_view_columns, read_image_rows
+from iscp_dagster.eventtriggers.images import gathered, its_own, stamped
 from iscp_dagster.eventtriggers.recording import Recorder
-from iscp_dagster.joblog.sql.active import (
-    ActiveSet,
-    keep,
-    keep_sets,
-    read_active_keys,
-    read_active_sets,
-)
+from iscp_dagster.joblog.sql.active import ActiveSet, active_keys, active_sets, keep, keep_sets
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.consumers.protocol import DataRetriever, DataType
@@ -79,8 +73,7 @@ class TriggerConsumer:
         if unknown := [each for each in trigger.columns if each not in columns]:
             raise ConfigError(
                 f"Trigger {trigger.name!r}: columns=[...] names {unknown[0]!r}, which "
-                f"{trigger.on.name!r} does not have; it has: "
-                f"{', '.join(list_view_columns(columns))}."
+                f"{trigger.on.name!r} does not have; it has: {', '.join(its_own(columns))}."
             )
         identity = (*((source.tenant,) if source.tenant else ()), *source.keys)
         return cls(
@@ -95,11 +88,11 @@ class TriggerConsumer:
         )
 
     def consume(self, retriever: DataRetriever) -> None:
-        _ConsumeCall(its=self, retriever=retriever).consume()
+        _Consuming(its=self, retriever=retriever).consume()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TenantOutcome:
+class _Outcome:
     evaluated: Evaluated
     events: Sequence[PendingEvent] = ()
 
@@ -116,7 +109,7 @@ class _TenantOutcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ConsumeCall:
+class _Consuming:
     """One call of `consume`."""
 
     its: TriggerConsumer
@@ -126,44 +119,42 @@ class _ConsumeCall:
 
     def consume(self) -> None:
         its, retriever = self.its, self.retriever
-        self._read_active_sets()
+        self._recall()
         rule = its.rule
-        rows = read_image_rows(retriever, its.source.tenant, rule.condition, rule.columns)
-        outcomes = self._evaluate_tenants(rows, its.clock())
+        rows = gathered(retriever, its.source.tenant, rule.condition, rule.columns)
+        outcomes = self._outcomes(rows, its.clock())
         with its.log.writing() as connection:
-            left = self._list_remaining()
+            left = self._left()
             quiet = {tenant for tenant in left if self._is_quiet(tenant, outcomes[tenant])}
             for tenant in left:
                 retriever.tell(tenant, outcomes[tenant].facts)
                 if tenant not in quiet:
-                    self._write_outcome(connection, tenant, outcomes[tenant])
-            sets = {self._get_job_key(tenant): outcomes[tenant].evaluated.held for tenant in quiet}
+                    self._put(connection, tenant, outcomes[tenant])
+            sets = {self._job(tenant): outcomes[tenant].evaluated.held for tenant in quiet}
             keep_sets(connection, sets)
             retriever.update_watermark(connection)
 
-    def _is_quiet(self, tenant: str, outcome: _TenantOutcome) -> bool:
+    def _is_quiet(self, tenant: str, outcome: _Outcome) -> bool:
         """Whether nothing fired and no active row moved, as for most of many tenants."""
         its = outcome.evaluated
-        return not (
-            outcome.events or its.added or its.removed or self._should_replace_all(tenant, its)
-        )
+        return not (outcome.events or its.added or its.removed or self._anew(tenant, its))
 
-    def _should_replace_all(self, tenant: str, evaluated: Evaluated) -> bool:
+    def _anew(self, tenant: str, evaluated: Evaluated) -> bool:
         """Whether active rows of before may have to go."""
         return evaluated.anew and tenant in self.held
 
-    def _list_remaining(self) -> list[str]:
+    def _left(self) -> list[str]:
         return sorted(self.retriever.tenants - self.retriever.refused.keys())
 
-    def _get_job_key(self, tenant: str) -> JobKey:
+    def _job(self, tenant: str) -> JobKey:
         job = self.retriever.job.job
         return JobKey(tenant=tenant, table_id=self.its.table_id, job_name=job)
 
-    def _read_active_sets(self) -> None:
+    def _recall(self) -> None:
         """Read what is kept of each tenant; refuse changes where a snapshot must come first."""
-        jobs = {self._get_job_key(tenant): tenant for tenant in self.retriever.tenants}
-        with self.its.log.begin_read() as connection:
-            sets = read_active_sets(connection, jobs)
+        jobs = {self._job(tenant): tenant for tenant in self.retriever.tenants}
+        with self.its.log.reading() as connection:
+            sets = active_sets(connection, jobs)
         self.held.update({jobs[job]: each for job, each in sets.items()})
         if self.retriever.data_type is DataType.SNAPSHOT:
             return
@@ -172,51 +163,43 @@ class _ConsumeCall:
             if mine and self.its.rule.is_another(each):
                 self.retriever.refuse(tenant, FeedGoneError(self.its.rule.changed))
 
-    def _evaluate_tenants(
-        self, rows: Mapping[str, pa.Table], recorded: datetime
-    ) -> dict[str, _TenantOutcome]:
+    def _outcomes(self, rows: Mapping[str, pa.Table], recorded: datetime) -> dict[str, _Outcome]:
         """What comes of each tenant; a tenant that cannot be evaluated is refused."""
-        found: dict[str, _TenantOutcome] = {}
+        found: dict[str, _Outcome] = {}
         rule, ids = self.its.rule, self.its.ids
         recorder = Recorder(
             trigger=rule.trigger, identity=rule.identity, ids=ids, recorded=recorded
         )
-        with self.its.log.begin_read() as connection:
-            for tenant in self._list_remaining():
+        with self.its.log.reading() as connection:
+            for tenant in self._left():
                 try:
-                    evaluated = self._evaluate_tenant(connection, tenant, rows.get(tenant))
-                    events = [recorder.make_event(tenant, each) for each in evaluated.fired]
+                    evaluated = self._evaluated(connection, tenant, rows.get(tenant))
+                    events = [recorder.recorded_event(tenant, each) for each in evaluated.fired]
                 except IscpError as error:
                     self.retriever.refuse(tenant, error)
                 else:
-                    found[tenant] = _TenantOutcome(evaluated=evaluated, events=events)
+                    found[tenant] = _Outcome(evaluated=evaluated, events=events)
         return found
 
-    def _evaluate_tenant(self, connection: Any, tenant: str, rows: pa.Table | None) -> Evaluated:
+    def _evaluated(self, connection: Any, tenant: str, rows: pa.Table | None) -> Evaluated:
         its = self.its
         named = None if its.source.tenant is None else tenant
-        changes = [] if rows is None else self._build_changes(rows, named)
-        active = self._read_active_keys(connection, tenant, changes)
-        return its.rule.evaluate_changes(
-            changes, self.held.get(tenant), active, self._make_read_info(tenant)
-        )
+        changes = [] if rows is None else self._stamped(rows, named)
+        active = self._active(connection, tenant, changes)
+        return its.rule.evaluated(changes, self.held.get(tenant), active, self._read(tenant))
 
-    def _build_changes(self, rows: pa.Table, tenant: str | None) -> list[Stamped]:
+    def _stamped(self, rows: pa.Table, tenant: str | None) -> list[Stamped]:
         its = self.its
         name = f"{its.source.name}/{its.rule.trigger.name}"
-        return build_changes(rows, tenant, its.source.keys, its.rule.condition, name=name)
+        return stamped(rows, tenant, its.source.keys, its.rule.condition, name=name)
 
-    def _read_active_keys(
-        self, connection: Any, tenant: str, changes: Sequence[Stamped]
-    ) -> frozenset[str]:
+    def _active(self, connection: Any, tenant: str, changes: Sequence[Stamped]) -> frozenset[str]:
         """The active rows among those that changed."""
         if not self.its.rule.condition.unmatch:
             return frozenset()
-        return read_active_keys(
-            connection, self._get_job_key(tenant), {each.key for each, _ in changes}
-        )
+        return active_keys(connection, self._job(tenant), {each.key for each, _ in changes})
 
-    def _make_read_info(self, tenant: str) -> Read:
+    def _read(self, tenant: str) -> Read:
         return Read(
             registration=self.retriever.registrations[tenant],
             range=self.retriever.range,
@@ -224,7 +207,7 @@ class _ConsumeCall:
             reason=self.its.reason,
         )
 
-    def _write_outcome(self, connection: Any, tenant: str, outcome: _TenantOutcome) -> None:
+    def _put(self, connection: Any, tenant: str, outcome: _Outcome) -> None:
         """Write what came of one tenant; refuse it, and write nothing of it, if it has no room."""
         try:
             with connection.begin_nested():
@@ -233,11 +216,11 @@ class _ConsumeCall:
                     self.its.outbox.put(connection, outcome.events, bounds=bounds)
                 keep(
                     connection,
-                    self._get_job_key(tenant),
+                    self._job(tenant),
                     outcome.evaluated.held,
                     added=outcome.evaluated.added,
                     removed=outcome.evaluated.removed,
-                    anew=self._should_replace_all(tenant, outcome.evaluated),
+                    anew=self._anew(tenant, outcome.evaluated),
                 )
         except IscpError as error:
             self.retriever.refuse(tenant, error)

@@ -48,7 +48,7 @@ class VersionOfKey(_Argument):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobReference(_Argument):
+class Named(_Argument):
     """A job: `database.table/job`, of one tenant or of all (`*`)."""
 
     job: str
@@ -56,12 +56,12 @@ class JobReference(_Argument):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Specified(SpecOfKey, JobReference):
+class Specified(SpecOfKey, Named):
     """A job, and what its spec says otherwise than its declaration, or than now."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpdateArgument(ChangeOfKey, JobReference):
+class Updated(ChangeOfKey, Named):
     """A job, what its spec says otherwise than now, and when that counts."""
 
 

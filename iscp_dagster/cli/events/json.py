@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from iscp_dagster.api.facts import at
-from iscp_dagster.api.outbox import EndpointSummary
-from iscp_dagster.webhooks.pending import DeliveryAttempt, EventDelivery
+from iscp_dagster.api.outbox import Standing
+from iscp_dagster.webhooks.pending import Attempt, Delivery
 
 
-def describe_delivery(each: EventDelivery) -> dict[str, Any]:
+def delivery(each: Delivery) -> dict[str, Any]:
     """An event and one of its endpoints, without the body."""
     return {
         "event_id": each.event_id,
@@ -31,19 +31,17 @@ def describe_delivery(each: EventDelivery) -> dict[str, Any]:
     }
 
 
-def describe_event(
-    found: Sequence[EventDelivery], attempts: Sequence[DeliveryAttempt]
-) -> dict[str, Any]:
+def whole(found: Sequence[Delivery], attempts: Sequence[Attempt]) -> dict[str, Any]:
     """An event with its body, its deliveries and their attempts."""
     return {
         "event_id": found[0].event_id,
         "body": json.loads(found[0].body),
-        "deliveries": [describe_delivery(each) for each in found],
-        "attempts": [_describe_attempt(each) for each in attempts],
+        "deliveries": [delivery(each) for each in found],
+        "attempts": [_attempt(each) for each in attempts],
     }
 
 
-def endpoint(each: EndpointSummary) -> dict[str, Any]:
+def endpoint(each: Standing) -> dict[str, Any]:
     """An endpoint; its URL may contain a secret and is left out."""
     return {
         "endpoint": each.state.name,
@@ -61,7 +59,7 @@ def endpoint(each: EndpointSummary) -> dict[str, Any]:
     }
 
 
-def _describe_attempt(each: DeliveryAttempt) -> dict[str, Any]:
+def _attempt(each: Attempt) -> dict[str, Any]:
     return {
         "endpoint": each.endpoint,
         "message_id": each.message_id,

@@ -10,18 +10,18 @@ from typing import Any
 
 import dagster as dg
 
-from iscp_dagster.clickhouse.connect.quoting import quote_identifier
+from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.location.assets.iterations import InStep
-from iscp_dagster.location.assets.metadata import build_consumer_metadata
-from iscp_dagster.location.frames import Frame, build_frame_table, get_database_and_table, to_arrow
+from iscp_dagster.location.assets.metadata import told_metadata
+from iscp_dagster.location.frames import Frame, arrow_of, frame_table, table_of
 from iscp_dagster.location.names import CLICKHOUSE, SHARD, TENANT_COLUMN
 from iscp_dagster.model.consumers.kinds import ConsumerKind
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.iteration.outcomes import Delivery
 from iscp_dagster.sync.writing.writer import IndexWriter
 
 
@@ -31,11 +31,9 @@ class OutcomeIOManager(dg.IOManager):
 
     kind: ConsumerKind
 
-    def handle_output(
-        self, context: dg.OutputContext, obj: PendingCommit | InStep | Outcomes
-    ) -> None:
+    def handle_output(self, context: dg.OutputContext, obj: Delivery | InStep | Outcomes) -> None:
         """Show on the output what was done; the watermarks have moved already."""
-        _show_outcome(context, obj)
+        _show(context, obj)
 
     def load_input(self, context: dg.InputContext) -> Any:
         """Raises ConfigError: there is no table."""
@@ -62,7 +60,7 @@ class ClickHouseIOManager(dg.IOManager):
         return IndexWriter(self._deployment())
 
     def handle_output(
-        self, context: dg.OutputContext, obj: PendingCommit | InStep | Outcomes | Frame
+        self, context: dg.OutputContext, obj: Delivery | InStep | Outcomes | Frame
     ) -> None:
         """Put in place what is not yet, and show on the output what was stored. Idempotent.
 
@@ -71,15 +69,15 @@ class ClickHouseIOManager(dg.IOManager):
         """
         if isinstance(obj, Outcomes):
             self.writer.place(obj.delivered)
-        elif isinstance(obj, PendingCommit):
+        elif isinstance(obj, Delivery):
             self.writer.place([obj])
         elif not isinstance(obj, InStep):
-            return context.add_output_metadata(self._store_frame(context, obj))
-        return _show_outcome(context, obj)
+            return context.add_output_metadata(self._store(context, obj))
+        return _show(context, obj)
 
-    def _store_frame(self, context: dg.OutputContext, frame: Frame) -> dict[str, Any]:
-        rows = to_arrow(frame, context.asset_key.to_user_string())
-        table = build_frame_table(self._deployment().endpoint, context, context.definition_metadata)
+    def _store(self, context: dg.OutputContext, frame: Frame) -> dict[str, Any]:
+        rows = arrow_of(frame, context.asset_key.to_user_string())
+        table = frame_table(self._deployment().endpoint, context, context.definition_metadata)
         if table.partition is not None and not context.has_asset_partitions:
             raise ConfigError(
                 f"The asset {context.asset_key.to_user_string()} has partitions, and the run is "
@@ -94,35 +92,31 @@ class ClickHouseIOManager(dg.IOManager):
         upstream = context.upstream_output
         metadata = upstream.definition_metadata if upstream else {}
         if TENANT_COLUMN not in metadata:
-            table = build_frame_table(self._deployment().endpoint, context, metadata)
+            table = frame_table(self._deployment().endpoint, context, metadata)
             chosen = context.has_asset_partitions
             return table.load(context.asset_partition_keys if chosen else None)
         column = str(metadata[TENANT_COLUMN])
-        database, name = get_database_and_table(context.asset_key, metadata)
-        where = (
-            f" WHERE toString({quote_identifier(column)}) IN {{tenants:Array(String)}}"
-            if column
-            else ""
-        )
+        database, name = table_of(context.asset_key, metadata)
+        where = f" WHERE toString({ident(column)}) IN {{tenants:Array(String)}}" if column else ""
         endpoint = self._deployment().endpoints[int(metadata.get(SHARD, 0))]
-        view = quote_identifier(endpoint.resolve_database(database), name)
+        view = ident(endpoint.holds(database), name)
         with endpoint.errors(f"read {view}"):
             parameters = {"tenants": list(context.asset_partition_keys)} if column else {}
             client = endpoint.client()
             return client.query_arrow(f"SELECT * FROM {view}{where}", parameters=parameters)
 
 
-def _show_outcome(context: dg.OutputContext, obj: PendingCommit | InStep | Outcomes) -> None:
-    shown_ = obj.summarize() if isinstance(obj, Outcomes) else build_outcome_metadata(obj, {})
+def _show(context: dg.OutputContext, obj: Delivery | InStep | Outcomes) -> None:
+    shown_ = obj.summary() if isinstance(obj, Outcomes) else shown(obj, {})
     context.add_output_metadata(shown_)
 
 
-def get_required_resources(source: SourceTable) -> set[str]:
+def needed(source: SourceTable) -> set[str]:
     """The resources that an iteration of the table needs."""
     return {"iscp", *([CLICKHOUSE] if source.indexes else [])}
 
 
-def get_index_writer(
+def writer_of(
     context: dg.AssetExecutionContext | dg.OpExecutionContext, source: SourceTable
 ) -> IndexWriter | None:
     """The writer of the run's IO manager; None where the table has no index."""
@@ -136,13 +130,13 @@ class Outcomes:
     Each tenant's materialization is reported while the run goes on (`reporting`).
     """
 
-    outcomes: Sequence[PendingCommit | InStep]
+    outcomes: Sequence[Delivery | InStep]
 
     @property
-    def delivered(self) -> list[PendingCommit]:
-        return [each for each in self.outcomes if isinstance(each, PendingCommit)]
+    def delivered(self) -> list[Delivery]:
+        return [each for each in self.outcomes if isinstance(each, Delivery)]
 
-    def summarize(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """The totals for the run's page."""
         invoked = sum(each.told_in_all.get("invocations", 0) for each in self.delivered)
         return {
@@ -154,9 +148,9 @@ class Outcomes:
         }
 
 
-def build_clickhouse_schema(store: IndexStore) -> dg.TableSchema:
+def clickhouse_schema(store: IndexStore) -> dg.TableSchema:
     """The index's columns with their ClickHouse types."""
-    types = store.shape.get_column_types()
+    types = store.shape.column_types()
     return dg.TableSchema(
         [
             dg.TableColumn(name=f.name, type=types[f.name], description=f.comment or None)
@@ -165,24 +159,22 @@ def build_clickhouse_schema(store: IndexStore) -> dg.TableSchema:
     )
 
 
-def build_outcome_metadata(
-    outcome: PendingCommit | InStep, tables: dict[int, Mapping[str, Any]]
-) -> dict[str, Any]:
+def shown(outcome: Delivery | InStep, tables: dict[int, Mapping[str, Any]]) -> dict[str, Any]:
     """The metadata of a materialization; Dagster plots the numbers.
 
     `tables` keeps what ClickHouse says about a table, for deliveries that share it.
     """
     if isinstance(outcome, InStep):
-        return dict(build_in_step_metadata(outcome.job))
+        return dict(in_step(outcome.job))
     store = outcome.store
     if store is None:
-        return _build_delivery_metadata(outcome)
+        return _delivered(outcome)
     if id(store) not in tables:
-        tables[id(store)] = _read_table_metadata(store)
-    return {**_build_delivery_metadata(outcome), **tables[id(store)]}
+        tables[id(store)] = _table(store)
+    return {**_delivered(outcome), **tables[id(store)]}
 
 
-def _build_delivery_metadata(delivery: PendingCommit) -> dict[str, Any]:
+def _delivered(delivery: Delivery) -> dict[str, Any]:
     written = delivery.written
     rows = delivery.inserted + delivery.deleted
     # Not the time now: Dagster stores events one by one, maybe long after rows were searchable.
@@ -203,11 +195,11 @@ def _build_delivery_metadata(delivery: PendingCommit) -> dict[str, Any]:
         "bytes": delivery.bytes,
         "chunks": written.chunks,
         "registration": str(delivery.claim.registration),
-        **build_consumer_metadata(delivery.told_in_all),
+        **told_metadata(delivery.told_in_all),
     }
 
 
-def build_in_step_metadata(job: Job) -> Mapping[str, Any]:
+def in_step(job: Job) -> Mapping[str, Any]:
     """The metadata of the materialization of a job that had nothing to catch up with."""
     at = job.watermark
     return {
@@ -221,13 +213,13 @@ def build_in_step_metadata(job: Job) -> Mapping[str, Any]:
     }
 
 
-def _read_table_metadata(store: IndexStore) -> Mapping[str, Any]:
+def _table(store: IndexStore) -> Mapping[str, Any]:
     lost: list[str] = []
     # The rows are served already: a ClickHouse that has gone since must not fail the run.
     with suppress(IscpError):
         lost = store.lost()
     return {
         "dagster/table_name": f"{store.shape.database}.{store.shape.view}",
-        "dagster/column_schema": build_clickhouse_schema(store),
+        "dagster/column_schema": clickhouse_schema(store),
         **({"lost_columns": lost} if lost else {}),
     }

@@ -10,21 +10,21 @@ from pydantic import Field
 
 from iscp_dagster.location.assets.data_versions import event_type
 from iscp_dagster.location.assets.reporting import report_indexes
-from iscp_dagster.location.names import get_batch_sync_job_name, get_source_asset_key, sync_job_name
-from iscp_dagster.location.working import renew_run_lease
+from iscp_dagster.location.names import source_key, sync_job_name, tenants_job_name
+from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.variables import KEEP_RUNS_DAYS
 from iscp_dagster.planning.problems import as_ours
 from iscp_dagster.runs.pruning import prune_runs
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.writing.serving import ServeResult, serve_all
+from iscp_dagster.sync.writing.serving import Served, serve_all
 from iscp_dagster.upkeep import maintenance
 from iscp_dagster.upkeep.outbox import EVENTS, prune_events
 
 FLUSH, COLLECT = "iscp_flush_watermarks", "iscp_collect_garbage"
 PRUNE = "iscp_prune_runs"
 REPORT = "iscp_report_indexes"
-RUN_BY = (sync_job_name, get_batch_sync_job_name)
+RUN_BY = (sync_job_name, tenants_job_name)
 MOST_RUNS = 2_000
 """The most runs pruned at a time; each takes Dagster some 20 ms."""
 
@@ -59,7 +59,7 @@ class PruneConfig(dg.Config):
     )
 
 
-def build_maintenance_jobs(
+def maintenance_jobs(
     sources: Sequence[SourceTable], resources: Mapping[str, Any], runs_kept: timedelta
 ) -> list[dg.JobDefinition]:
     """The flush of watermarks, the collection of garbage, the pruning of runs, and the report."""
@@ -67,7 +67,7 @@ def build_maintenance_jobs(
     @dg.op(name=f"{FLUSH}_op", required_resource_keys={"iscp"})
     def flush(context: dg.OpExecutionContext) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
-        with renew_run_lease(deployment, context.run):
+        with working(deployment, context.run):
             flushed = maintenance.flush_watermarks(deployment, sources)
         context.log.info("Moved %s.", flushed.moved)
         context.add_output_metadata({"moved": sum(flushed.moved.values())})
@@ -77,20 +77,18 @@ def build_maintenance_jobs(
     @dg.op(name=f"{COLLECT}_op", required_resource_keys={"iscp"})
     def collect_garbage(context: dg.OpExecutionContext, config: CollectConfig) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
-        forgotten, pruned, events, served = 0, 0, 0, ServeResult()
+        forgotten, pruned, events, served = 0, 0, 0, Served()
         problems: list[str] = []
-        with renew_run_lease(deployment, context.run):
-            found = maintenance.find_garbage(
-                deployment, sources, timedelta(hours=config.keep_hours)
-            )
+        with working(deployment, context.run):
+            found = maintenance.garbage(deployment, sources, timedelta(hours=config.keep_hours))
             if not config.dry_run:
-                with _record_problem(problems):
+                with _noted(problems):
                     forgotten = maintenance.collect(deployment, sources, found)
-                with _record_problem(problems):
+                with _noted(problems):
                     pruned = maintenance.prune_history(
                         deployment, timedelta(days=config.history_days)
                     )
-                with _record_problem(problems):
+                with _noted(problems):
                     events = prune_events(deployment, timedelta(days=config.events_days))
                 served = serve_all(deployment, sources)
                 problems += [*served.problems, *maintenance.clear_staging(deployment, sources)]
@@ -111,12 +109,12 @@ def build_maintenance_jobs(
     def prune(context: dg.OpExecutionContext, config: PruneConfig) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
         kept = runs_kept if config.keep_days is None else timedelta(days=config.keep_days)
-        with renew_run_lease(deployment, context.run):
+        with working(deployment, context.run):
             pruned = prune_runs(
                 context.instance,
                 before=datetime.now(timezone.utc) - kept,
                 jobs={name(source) for source in sources for name in RUN_BY},
-                assets=find_kept_event_types(context.instance, sources),
+                assets=events_to_keep(context.instance, sources),
                 most=MOST_RUNS,
                 dry_run=config.dry_run,
             )
@@ -150,11 +148,11 @@ def build_maintenance_jobs(
     def prune_job() -> None:
         prune()
 
-    return [flush_job, collect_job, prune_job, _build_report_job(sources, resources)]
+    return [flush_job, collect_job, prune_job, _report_job(sources, resources)]
 
 
 @contextmanager
-def _record_problem(problems: list[str]) -> Iterator[None]:
+def _noted(problems: list[str]) -> Iterator[None]:
     """Add an error to the problems: one step of the upkeep stops no other."""
     try:
         yield
@@ -162,13 +160,11 @@ def _record_problem(problems: list[str]) -> Iterator[None]:
         problems.append(str(as_ours(error)))
 
 
-def _build_report_job(
-    sources: Sequence[SourceTable], resources: Mapping[str, Any]
-) -> dg.JobDefinition:
+def _report_job(sources: Sequence[SourceTable], resources: Mapping[str, Any]) -> dg.JobDefinition:
     @dg.op(name=f"{REPORT}_op", required_resource_keys={"iscp"})
     def report(context: dg.OpExecutionContext) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
-        with renew_run_lease(deployment, context.run):
+        with working(deployment, context.run):
             reported, problems = report_indexes(context, deployment, sources)
         context.add_output_metadata({"reported": sum(reported.values())})
         if problems:
@@ -187,7 +183,7 @@ def _build_report_job(
     return report_job
 
 
-def find_kept_event_types(
+def events_to_keep(
     instance: dg.DagsterInstance, sources: Sequence[SourceTable]
 ) -> dict[dg.AssetKey, dg.DagsterEventType]:
     """The type of event by which Dagster compares each table and index, undeclared ones too."""
@@ -197,10 +193,10 @@ def find_kept_event_types(
         for key in instance.get_asset_keys(prefix=[source.database])
         if key.path[-1].startswith(f"{source.table}_")
     }
-    return indexes | {get_source_asset_key(source): event_type(source) for source in sources}
+    return indexes | {source_key(source): event_type(source) for source in sources}
 
 
-def build_hourly_schedules(jobs: Sequence[dg.JobDefinition]) -> list[dg.ScheduleDefinition]:
+def hourly(jobs: Sequence[dg.JobDefinition]) -> list[dg.ScheduleDefinition]:
     """Run each Dagster job every hour, ten minutes apart."""
     return [
         dg.ScheduleDefinition(

@@ -22,7 +22,7 @@ def load(context: dg.ComponentLoadContext) -> SourceTableComponent:
 """
 
 
-class ScaffoldOptions(BaseModel):
+class Asked(BaseModel):
     """The options of the command."""
 
     name: str | None = Field(default=None, description="The Delta table: database.table.")
@@ -31,14 +31,14 @@ class ScaffoldOptions(BaseModel):
     path: str | None = Field(default=None, description="The path or URL of the Delta table.")
 
 
-class SourceTableScaffolder(Scaffolder[ScaffoldOptions]):
+class SourceTableScaffolder(Scaffolder[Asked]):
     """Writes the declaration of a table with a mirror."""
 
     @classmethod
-    def get_scaffold_params(cls) -> type[ScaffoldOptions]:
-        return ScaffoldOptions
+    def get_scaffold_params(cls) -> type[Asked]:
+        return Asked
 
-    def scaffold(self, request: ScaffoldRequest[ScaffoldOptions]) -> None:
+    def scaffold(self, request: ScaffoldRequest[Asked]) -> None:
         asked = request.params
         name = asked.name or f"my_database.{request.target_path.name}"
         said = {"name": name, "key": asked.key, "tenant": asked.tenant, "path": asked.path}

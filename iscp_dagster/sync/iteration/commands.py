@@ -14,14 +14,14 @@ from iscp_dagster.joblog.iterations import Claim, Failed
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.iteration.narrowing import Trial
-from iscp_dagster.sync.iteration.outcomes import Outcome, PendingCommit, Written
+from iscp_dagster.sync.iteration.outcomes import Delivery, Outcome, Written
 from iscp_dagster.sync.reading.readings import Reading
 
 Claims = tuple[Claim, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScanResult:
+class Part:
     """What a scan wrote for one job name: the claims of its tenants."""
 
     claims: Claims
@@ -51,7 +51,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class ScanClaims:
+class Scan:
     """Read the range and write it for all claims: Scanned or ScanFailed."""
 
     trial: Trial
@@ -61,31 +61,31 @@ class ScanClaims:
 class Check:
     """Compare what ClickHouse holds with what was sent, settle steps that write none: Checked."""
 
-    part: ScanResult
+    part: Part
 
 
 @dataclass(frozen=True)
-class PlaceRows:
+class Place:
     """Put what is staged, of one index and reading, in place for the jobs still held: Placed.
 
     A tail is in place since its scan: it only loses the jobs that are no longer held.
     """
 
-    deliveries: tuple[PendingCommit, ...]
+    deliveries: tuple[Delivery, ...]
 
 
 @dataclass(frozen=True)
 class Move:
     """Move the watermarks to the ends of the claims, or to where the next steps begin: Moved."""
 
-    deliveries: tuple[PendingCommit, ...]
+    deliveries: tuple[Delivery, ...]
 
 
 @dataclass(frozen=True)
 class Serve:
     """Have readers see the index's generation, if that is complete: Served."""
 
-    deliveries: tuple[PendingCommit, ...]
+    deliveries: tuple[Delivery, ...]
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Give:
 
 
 @dataclass(frozen=True)
-class AbortIteration:
+class Stop:
     """End the iteration with this error: Broken."""
 
     error: IscpError
@@ -124,18 +124,7 @@ class Release:
 
 
 Command = (
-    Record
-    | Plan
-    | ScanClaims
-    | Check
-    | PlaceRows
-    | Move
-    | Serve
-    | Discard
-    | Fail
-    | Give
-    | AbortIteration
-    | Release
+    Record | Plan | Scan | Check | Place | Move | Serve | Discard | Fail | Give | Stop | Release
 )
 
 
@@ -165,7 +154,7 @@ class Scanned:
     """The scan ended, and wrote this for each job name."""
 
     trial: Trial
-    parts: tuple[ScanResult, ...]
+    parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True)
@@ -177,10 +166,10 @@ class ScanFailed:
 
 
 @dataclass(frozen=True)
-class ScanVerified:
+class Checked:
     """The rows of the part are counted."""
 
-    part: ScanResult
+    part: Part
     passed: Mapping[JobKey, Outcome] = field(default_factory=dict)
     """The outcomes of the steps for which nothing is written: skipped or set aside."""
     wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
@@ -190,7 +179,7 @@ class ScanVerified:
 
 
 @dataclass(frozen=True)
-class FailuresRecorded:
+class Refused:
     """The failures are in the log; a job that was taken meanwhile fails with the FenceError."""
 
     failures: tuple[Failed, ...]
@@ -200,7 +189,7 @@ class FailuresRecorded:
 class Placed:
     """The rows are in place, except those of the jobs that failed."""
 
-    deliveries: tuple[PendingCommit, ...]
+    deliveries: tuple[Delivery, ...]
     wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
 
 
@@ -208,17 +197,17 @@ class Placed:
 class Moved:
     """The watermarks have moved, except those of the jobs that failed."""
 
-    deliveries: tuple[PendingCommit, ...]
+    deliveries: tuple[Delivery, ...]
     claims: Claims = ()
     """The next steps; none after the last one."""
     wrong: Mapping[JobKey, IscpError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class IndexServed:
+class Served:
     """The rows can be read, at the latest since `at`; None: they are not published yet."""
 
-    deliveries: tuple[PendingCommit, ...]
+    deliveries: tuple[Delivery, ...]
     at: datetime | None
 
 
@@ -240,23 +229,23 @@ class Broken:
 
 
 @dataclass(frozen=True)
-class RunInterrupted:
+class Interrupted:
     """The process is asked to stop."""
 
 
-IterationEvent = (
+Event = (
     Claimed
     | Recorded
     | Planned
     | Scanned
     | ScanFailed
-    | ScanVerified
-    | FailuresRecorded
+    | Checked
+    | Refused
     | Placed
     | Moved
-    | IndexServed
+    | Served
     | Discarded
     | Idle
     | Broken
-    | RunInterrupted
+    | Interrupted
 )

@@ -29,19 +29,17 @@ class RefusedError(Exception):
         self.status, self.headers = status, dict(headers or {})
 
 
-def make_refusal_response(refused: RefusedError) -> Response:
+def refusal(refused: RefusedError) -> Response:
     """The answer to a refused request."""
-    return make_error_response(refused.status, refused.status, str(refused), refused.headers)
+    return told(refused.status, refused.status, str(refused), refused.headers)
 
 
-def make_failure_response(
-    code: int, message: str, headers: Mapping[str, str] | None = None
-) -> Response:
+def failed(code: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     """The answer for a handler's terminal failure: its code is the status, if HTTP has it."""
-    return make_error_response(code if code in _STATUSES else _FAILED, code, message, headers)
+    return told(code if code in _STATUSES else _FAILED, code, message, headers)
 
 
-def make_error_response(
+def told(
     status: int, code: int, message: str, headers: Mapping[str, str] | None = None
 ) -> Response:
     """An answer with `code` and `message`."""

@@ -15,9 +15,9 @@ from durable_invocations.journal.handler_events import InputClosed
 from durable_invocations.protocol.decoding import DEFAULT, Decoder, Limits
 from durable_invocations.protocol.failures import JOURNAL_MISMATCH, ErrorReport, ProtocolError
 from durable_invocations.protocol.services import ServiceKind
-from durable_invocations.serving.attempts.attempt import HandlerAttempt
-from durable_invocations.serving.calling import handle_attempt
-from durable_invocations.serving.declared.services import DeclaredHandler
+from durable_invocations.serving.attempts.attempt import Attempt
+from durable_invocations.serving.calling import handled
+from durable_invocations.serving.declared.services import Handler
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -46,7 +46,7 @@ class Stream:
     def __init__(
         self,
         service: ServiceKind,
-        handler: DeclaredHandler,
+        handler: Handler,
         *,
         version: int,
         duplex: bool,
@@ -60,7 +60,7 @@ class Stream:
         self._send = send
         self._changed = asyncio.Event()
         self._decoder = Decoder(options.limits)
-        self._attempt = HandlerAttempt(
+        self._attempt = Attempt(
             service,
             handler,
             version=version,
@@ -77,26 +77,24 @@ class Stream:
     async def serve(self, headers: Headers) -> None:
         """Answer the request with these headers, and all that the handler does."""
         while self._open and self._journal.closed is None and not self._may_answer:
-            await self._take_piece()
+            await self._take()
         if not self._gone:
-            await self._send_message(
-                {"type": "http.response.start", "status": 200, "headers": headers}
-            )
+            await self._say({"type": "http.response.start", "status": 200, "headers": headers})
         if self._gone:
             return
         tasks = []
         try:
             if self._journal.closed is None:
                 self._attempt.task = asyncio.create_task(
-                    handle_attempt(self._attempt, tracebacks=self._options.tracebacks)
+                    handled(self._attempt, tracebacks=self._options.tracebacks)
                 )
                 tasks.append(self._attempt.task)
                 await asyncio.sleep(0)
             if self._journal.closed is None or self._open:
                 tasks.append(asyncio.create_task(self._listen()))
-            await self._send_output()
+            await self._tell()
         finally:
-            await self._stop_tasks(tasks)
+            await self._stop(tasks)
             self._log_mismatch()
 
     @property
@@ -111,11 +109,11 @@ class Stream:
         if report is not None and report.code == JOURNAL_MISMATCH:
             logger.warning("%s: an attempt failed: %s", self._attempt, report.message)
 
-    async def _take_piece(self) -> None:
+    async def _take(self) -> None:
         """Take the next piece of the request."""
         message = await self._receive()
         if message["type"] != "http.request" or not self._open:
-            self._note_hangup()
+            self._hung_up()
             return
         self._open = message.get("more_body", False)
         try:
@@ -131,11 +129,11 @@ class Stream:
     async def _listen(self) -> None:
         """Take what comes until the runtime has said all, and hung up when it does that."""
         while not self._gone:
-            await self._take_piece()
+            await self._take()
             if not self._open:
                 self._changed.set()
 
-    async def _send_output(self) -> None:
+    async def _tell(self) -> None:
         """Send what there is until the attempt has ended, and the runtime has said all.
 
         The last piece goes after the request's last one: hypercorn ends the connection, with its
@@ -145,34 +143,32 @@ class Stream:
             await self._changed.wait()
             self._changed.clear()
             if self._journal.closed is None:
-                await self._send_piece(more=True)
+                await self._put(more=True)
         if self._open:
-            await self._send_piece(more=True)
-            await self._drain_request()
+            await self._put(more=True)
+            await self._drained()
         if not self._gone:
-            await self._send_piece(more=False)
+            await self._put(more=False)
 
-    async def _send_piece(self, *, more: bool) -> None:
-        body = self._journal.take_output()
+    async def _put(self, *, more: bool) -> None:
+        body = self._journal.taken()
         if body or not more:
-            await self._send_message(
-                {"type": "http.response.body", "body": body, "more_body": more}
-            )
+            await self._say({"type": "http.response.body", "body": body, "more_body": more})
 
-    async def _send_message(self, message: Message) -> None:
+    async def _say(self, message: Message) -> None:
         try:
             await self._send(message)
         except OSError:
             # So a server may say that the runtime hung up (ASGI 2.4).
-            self._note_hangup()
+            self._hung_up()
 
-    def _note_hangup(self) -> None:
+    def _hung_up(self) -> None:
         self._open, self._gone = False, True
-        self._journal.abort()
+        self._journal.abandon()
 
-    async def _drain_request(self) -> None:
+    async def _drained(self) -> None:
         with anyio.move_on_after(self._options.drain) as scope:
-            await self._wait_request_end()
+            await self._said_all()
         if scope.cancelled_caught:
             logger.warning(
                 "%s: the runtime left the stream open for %s s after its end; it is closed",
@@ -180,12 +176,12 @@ class Stream:
                 self._options.drain,
             )
 
-    async def _wait_request_end(self) -> None:
+    async def _said_all(self) -> None:
         while self._open:
             self._changed.clear()
             await self._changed.wait()
 
-    async def _stop_tasks(self, tasks: list[asyncio.Task[None]]) -> None:
+    async def _stop(self, tasks: list[asyncio.Task[None]]) -> None:
         """Cancel what is left of the attempt, and wait until it has ended."""
         tasks = [*tasks, *self._attempt.actions]
         left = {each for each in tasks if not each.done()}

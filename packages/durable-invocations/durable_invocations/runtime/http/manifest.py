@@ -22,11 +22,11 @@ MOST = 1_000
 Version = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
-class _ManifestPart(BaseModel):
+class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel)
 
 
-class InputPayload(_ManifestPart):
+class InputPayload(_Part):
     """What a handler accepts."""
 
     required: bool = False
@@ -34,7 +34,7 @@ class InputPayload(_ManifestPart):
     json_schema: Any = None
 
 
-class OutputPayload(_ManifestPart):
+class OutputPayload(_Part):
     """What a handler returns."""
 
     content_type: MediaType | None = None
@@ -42,7 +42,7 @@ class OutputPayload(_ManifestPart):
     json_schema: Any = None
 
 
-class ManifestHandler(_ManifestPart):
+class Handler(_Part):
     """One handler of a service; without `ty`, it is the service's usual kind."""
 
     name: HandlerName
@@ -53,20 +53,20 @@ class ManifestHandler(_ManifestPart):
     metadata: dict[str, str] = Field(default_factory=dict)
 
 
-class ManifestService(_ManifestPart):
+class Service(_Part):
     """One service, virtual object or workflow."""
 
     name: ServiceName
     documentation: str | None = None
     ty: Literal["VIRTUAL_OBJECT", "SERVICE", "WORKFLOW"]
-    handlers: list[ManifestHandler] = Field(max_length=MOST)
+    handlers: list[Handler] = Field(max_length=MOST)
     metadata: dict[str, str] = Field(default_factory=dict)
 
 
-class Manifest(_ManifestPart):
+class Manifest(_Part):
     """The endpoint's manifest, version 1 or 2 (endpoint_manifest_schema.json)."""
 
     protocol_mode: Literal["BIDI_STREAM", "REQUEST_RESPONSE"] | None = None
     min_protocol_version: Version
     max_protocol_version: Version
-    services: list[ManifestService] = Field(max_length=MOST)
+    services: list[Service] = Field(max_length=MOST)

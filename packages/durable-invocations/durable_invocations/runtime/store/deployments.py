@@ -9,7 +9,7 @@ from durable_invocations.protocol.services import HandlerKind, Mode, ServiceKind
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegisteredHandler:
+class Handler:
     """One handler of a service."""
 
     name: str
@@ -19,16 +19,16 @@ class RegisteredHandler:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegisteredService:
+class Service:
     """One service, with the deployment that serves its new invocations."""
 
     name: str
     kind: ServiceKind
-    handlers: tuple[RegisteredHandler, ...]
+    handlers: tuple[Handler, ...]
     deployment: str = ""
     """The deployment's id; empty: what registers it."""
 
-    def handler(self, name: str) -> RegisteredHandler | None:
+    def handler(self, name: str) -> Handler | None:
         return next((each for each in self.handlers if each.name == name), None)
 
 

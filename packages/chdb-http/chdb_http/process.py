@@ -110,12 +110,12 @@ def _wait_ready(
     process: subprocess.Popen[bytes], host: str, log: Path | None, seconds: float
 ) -> ServerProcess:
     line = _first_line(process, time.monotonic() + seconds)
-    ready = line.startswith(_READY)
-    port = int(line.rpartition(":")[2]) if ready else 0
-    server = ServerProcess(process=process, host=host, port=port)
-    if ready:
-        return server
-    server.kill()
+    if line.startswith(_READY):
+        return ServerProcess(process=process, host=host, port=int(line.rpartition(":")[2]))
+    process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
     said = log.read_text(errors="replace").strip().splitlines() if log and log.exists() else []
     reason = said[-1] if said else f"exit code {process.returncode}; see its stderr"
     raise StartError(f"The ClickHouse server did not start: {reason}")

@@ -885,8 +885,10 @@ def multipart(parts):
 
 def is_well_formed(answer):
     number = answer.headers.get("X-ClickHouse-Exception-Code")
-    if answer.status_code == 200 or number is None:
-        return answer.status_code == 200 and number is None
+    if answer.status_code == 200:
+        return number is None
+    if number is None:
+        return False
     return answer.content.startswith(f"Code: {number}. DB::Exception: ".encode())
 
 
